@@ -1,0 +1,48 @@
+"""The errors that elaswave_fx raises on purpose.
+
+Each message names the place, the fact and the rule that was broken. Anything else that escapes is a bug of ours.
+"""
+
+
+class ElasWaveError(Exception):
+    """Base of every expected error."""
+
+
+class ConfigError(ElasWaveError):
+    """The user's configuration cannot work; one line, names the key and the nearest valid value. Exit code 2."""
+
+
+class CaptureError(ConfigError):
+    """The model cannot be captured as a graph; names the operator and the module."""
+
+
+class DataError(ConfigError):
+    """The data is missing, empty, too short or of the wrong kind."""
+
+
+class PassError(ElasWaveError):
+    """A compiler pass met a program that breaks its rules."""
+
+
+class PlanError(ElasWaveError):
+    """A plan is invalid or no plan exists."""
+
+
+class ExecError(ElasWaveError):
+    """The native runtime refused a program or an operator failed."""
+
+
+class CommError(ElasWaveError):
+    """A link or a group could not do what was asked."""
+
+
+class DeadlineExceeded(CommError):
+    """An operation did not finish in its time."""
+
+
+class PeerLost(CommError):
+    """A peer died or its link broke; `rank` says who."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
