@@ -1,0 +1,15 @@
+// What each area adds to the Python module `elaswave_fx._native`; the module's entry calls them in this order.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace elaswave {
+
+// Endpoint (held by std::shared_ptr<comm::Endpoint>), Transfer, Group, and the translation of comm errors into the
+// classes of elaswave_fx.errors.
+void bind_comm(pybind11::module_& module);
+
+// Engine and the unit program. Needs bind_comm before it.
+void bind_exec(pybind11::module_& module);
+
+}  // namespace elaswave

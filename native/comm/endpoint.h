@@ -1,0 +1,139 @@
+// One process's end of all its links: tagged asynchronous messages between ranks.
+//
+//   Endpoint endpoint({.rank = 1, .token = token, .host_id = "host-a"});
+//   endpoint.connect({{0, {"127.0.0.1", 4711, "host-a"}}}, Deadline::after(10));
+//   Transfer transfer = endpoint.recv(0, tag, buffer, bytes);
+//   endpoint.wait(transfer, Deadline::after(5));
+//
+// Links are TCP, or shared memory where both ends have the same host id and allow it. One IO thread per endpoint moves
+// what callers cannot move at once, so that large transfers go on under compute.
+//
+// Threads: any thread may call any method of a live endpoint. `close` (and the destructor) may not run at the same time
+// as other calls.
+//
+// Matching: messages match receives by (peer, generation, tag), first in first out. A message without a receive is
+// held in a pool per link (see EndpointOptions::pool_*). Self-sends are refused.
+//
+// Buffers: the bytes given to `send` or `recv` must stay valid and unchanged (send) or untouched (recv) until the
+// transfer is done. A transfer is done once `wait` returned or threw for it, `test` returned true or threw, `cancel`,
+// `abort` or `close` returned. From then on neither this library nor the peer touches the buffer, so it may be freed.
+//
+// Failures: when a peer is lost, what it sent before it was lost is still delivered; every other pending or later
+// transfer with it fails with PeerLost at once. Links to other peers are not concerned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deadline.h"
+#include "errors.h"
+
+namespace elaswave::comm {
+
+struct Request;
+class EndpointCore;
+
+// A handle on one pending message. Cheap to copy. Dropping it neither waits nor cancels.
+class Transfer {
+ public:
+  Transfer() = default;
+  explicit Transfer(std::shared_ptr<Request> request) : request_(std::move(request)) {}
+  // False for a default-constructed handle, which `wait` and `test` take as done.
+  bool valid() const { return request_ != nullptr; }
+  const std::shared_ptr<Request>& request() const { return request_; }
+
+ private:
+  std::shared_ptr<Request> request_;
+};
+
+struct PeerAddress {
+  std::string host;
+  std::uint16_t port = 0;
+  std::string host_id;
+};
+
+struct EndpointOptions {
+  int rank = 0;
+  std::string token;                // the job's secret; both ends of a link must hold the same
+  std::string host = "127.0.0.1";   // address to listen on
+  std::uint16_t port = 0;           // 0: any free port
+  std::string host_id;              // equal ids may share memory
+  bool allow_shm = true;
+  std::size_t ring_bytes = std::size_t{4} << 20;   // shared memory per direction of a link
+  // Unexpected messages per link. At the soft bound a link is not read any further while no receive waits on it; with
+  // a receive waiting (the head of the stream stands in its way) the pool grows up to the hard bound, where the link
+  // fails with CommError.
+  std::size_t pool_soft_bytes = std::size_t{64} << 20;
+  std::size_t pool_hard_bytes = std::size_t{1} << 30;
+  std::size_t pending_limit = std::size_t{1} << 20;  // pending transfers per link and direction; more is a CommError
+};
+
+enum class LinkKind { kNone, kTcp, kSharedMemory };
+
+class Endpoint {
+ public:
+  // Listens at once. Throws CommError that names host and port when the port is busy or the host is not ours.
+  explicit Endpoint(EndpointOptions options);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const;
+  std::uint16_t port() const;
+  const std::string& host_id() const;
+
+  // Opens the missing links to `peers` (an own rank in it is skipped) and waits for all of them: the higher rank dials,
+  // the lower accepts. Links that a peer opens are accepted at any time, so membership can grow under way; a lost
+  // link may be opened anew. Throws CommError for a wrong token or a peer that is not the rank it should be, and
+  // DeadlineExceeded that names the missing ranks. Links that were made by then stay.
+  void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
+
+  // Ends the link to `peer` in order (what was written is delivered); pending transfers with it fail with PeerLost.
+  void disconnect(int peer);
+
+  LinkKind link_kind(int peer) const;
+  std::vector<int> peers() const;       // ranks with a live link, ascending
+  std::vector<int> lost_peers() const;  // ranks whose link broke, ascending
+
+  // Messages of zero bytes are legal (pointer may be null). The forms without a generation use the current one.
+  // Throw CommError for a peer that was never linked or more pending transfers than allowed; a lost peer or an abort
+  // shows up in `wait` and `test`.
+  Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes);
+  Transfer recv(int peer, std::uint64_t tag, void* data, std::size_t bytes);
+  Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation);
+  Transfer recv(int peer, std::uint64_t tag, void* data, std::size_t bytes, std::uint32_t generation);
+
+  // Blocks until all are done. On the first failure or at the deadline it cancels those that are not done and throws:
+  // PeerLost, DeadlineExceeded, Aborted, or CommError (for instance when a receive's size is not its message's).
+  void wait(const Transfer& transfer, Deadline deadline);
+  void wait(std::span<const Transfer> transfers, Deadline deadline);
+  // True when done; throws like `wait` when it failed. Never blocks; makes a little progress itself.
+  bool test(const Transfer& transfer);
+  // Takes back what is not done. A message that was partly sent is completed from a private copy; whether a cancelled
+  // message arrives is not known to the sender.
+  void cancel(std::span<const Transfer> transfers);
+
+  // Fails all pending and later transfers with Aborted(reason) and wakes all waiters, until `advance`.
+  void abort(const std::string& reason);
+  // Moves to a newer generation and ends an abort: older messages held or still to come are dropped, pending transfers
+  // of older generations fail with CommError. A message of a newer generation than ours is held (bounded) until we
+  // get there. Throws CommError if `generation` is older than the current one.
+  void advance(std::uint32_t generation);
+  std::uint32_t generation() const;
+
+  std::uint64_t bytes_sent() const;      // payload bytes, all links
+  std::uint64_t bytes_received() const;
+
+  // Ends all links and the IO thread; pending transfers fail. Idempotent.
+  void close();
+
+ private:
+  std::unique_ptr<EndpointCore> core_;
+};
+
+}  // namespace elaswave::comm
