@@ -1,0 +1,113 @@
+"""What a step consists of and what it costs: the planner's only knowledge of the program.
+
+In: numbers from the passes (analytic or calibrated). Out: seconds and bytes of a run of units for some samples.
+
+    Workload(units=(UnitCost(...), ...), values=(Value("h0", producer=0, consumers=(1,), ...),), buckets=..., ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elaswave_fx.errors import PlanError
+
+GRADIENT_BYTES = 4
+"""Bytes per element of the fp32 gradient accumulator that every rank of a bucket's group holds in full."""
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One unit: seconds per sample, seconds per call (each FORWARD or BACKWARD), bytes.
+
+    `param_bytes` is the working copy; `saved_bytes` is kept per sample from forward to backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    fixed_s: float = 0.0
+    param_bytes: int = 0
+    saved_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Value:
+    """An activation that crosses a unit border, from its producer along its consumers in unit order.
+
+    A value without a sample axis (`sample_axis` None) counts as one sample of `bytes_per_sample` bytes.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    bytes_per_sample: int
+    has_grad: bool = True
+    sample_axis: int | None = 0
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The flat parameters of one unit and optimizer group, or one tied tensor; `users` are the units reading it."""
+
+    name: str
+    numel: int
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step as the planner sees it: `global_batch` samples times `units`, cut along samples only at granules.
+
+    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element.
+    `batch_coupled`: a micro-batch is exactly one granule.
+    """
+
+    units: tuple[UnitCost, ...]
+    values: tuple[Value, ...]
+    buckets: tuple[Bucket, ...]
+    global_batch: int
+    granule: int = 1
+    batch_coupled: bool = False
+    state_bytes_per_element: int = 16
+
+    def __post_init__(self) -> None:
+        if not self.units:
+            raise PlanError("workload: no units; a program has at least one")
+        for value in self.values:
+            users = (value.producer, *value.consumers)
+            if list(users) != sorted(set(users)) or not value.consumers:
+                raise PlanError(f"workload: value {value.name} goes from unit {value.producer} to units "
+                                f"{value.consumers}; consumers are ascending, distinct and later than the producer")
+            _check_units(f"value {value.name}", users, len(self.units))
+        for bucket in self.buckets:
+            if not bucket.users or list(bucket.users) != sorted(set(bucket.users)):
+                raise PlanError(f"workload: bucket {bucket.name} has users {bucket.users}; "
+                                "users are ascending, distinct and at least one")
+            _check_units(f"bucket {bucket.name}", bucket.users, len(self.units))
+        if self.global_batch < 1 or self.granule < 1:
+            raise PlanError(f"workload: global_batch {self.global_batch} and granule {self.granule} must be positive")
+
+    @property
+    def granules(self) -> int:
+        """Granules in a step."""
+        return self.global_batch // self.granule
+
+
+def _check_units(what: str, users: tuple[int, ...], count: int) -> None:
+    bad = [u for u in users if not 0 <= u < count]
+    if bad:
+        raise PlanError(f"workload: {what} names unit {bad[0]}; there are units 0..{count - 1}")
+
+
+def value_samples(value: Value, samples: int) -> int:
+    """Samples' worth of bytes in a piece: a value without a sample axis is always one."""
+    return 1 if value.sample_axis is None else samples
+
+
+def forward_s(workload: Workload, lo: int, hi: int, samples: int, speed: float = 1.0) -> float:
+    """Seconds of one forward micro-batch of `samples` through units [lo, hi) at a rank of that speed."""
+    return sum(u.fixed_s + u.forward_s * samples for u in workload.units[lo:hi]) / speed
+
+
+def backward_s(workload: Workload, lo: int, hi: int, samples: int, speed: float = 1.0) -> float:
+    """Seconds of one backward micro-batch of `samples` through units [lo, hi) at a rank of that speed."""
+    return sum(u.fixed_s + u.backward_s * samples for u in workload.units[lo:hi]) / speed

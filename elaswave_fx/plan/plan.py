@@ -1,0 +1,205 @@
+"""The Plan: one immutable value that says who does what, and its JSON form.
+
+In: made by `derive.make_plan` from a tiling. Out: read by `step.py`, the worker, `inspect` and the checker; stored as
+`plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step.
+
+    Plan.from_json(plan.to_json()) == plan
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology
+
+FORMAT = 1
+"""Version of the JSON form; grows with every change that an old reader would misread."""
+
+Action = tuple[str, int]
+"""("F", micro-batch) or ("B", micro-batch): one micro-batch through all units of the rank's tile."""
+
+
+@dataclass(frozen=True, order=True)
+class Hop:
+    """A piece of a value between neighbouring stages of its users; the gradient takes the same hop back.
+
+    `value` is an index into the workload's values, `samples` counts within the step. For a value without a
+    sample axis the piece is the whole value, taken from the source micro-batch of `samples`.
+    """
+
+    value: int
+    source: Rank
+    source_micro_batch: int
+    target: Rank
+    target_micro_batch: int
+    samples: Span
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward."""
+
+    busy_s: float
+    in_flight: int
+    memory_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    reduced_bytes: int
+    gathered_bytes: int
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces and gathers."""
+
+    pipeline_s: float
+    exchange_s: float
+    ranks: Mapping[Rank, RankCost]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a whole step, exchange not overlapped."""
+        return self.pipeline_s + self.exchange_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who does what in every step of an epoch.
+
+    `layouts`: bucket name -> owned spans of its flat elements, in rank order. `groups`: bucket name -> ranks that read
+    it. `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    """
+
+    topology: Topology
+    workload: Workload
+    tiles: tuple[Tile, ...]
+    layouts: Mapping[str, tuple[tuple[Rank, Span], ...]]
+    groups: Mapping[str, tuple[Rank, ...]]
+    hops: tuple[Hop, ...]
+    schedule: Mapping[Rank, tuple[Action, ...]]
+    predicted: Predicted
+    reason: str
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of the topology that this plan is for."""
+        return self.topology.epoch
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The ranks that have a tile, ascending."""
+        return tuple(tile.rank for tile in self.tiles)
+
+    def tile(self, rank: Rank) -> Tile:
+        """The tile of a rank; PlanError if it has none."""
+        for tile in self.tiles:
+            if tile.rank == rank:
+                return tile
+        raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
+
+    def to_json(self) -> str:
+        """Stable text: the same plan gives the same bytes."""
+        return json.dumps(_plan_data(self), indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote; PlanError if the text is none."""
+        try:
+            data = json.loads(text)
+            if data["format"] != FORMAT:
+                raise PlanError(f"plan: format {data['format']} is not readable here; this version reads {FORMAT}")
+            return _plan_of(data)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise PlanError(f"plan: the text is not a plan ({type(error).__name__}: {error})") from error
+
+
+def _pair(span: Span) -> list[int]:
+    return [span.lo, span.hi]
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "epoch": plan.epoch,
+        "reason": plan.reason,
+        "topology": asdict(plan.topology),
+        "workload": asdict(plan.workload),
+        "tiles": [
+            {
+                "rank": t.rank,
+                "units": _pair(t.units),
+                "samples": _pair(t.samples),
+                "micro_batches": [_pair(m) for m in t.micro_batches],
+            }
+            for t in plan.tiles
+        ],
+        "layouts": {name: [[rank, *_pair(span)] for rank, span in parts] for name, parts in plan.layouts.items()},
+        "groups": {name: list(ranks) for name, ranks in plan.groups.items()},
+        "hops": [
+            [h.value, h.source, h.source_micro_batch, h.target, h.target_micro_batch, *_pair(h.samples)]
+            for h in plan.hops
+        ],
+        "schedule": {str(rank): [f"{kind}{mb}" for kind, mb in actions] for rank, actions in plan.schedule.items()},
+        "predicted": {
+            "pipeline_s": plan.predicted.pipeline_s,
+            "exchange_s": plan.predicted.exchange_s,
+            "ranks": {str(rank): asdict(cost) for rank, cost in plan.predicted.ranks.items()},
+        },
+    }
+
+
+def _plan_of(data: dict[str, Any]) -> Plan:
+    predicted = data["predicted"]
+    return Plan(
+        topology=_topology_of(data["topology"]),
+        workload=_workload_of(data["workload"]),
+        tiles=tuple(
+            Tile(Rank(t["rank"]), Span(*t["units"]), Span(*t["samples"]), tuple(Span(*m) for m in t["micro_batches"]))
+            for t in data["tiles"]
+        ),
+        layouts={
+            name: tuple((Rank(rank), Span(lo, hi)) for rank, lo, hi in parts)
+            for name, parts in data["layouts"].items()
+        },
+        groups={name: tuple(Rank(r) for r in ranks) for name, ranks in data["groups"].items()},
+        hops=tuple(
+            Hop(value, Rank(source), source_mb, Rank(target), target_mb, Span(lo, hi))
+            for value, source, source_mb, target, target_mb, lo, hi in data["hops"]
+        ),
+        schedule={
+            Rank(int(rank)): tuple((action[0], int(action[1:])) for action in actions)
+            for rank, actions in data["schedule"].items()
+        },
+        predicted=Predicted(
+            predicted["pipeline_s"],
+            predicted["exchange_s"],
+            {Rank(int(rank)): RankCost(**cost) for rank, cost in predicted["ranks"].items()},
+        ),
+        reason=data["reason"],
+    )
+
+
+def _topology_of(data: dict[str, Any]) -> Topology:
+    members = tuple(
+        Member(Rank(m["rank"]), Host(m["host"]), m["speed"], m["memory_bytes"]) for m in data["members"]
+    )
+    return Topology(members, data["ranks_per_host"], Epoch(data["epoch"]), data["link_bytes_per_s"])
+
+
+def _workload_of(data: dict[str, Any]) -> Workload:
+    return Workload(
+        units=tuple(UnitCost(**unit) for unit in data["units"]),
+        values=tuple(Value(**{**value, "consumers": tuple(value["consumers"])}) for value in data["values"]),
+        buckets=tuple(Bucket(**{**bucket, "users": tuple(bucket["users"])}) for bucket in data["buckets"]),
+        global_batch=data["global_batch"],
+        granule=data["granule"],
+        batch_coupled=data["batch_coupled"],
+        state_bytes_per_element=data["state_bytes_per_element"],
+    )
