@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
@@ -32,7 +32,7 @@ class Span:
     def __contains__(self, position: object) -> bool:
         return isinstance(position, int) and self.lo <= position < self.hi
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         return iter(range(self.lo, self.hi))
 
     def __str__(self) -> str:

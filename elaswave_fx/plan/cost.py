@@ -57,7 +57,8 @@ class Bucket:
 class Workload:
     """A step as the planner sees it: `global_batch` samples times `units`, cut along samples only at granules.
 
-    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element.
+    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
+    `work_bytes_per_element` is the size of an element as the units compute with it.
     `batch_coupled`: a micro-batch is exactly one granule.
     """
 
@@ -68,6 +69,7 @@ class Workload:
     granule: int = 1
     batch_coupled: bool = False
     state_bytes_per_element: int = 16
+    work_bytes_per_element: int = 4
 
     def __post_init__(self) -> None:
         if not self.units:

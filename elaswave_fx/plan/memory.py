@@ -1,0 +1,91 @@
+"""Bytes that a tile needs on its rank, exactly for one tile and quickly for every run of units.
+
+    tile_memory(workload, units, micro_batch=4, in_flight=2, owned=1000).total
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by purpose: working copies, gradient sums, optimizer shards, saved activations, receive buffers."""
+
+    params: int
+    grads: int
+    state: int
+    saved: int
+    received: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.params + self.grads + self.state + self.saved + self.received
+
+
+def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: int, owned: int) -> Memory:
+    """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `owned` bucket elements.
+
+    `in_flight` micro-batches keep their saved activations at once; one more may be arriving.
+    """
+    touched = sum(b.numel for b in workload.buckets if any(u in units for u in b.users))
+    arriving = sum(
+        v.bytes_per_sample * value_samples(v, micro_batch)
+        for v in workload.values
+        if v.producer < units.lo and any(u in units for u in v.consumers)
+    )
+    return Memory(
+        params=sum(u.param_bytes for u in workload.units[units.lo : units.hi]),
+        grads=GRADIENT_BYTES * touched,
+        state=workload.state_bytes_per_element * owned,
+        saved=in_flight * micro_batch * sum(u.saved_bytes for u in workload.units[units.lo : units.hi]),
+        received=arriving,
+    )
+
+
+class MemoryTable:
+    """The same bytes for any run of units in nearly constant time, with buckets split evenly over `owners`."""
+
+    def __init__(self, workload: Workload, owners: int) -> None:
+        """`owners`: ranks that share the buckets of a unit."""
+        count = len(workload.units)
+        first, every = [0] * count, [0] * count
+        self._tied = [b for b in workload.buckets if len(b.users) > 1]
+        for bucket in workload.buckets:
+            first[bucket.users[0]] += -(-bucket.numel // owners)
+            for user in bucket.users:
+                every[user] += bucket.numel
+        self._workload = workload
+        self._params = _prefix([u.param_bytes for u in workload.units])
+        self._saved = _prefix([u.saved_bytes for u in workload.units])
+        self._owned = _prefix(first)
+        self._touched = _prefix(every)
+
+    def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
+        """Bytes of a tile, as `tile_memory` counts them; shards rounded up."""
+        twice = sum(b.numel * max(0, sum(u in units for u in b.users) - 1) for b in self._tied)
+        arriving = sum(
+            v.bytes_per_sample * value_samples(v, micro_batch)
+            for v in self._workload.values
+            if v.producer < units.lo and any(u in units for u in v.consumers)
+        )
+        return (
+            _between(self._params, units)
+            + GRADIENT_BYTES * (_between(self._touched, units) - twice)
+            + self._workload.state_bytes_per_element * _between(self._owned, units)
+            + in_flight * micro_batch * _between(self._saved, units)
+            + arriving
+        )
+
+
+def _prefix(values: list[int]) -> list[int]:
+    return list(accumulate(values, initial=0))
+
+
+def _between(prefix: list[int], units: Span) -> int:
+    return prefix[units.hi] - prefix[units.lo]

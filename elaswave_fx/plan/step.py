@@ -1,0 +1,198 @@
+"""Lowering of a plan to the instruction lists that each rank's engine executes in order.
+
+    ("RECV", value, mb, peer, tag, lo, hi, grad)   post the receive of samples [lo, hi) of micro-batch mb; never blocks
+    ("SEND", value, mb, peer, tag, lo, hi, grad)   once the value (or its gradient) is there, send; does not block after
+    ("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
+    ("REDUCE", bucket)  ("FOLD",)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
+
+value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb
+(0, 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb << 16 | piece; equal tags
+of later steps are told apart by their order on the link.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.plan import Action, Hop, Plan
+from elaswave_fx.plan.topology import Rank
+
+Instruction = tuple[str | int, ...]
+
+ACTIVATION, GRADIENT = 1, 2
+"""Kinds of tags chosen here; 3 and above are the engine's own."""
+
+LOOK_AHEAD = 2
+"""Actions ahead of their use at which receives are posted: one micro-batch more than is in flight."""
+
+TAG_LIMIT = 1 << 16
+"""Micro-batches of a rank, and pieces of a micro-batch, that a tag can tell apart."""
+
+Place = tuple[int, Rank, int]
+"""(value, rank, micro-batch): where a value, or its gradient, gathers."""
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """What one rank executes; `micro_batches` in step coordinates, `first_sample` the start of its tile."""
+
+    rank: Rank
+    instructions: tuple[Instruction, ...]
+    micro_batches: tuple[Span, ...]
+    first_sample: int
+
+
+def step_program(plan: Plan, rank: Rank) -> StepProgram:
+    """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather."""
+    lowering = _Lowering(plan, rank)
+    schedule = plan.schedule[rank]
+    instructions = lowering.actions(schedule, train=True)
+    used = lowering.buckets_by_first_use()
+    instructions += [("FOLD",), ("VOTE",)]
+    for bucket in used:
+        layout = plan.layouts[plan.workload.buckets[bucket].name]
+        if any(owner == rank for owner, _ in layout):
+            instructions.append(("UPDATE", bucket))
+        instructions.append(("GATHER", bucket))
+    instructions.append(("SNAPSHOT",))
+    return lowering.program(instructions)
+
+
+def eval_program(plan: Plan, rank: Rank) -> StepProgram:
+    """The forward-only pass of a rank over the same tile and hops, micro-batches in the order of training."""
+    lowering = _Lowering(plan, rank)
+    forwards = [action for action in plan.schedule[rank] if action[0] == "F"]
+    return lowering.program(lowering.actions(forwards, train=False))
+
+
+def tag(kind: int, value: int, micro_batch: int, piece: int) -> int:
+    """The tag of a piece; PlanError if a number does not fit its field."""
+    if micro_batch >= TAG_LIMIT or piece >= TAG_LIMIT or value >= 1 << 24:
+        raise PlanError(f"step: value {value}, micro-batch {micro_batch}, piece {piece} do not fit a tag; "
+                        f"a rank has at most {TAG_LIMIT} micro-batches of as many pieces")
+    return kind << 56 | value << 32 | micro_batch << 16 | piece
+
+
+class _Lowering:
+    """The instruction list of one rank, action by action."""
+
+    def __init__(self, plan: Plan, rank: Rank) -> None:
+        self._plan = plan
+        self._tile = plan.tile(rank)
+        self._values = plan.workload.values
+        self._tags = _piece_tags(plan)
+        own: Iterable[Hop] = [h for h in plan.hops if rank in (h.source, h.target)]
+        self._out: dict[int, list[Hop]] = defaultdict(list)
+        self._in: dict[int, list[Hop]] = defaultdict(list)
+        for hop in own:
+            if hop.source == rank:
+                self._out[hop.source_micro_batch].append(hop)
+            else:
+                self._in[hop.target_micro_batch].append(hop)
+
+    def program(self, instructions: Sequence[Instruction]) -> StepProgram:
+        """The finished list with the tile's micro-batches."""
+        tile = self._tile
+        return StepProgram(tile.rank, tuple(instructions), tile.micro_batches, tile.samples.lo)
+
+    def actions(self, order: Sequence[Action], train: bool) -> list[Instruction]:
+        """All actions in order, each receive posted `LOOK_AHEAD` actions before its use."""
+        posts = self._post_positions(order)
+        last_backward = max((i for i, action in enumerate(order) if action[0] == "B"), default=-1)
+        instructions: list[Instruction] = []
+        for position, (kind, mb) in enumerate(order):
+            for action in posts[position]:
+                instructions += self._receives(action)
+            if kind == "F":
+                instructions += self._forward(mb)
+            else:
+                instructions += self._backward(mb, reduce=train and position == last_backward)
+        return instructions
+
+    def buckets_by_first_use(self) -> list[int]:
+        """Buckets read by this tile, in the order in which the next step's forward reads them."""
+        first = self._first_users()
+        return sorted(first, key=lambda bucket: (first[bucket], bucket))
+
+    def _first_users(self) -> dict[int, int]:
+        """Bucket -> its first user within this tile."""
+        return {
+            index: min(u for u in bucket.users if u in self._tile.units)
+            for index, bucket in enumerate(self._plan.workload.buckets)
+            if any(u in self._tile.units for u in bucket.users)
+        }
+
+    def _post_positions(self, order: Sequence[Action]) -> dict[int, list[Action]]:
+        """Position -> actions whose receives are posted before it; gradients not before their own forward ran."""
+        forward_at = {mb: position for position, (kind, mb) in enumerate(order) if kind == "F"}
+        posts: dict[int, list[Action]] = defaultdict(list)
+        for position, (kind, mb) in enumerate(order):
+            earliest = forward_at[mb] + 1 if kind == "B" else 0
+            posts[max(earliest, position - LOOK_AHEAD, 0)].append((kind, mb))
+        return posts
+
+    def _receives(self, action: Action) -> list[Instruction]:
+        kind, mb = action
+        if kind == "F":
+            return [self._transfer("RECV", hop, ACTIVATION, mb, hop.source) for hop in self._in[mb]]
+        return [
+            self._transfer("RECV", hop, GRADIENT, mb, hop.target)
+            for hop in self._out[mb]
+            if self._values[hop.value].has_grad
+        ]
+
+    def _forward(self, mb: int) -> list[Instruction]:
+        """Units ascending; values passed on leave before their first consumer here, own values after their producer."""
+        instructions: list[Instruction] = []
+        for unit in self._tile.units:
+            passed_on = [h for h in self._out[mb] if self._passes_on(h) and self._first_consumer(h.value) == unit]
+            made_here = [h for h in self._out[mb] if self._values[h.value].producer == unit]
+            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in passed_on]
+            instructions.append(("FORWARD", unit, mb))
+            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in made_here]
+        return instructions
+
+    def _backward(self, mb: int, reduce: bool) -> list[Instruction]:
+        """Units descending; a gradient leaves after the last unit that adds to it, a bucket is reduced likewise."""
+        instructions: list[Instruction] = []
+        first_users = self._first_users() if reduce else {}
+        for unit in sorted(self._tile.units, reverse=True):
+            instructions.append(("BACKWARD", unit, mb))
+            instructions += [
+                self._transfer("SEND", hop, GRADIENT, mb, hop.source)
+                for hop in self._in[mb]
+                if self._values[hop.value].has_grad and self._first_consumer(hop.value) == unit
+            ]
+            instructions += [("REDUCE", bucket) for bucket, first in first_users.items() if first == unit]
+        return instructions
+
+    def _passes_on(self, hop: Hop) -> bool:
+        return self._values[hop.value].producer not in self._tile.units
+
+    def _first_consumer(self, value: int) -> int:
+        return min(u for u in self._values[value].consumers if u in self._tile.units)
+
+    def _transfer(self, opcode: str, hop: Hop, kind: int, mb: int, peer: Rank) -> Instruction:
+        if self._values[hop.value].sample_axis is None:
+            piece = Span(0, 1)
+        else:
+            piece = hop.samples.relative_to(self._tile.micro_batches[mb])
+        grad = int(kind == GRADIENT)
+        return (opcode, hop.value, mb, peer, self._tags[kind, hop], piece.lo, piece.hi, grad)
+
+
+def _piece_tags(plan: Plan) -> dict[tuple[int, Hop], int]:
+    """Tags of all pieces, numbered within the micro-batch that receives them, the same on both sides."""
+    counts: dict[tuple[int, Place], int] = defaultdict(int)
+    tags: dict[tuple[int, Hop], int] = {}
+    for hop in plan.hops:
+        forward = (hop.value, hop.target, hop.target_micro_batch)
+        backward = (hop.value, hop.source, hop.source_micro_batch)
+        for kind, place in ((ACTIVATION, forward), (GRADIENT, backward)):
+            tags[kind, hop] = tag(kind, hop.value, place[2], counts[kind, place])
+            counts[kind, place] += 1
+    return tags
