@@ -4,7 +4,7 @@ In: what Hydra composed from `conf/`, a recipe and the command line. Out: `Confi
 a model is built is refused here, with one line that names the key and the nearest valid key or value:
 
     load_config(["recipe=gpt_stdlib", "parallel.dp=2"]).parallel.dp   ->  2
-    load_config(["precision=fp61"])   ->  ConfigError("precision=fp61: must be one of fp32, bf16; nearest valid: bf16")
+    load_config(["precision=bf61"])   ->  ConfigError("precision=bf61: must be one of fp32, bf16; nearest valid: bf16")
 
 Keys of features that do not exist yet are present with their defaults; any other value "is not available yet" (`LATER`).
 This module imports neither torch nor Hydra, so that `--help` answers at once.
@@ -307,6 +307,8 @@ def _check_shape(config: Config) -> None:
 
 def _check_init_from(config: Config) -> None:
     if config.init_from is None:
+        if config.model.kind == "hf" and not config.model.name:
+            raise ConfigError("model.name: is missing, model=hf needs a model type such as model.name=gpt2")
         return
     if config.model.kind != "hf":
         raise ConfigError(

@@ -22,37 +22,35 @@ from elaswave_fx.schema import nearest, nearest_key, ruled, show
 TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
 
 
+# The options of an own model are the keyword arguments of its class, less what the data decides (vocabulary, `seq_len`).
 @dataclass(frozen=True)
 class GptOptions:
-    """Decoder-only transformer; its vocabulary is the data's, its longest sequence is `seq_len`."""
-
-    width: int = ruled(at_least=1)
     layers: int = ruled(at_least=1)
+    width: int = ruled(at_least=1)
     heads: int = ruled(at_least=1)
     dropout: float = ruled(at_least=0, below=1)
+    attention_dropout: float = ruled(at_least=0, below=1)
     tied: bool  # the output projection is the embedding
+    bias: bool
 
 
 @dataclass(frozen=True)
 class ResnetOptions:
-    """Residual network with BatchNorm for small images."""
-
-    width: int = ruled(at_least=1)
-    blocks: int = ruled(at_least=1)
     channels: int = ruled(at_least=1)  # of the input
     classes: int = ruled(at_least=2)
+    widths: tuple[int, ...] = ruled(at_least=1)  # channels of each group of blocks
+    blocks_per_group: int = ruled(at_least=1)
 
 
 @dataclass(frozen=True)
 class TwoTowerOptions:
-    """Two inputs through towers of unequal depth, joined by a classifier."""
-
+    left_size: int = ruled(at_least=1)
+    right_size: int = ruled(at_least=1)
+    classes: int = ruled(at_least=2)
     width: int = ruled(at_least=1)
-    features: int = ruled(at_least=1)  # length of each input
     left_layers: int = ruled(at_least=1)
     right_layers: int = ruled(at_least=1)
     dropout: float = ruled(at_least=0, below=1)
-    classes: int = ruled(at_least=2)
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,8 @@ DATA_KEYS: dict[str, tuple[str, ...]] = {
 def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     """`plain` with its groups in the form of the dataclasses. Raises `ConfigError`."""
     groups = dict(plain)
-    readers = {"model": _model, "data": _data, "optimizer": _optimizer, "schedule": _schedule, "cache": _cache}
+    readers = {"model": _model, "data": _data, "optimizer": _optimizer, "schedule": _schedule}
+    readers |= {"tokenizer": _tokenizer, "cache": _cache}
     for name, reader in readers.items():
         if name not in groups:
             continue  # said by `schema.read`
@@ -98,7 +97,11 @@ def _model(node: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "hf":
         options = schema.read(HfOptions, rest, "model")
         return {"kind": kind, "name": options.name or "", "task": options.task, "options": options.config}
+    if "config" in rest:
+        raise ConfigError(f"model.config: is a key of model=hf only; nearest valid: model.KEY=VALUE of model={kind}")
     options = schema.read(OWN_MODELS[kind], rest, "model")
+    if isinstance(options, ResnetOptions) and not options.widths:
+        raise ConfigError("model.widths=[]: must name at least one group, such as [16,32]")
     if isinstance(options, GptOptions) and options.width % options.heads:
         raise ConfigError(
             f"model.heads={options.heads}: must divide model.width={options.width}; "
@@ -114,7 +117,9 @@ def _data(node: Mapping[str, Any]) -> dict[str, Any]:
     kind = _kind("data", "kind", node, (*DATA_KEYS, "target"))
     schema.refuse_unknown(node, {"kind", *DATA_KEYS[kind]}, "data")
     if kind in ("files", "memmap", "hf") and not node.get("paths"):
-        raise ConfigError(f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]")
+        raise ConfigError(
+            f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]"
+        )
     if kind in ("digits", "synthetic"):
         layouts = ("image", "flat", "halves") + (("tokens",) if kind == "synthetic" else ())
         layout = str(node.get("layout"))
@@ -142,6 +147,15 @@ def _schedule(node: Mapping[str, Any]) -> dict[str, Any]:
     return dict(node)
 
 
+def _tokenizer(node: Mapping[str, Any]) -> dict[str, Any]:
+    kind, size = node.get("kind"), node.get("vocab_size")
+    if kind == "bytes" and size != 256:
+        raise ConfigError(f"tokenizer.vocab_size={show(size)}: tokenizer=bytes has 256 tokens; nearest valid: 256")
+    if kind == "bpe" and isinstance(size, int) and size < 257:
+        raise ConfigError(f"tokenizer.vocab_size={size}: must hold 256 bytes and the end mark; nearest valid: 257")
+    return dict(node)
+
+
 def _cache(node: Mapping[str, Any]) -> dict[str, Any]:
     folder = node.get("dir")
     path = default_cache_dir() if folder is None else str(folder)
@@ -161,7 +175,9 @@ def _is_target(group: str, key: str, node: Mapping[str, Any]) -> bool:
     """Whether the group names a class of the user; refuses a mixture of it and one of our kinds."""
     if "_target_" not in node:
         if node.get(key) == "target":
-            raise ConfigError(f"{group}._target_: is missing, {group}=target needs an import path such as package.Class")
+            raise ConfigError(
+                f"{group}._target_: is missing, {group}=target needs an import path such as package.Class"
+            )
         return False
     if node.get(key) != "target":
         raise ConfigError(

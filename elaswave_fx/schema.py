@@ -13,6 +13,7 @@ is), or another dataclass.
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -102,7 +103,7 @@ def read(cls: type[T], node: object, place: str, extra: Iterable[str] = ()) -> T
         key = f"{place}.{name}" if place else name
         if name in node:
             values[name] = _convert(hints[name], node[name], key, field.metadata.get(_RULE, Rule()))
-        elif field.default is dataclasses.MISSING:
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{key}: is missing")
     return cls(**values)
 
@@ -152,8 +153,8 @@ def _convert_scalar(wanted: type, value: object, key: str) -> object:
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
         return value
-    if wanted is int and isinstance(value, float) and value.is_integer():
-        raise ConfigError(f"{key}={show(value)}: must be a whole number; nearest valid: {int(value)}")
+    if wanted is int and isinstance(value, float) and math.isfinite(value):
+        raise ConfigError(f"{key}={show(value)}: must be a whole number; nearest valid: {round(value)}")
     if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if wanted is str and isinstance(value, str):
@@ -173,7 +174,7 @@ def _within(value: object, key: str, rule: Rule) -> object:
         raise ConfigError(f"{key}={value}: must be one of {', '.join(rule.choices)}{tail}")
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return value
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ConfigError(f"{key}={value}: must be a finite number")
     if rule.at_least is not None and value < rule.at_least:
         raise ConfigError(f"{key}={value}: must be at least {rule.at_least:g}; nearest valid: {rule.at_least:g}")
