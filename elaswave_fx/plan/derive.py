@@ -8,6 +8,7 @@ micro-batches do not line up.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.plan.box import Span
@@ -95,7 +96,7 @@ def _value_hops(index: int, holders: Sequence[Sequence[Tile]]) -> list[Hop]:
     borders = sorted({b for tiles in holders for t in tiles for m in t.micro_batches for b in (m.lo, m.hi)})
     hops: list[Hop] = []
     open_hops: dict[tuple[Rank, Rank], Hop] = {}
-    for lo, hi in zip(borders, borders[1:], strict=False):
+    for lo, hi in itertools.pairwise(borders):
         chain: list[tuple[Rank, int]] = []
         for tiles in holders:
             for tile in tiles:
@@ -104,7 +105,7 @@ def _value_hops(index: int, holders: Sequence[Sequence[Tile]]) -> list[Hop]:
                     if not chain or chain[-1] != place:
                         chain.append(place)
         still_open = {}
-        for (source, source_mb), (target, target_mb) in zip(chain, chain[1:], strict=False):
+        for (source, source_mb), (target, target_mb) in itertools.pairwise(chain):
             hop = Hop(index, source, source_mb, target, target_mb, Span(lo, hi))
             before = open_hops.get((source, target))
             if before and (before.source_micro_batch, before.target_micro_batch) == (source_mb, target_mb):

@@ -1,0 +1,88 @@
+"""A plan as a table for people: stages, units, samples, cost, memory, bytes. Stable text, the same for the same plan.
+
+    print(describe(plan))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+
+HEADINGS = (
+    "rank", "host", "units", "samples", "micro-batches", "in flight", "busy", "idle", "memory", "sent", "reduce",
+    "gather",
+)
+
+
+def describe(plan: Plan) -> str:
+    """The plan's reason, a row per rank, its schedule and the predicted step; ends with a newline."""
+    work, predicted = plan.workload, plan.predicted
+    lines = [
+        f"plan of epoch {plan.epoch}: {len(work.units)} units x {work.global_batch} samples "
+        f"(granule {work.granule}) on {len(plan.tiles)} ranks",
+        f"because: {plan.reason}",
+        "",
+        *_table([HEADINGS, *(_row(plan, rank) for rank in plan.ranks)]),
+        "",
+        *_schedule_lines(plan),
+        "",
+        f"predicted step {_seconds(predicted.step_s)}: pipeline {_seconds(predicted.pipeline_s)}, "
+        f"reduce and gather {_seconds(predicted.exchange_s)} if nothing overlaps",
+        f"{len(plan.hops)} hops of {len(work.values)} values, "
+        f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
+    tile = plan.tile(rank)
+    cost = plan.predicted.ranks[tile.rank]
+    span = plan.predicted.pipeline_s
+    sizes = sorted({len(m) for m in tile.micro_batches}, reverse=True)
+    return (
+        str(rank),
+        str(plan.topology.member(tile.rank).host),
+        f"{tile.units.lo}-{tile.units.hi - 1}",
+        f"{tile.samples.lo}-{tile.samples.hi - 1}",
+        f"{len(tile.micro_batches)} of {'/'.join(str(s) for s in sizes)}",
+        str(cost.in_flight),
+        _seconds(cost.busy_s),
+        f"{(1 - cost.busy_s / span) if span else 0:.0%}",
+        _bytes(cost.memory_bytes),
+        _bytes(cost.sent_bytes),
+        _bytes(cost.reduced_bytes),
+        _bytes(cost.gathered_bytes),
+    )
+
+
+def _schedule_lines(plan: Plan) -> list[str]:
+    """One line per distinct order; ranks with the same order share it."""
+    sharing: dict[str, list[int]] = {}
+    for rank in plan.ranks:
+        text = " ".join(f"{kind}{mb}" for kind, mb in plan.schedule[rank])
+        sharing.setdefault(text, []).append(rank)
+    return [f"schedule of rank {', '.join(str(r) for r in ranks)}: {text}" for text, ranks in sharing.items()]
+
+
+def _table(cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def _seconds(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _bytes(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
+        if size >= 1024**exponent:
+            return f"{size / 1024**exponent:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"

@@ -1,0 +1,100 @@
+"""Where to cut the units: the contiguous partition whose slowest stage is as fast as it can be.
+
+    minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import Workload, value_samples
+
+_Choice = tuple[float, float, tuple[int, ...]]
+"""(bytes across borders, sum of squares of stage times, borders) of a partition of the first units."""
+
+Fits = Callable[[int, Span], bool]
+"""(stage, units) -> whether that stage's rank can hold these units."""
+
+ROUNDING = 1e-9
+"""Relative slack when a stage is compared with the best slowest stage: sums of floats in another order."""
+
+
+def minimax(
+    costs: Sequence[float],
+    speeds: Sequence[float],
+    fits: Fits | None = None,
+    crossing: Sequence[int] | None = None,
+) -> tuple[int, ...] | None:
+    """Borders (one more than stages) of the best contiguous partition into `len(speeds)` non-empty stages.
+
+    `costs` in seconds per unit at speed 1; stage s takes the sum of its units over `speeds[s]`. Among the partitions
+    whose slowest stage is fastest, the one with the fewest bytes across its borders (`crossing[i]` before unit i) is
+    taken, then the most even one, then the one with the earliest borders. None if no partition fits.
+
+    Dynamic programming over (stages, units): the chains-on-chains problem (Pinar and Aykanat, "Fast optimal load
+    balancing algorithms for 1D partitioning", JPDC 64, 2004, section 3), which ElasWave (arXiv 2510.00606) names
+    minimax layer partition.
+    """
+    prefix = list(accumulate(costs, initial=0.0))
+    slowest = _slowest_stage(prefix, speeds, fits)
+    if math.isinf(slowest):
+        return None
+    return _cheapest_borders(prefix, speeds, fits, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
+
+
+def slowest_stage(costs: Sequence[float], speeds: Sequence[float], borders: Sequence[int]) -> float:
+    """Seconds of the slowest stage of a partition."""
+    return max(sum(costs[lo:hi]) / speed for lo, hi, speed in zip(borders, borders[1:], speeds, strict=False))
+
+
+def crossing_bytes(workload: Workload) -> tuple[int, ...]:
+    """Per border (before unit i, 0..units): bytes per sample of the values that must cross it, both ways."""
+    totals = [0] * (len(workload.units) + 1)
+    for value in workload.values:
+        size = value.bytes_per_sample * value_samples(value, 1) * (2 if value.has_grad else 1)
+        for border in range(value.producer + 1, value.consumers[-1] + 1):
+            totals[border] += size
+    return tuple(totals)
+
+
+def _slowest_stage(prefix: Sequence[float], speeds: Sequence[float], fits: Fits | None) -> float:
+    """The least possible time of the slowest stage; infinite if nothing fits."""
+    units = len(prefix) - 1
+    best = [0.0] + [math.inf] * units
+    for stage, speed in enumerate(speeds):
+        extended = [math.inf] * (units + 1)
+        for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
+            for lo in range(hi - 1, stage - 1, -1):
+                seconds = (prefix[hi] - prefix[lo]) / speed
+                if seconds >= extended[hi]:
+                    break
+                if max(seconds, best[lo]) < extended[hi] and (fits is None or fits(stage, Span(lo, hi))):
+                    extended[hi] = max(seconds, best[lo])
+        best = extended
+    return best[units]
+
+
+def _cheapest_borders(
+    prefix: Sequence[float], speeds: Sequence[float], fits: Fits | None, crossing: Sequence[int], limit_s: float
+) -> tuple[int, ...]:
+    """Borders with the least (bytes, unevenness) among the partitions whose stages all stay within `limit_s`."""
+    units = len(prefix) - 1
+    never: _Choice = (math.inf, math.inf, ())
+    start: _Choice = (0.0, 0.0, (0,))
+    best = [start] + [never] * units
+    for stage, speed in enumerate(speeds):
+        extended = [never] * (units + 1)
+        for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
+            for lo in range(hi - 1, stage - 1, -1):
+                seconds = (prefix[hi] - prefix[lo]) / speed
+                if seconds > limit_s:
+                    break
+                sent, uneven, borders = best[lo]
+                candidate: _Choice = (sent + crossing[lo], uneven + seconds * seconds, (*borders, hi))
+                if borders and candidate < extended[hi] and (fits is None or fits(stage, Span(lo, hi))):
+                    extended[hi] = candidate
+        best = extended
+    return best[units][2]

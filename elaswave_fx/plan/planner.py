@@ -1,0 +1,331 @@
+"""The planner: chooses a tiling of the work plane and says why.
+
+In: a workload, a topology, and the wanted shape. Out: a Plan whose `reason` says what was chosen and what it beat.
+
+    plan_uniform(workload, topology, Parallel(dp=2, pp=2))    what `parallel.dp` and `parallel.pp` ask for
+    plan_columns(workload, topology, depths=(4, 3))           pipelines of their own depths
+    plan_rows(workload, topology, widths=(3, 2))              stages of their own widths
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.memory import MemoryTable
+from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.tiling import Column, Row, Tiling, columns, consecutive, even_split, rows
+from elaswave_fx.plan.topology import Member, Topology
+
+MICRO_BATCHES_PER_STAGE = 2
+"""A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner."""
+
+    dp: int
+    pp: int
+    micro_batch: int | None = None
+
+
+def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> Plan:
+    """dp pipelines of pp stages each, rank = column * pp + stage.
+
+    ConfigError names the key that cannot work and the nearest valid value.
+    """
+    _refuse(workload, parallel)
+    if len(topology.members) != parallel.dp * parallel.pp:
+        raise PlanError(f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
+                        f"the topology has {len(topology.members)}")
+    try:
+        return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch)
+    except PlanError as error:
+        nearest = _nearest_depth_that_fits(workload, topology, parallel)
+        advice = (
+            f"nearest valid value: parallel.pp={nearest}"
+            if nearest
+            else f"no parallel.pp up to {len(workload.units)} fits at parallel.dp={parallel.dp}"
+        )
+        raise ConfigError(f"parallel.pp={parallel.pp}: {error}; {advice}") from error
+
+
+def plan_columns(
+    workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None
+) -> Plan:
+    """Pipelines side by side, each with its own cuts and its own share of samples; ranks in order, column by column.
+
+    PlanError if the tiles do not fit the memory of their ranks at any micro-batch.
+    """
+    bounds = consecutive(depths)
+    pipelines = [topology.members[b.lo : b.hi] for b in bounds]
+    widest = max(depths)
+    table = MemoryTable(workload, len(depths))
+    for size in _micro_batch_sizes(workload, -(-workload.granules // len(depths)), widest, micro_batch):
+        costs = unit_seconds(workload, size)
+        cuts = [_cut(workload, pipeline, costs, size, table) for pipeline in pipelines]
+        found = [c for c in cuts if c is not None]
+        if len(found) < len(cuts):
+            continue
+        slowest = [slowest_stage(costs, _speeds(p), c) for p, c in zip(pipelines, found, strict=True)]
+        shares = share_granules(workload.granules, slowest)
+        samples = consecutive([share * workload.granule for share in shares])
+        tiling = columns(
+            [Column(tuple(m.rank for m in p), c, s) for p, c, s in zip(pipelines, found, samples, strict=True)],
+            size,
+            workload.granule,
+        )
+        reason = _columns_reason(workload, pipelines, found, tiling, costs, micro_batch)
+        plan = make_plan(topology, workload, tiling, reason)
+        if _fits(plan):
+            return plan
+    raise PlanError(_does_not_fit(workload, topology, len(depths), widest))
+
+
+def plan_rows(workload: Workload, topology: Topology, widths: Sequence[int], micro_batch: int | None = None) -> Plan:
+    """All samples cut at the same units; stage s has `widths[s]` ranks, in rank order, and need not line up.
+
+    PlanError if a stage is wider than there are granules, or if the tiles do not fit.
+    """
+    if max(widths) > workload.granules:
+        raise PlanError(f"planner: a stage of {max(widths)} ranks leaves ranks without samples; "
+                        f"there are {workload.granules} granules")
+    stages = [topology.members[b.lo : b.hi] for b in consecutive(widths)]
+    strength = [sum(_speeds(stage)) for stage in stages]
+    table = MemoryTable(workload, min(widths))
+    share = -(-workload.granules // max(widths))
+    for size in _micro_batch_sizes(workload, share, len(widths), micro_batch):
+        costs = unit_seconds(workload, size)
+        bounds = minimax(
+            costs, strength, _fits_row(stages, table, size, len(widths)), crossing_bytes(workload)
+        )
+        if bounds is None:
+            continue
+        tiling = rows(
+            [
+                Row(
+                    tuple(m.rank for m in stage),
+                    units,
+                    tuple(n * workload.granule for n in share_granules(workload.granules, _paces(stage))),
+                )
+                for stage, units in zip(stages, _spans(bounds), strict=True)
+            ],
+            size,
+            workload.granule,
+        )
+        reason = (
+            f"rows of widths {_numbers(widths)}: units cut at {_numbers(bounds[1:-1])}; "
+            f"{_against_even(costs, strength, bounds)}; {_micro_batch_reason(tiling, len(widths), micro_batch)}"
+        )
+        plan = make_plan(topology, workload, tiling, reason)
+        if _fits(plan):
+            return plan
+    raise PlanError(_does_not_fit(workload, topology, min(widths), len(widths)))
+
+
+def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
+    """Seconds of forward and backward of one micro-batch through each unit at speed 1."""
+    return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
+
+
+def share_granules(granules: int, paces: Sequence[float]) -> tuple[int, ...]:
+    """Granules per worker, at least one each, so that the last to finish finishes first.
+
+    `paces`: time per granule, in any unit. Equal paces give an even split, remainders to the first, one each.
+    """
+    shares = [1] * len(paces)
+    finish = [(2 * pace, index) for index, pace in enumerate(paces)]
+    heapq.heapify(finish)
+    for _ in range(granules - len(paces)):
+        _, index = finish[0]
+        shares[index] += 1
+        heapq.heapreplace(finish, ((shares[index] + 1) * paces[index], index))
+    return tuple(shares)
+
+
+def _refuse(workload: Workload, parallel: Parallel) -> None:
+    """ConfigError if the shape leaves a rank without work or a micro-batch smaller than a granule."""
+    granule, batch = workload.granule, workload.global_batch
+    if batch % granule:
+        nearest = min((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: (abs(d - granule), d))
+        raise ConfigError(f"parallel.granule={granule} does not divide global_batch={batch}; "
+                          f"nearest valid value: parallel.granule={nearest}")
+    for key, wanted, most, what in (
+        ("dp", parallel.dp, workload.granules,
+         f"samples: global_batch={batch} has {workload.granules} granules of {granule}"),
+        ("pp", parallel.pp, len(workload.units), f"units: the program has {len(workload.units)}"),
+    ):
+        if wanted < 1:
+            raise ConfigError(f"parallel.{key}={wanted} is below 1; nearest valid value: parallel.{key}=1")
+        if wanted > most:
+            raise ConfigError(f"parallel.{key}={wanted} leaves a rank without {what}; "
+                              f"nearest valid value: parallel.{key}={most}")
+    if parallel.micro_batch is not None and parallel.micro_batch < granule:
+        raise ConfigError(f"parallel.micro_batch={parallel.micro_batch} is below parallel.granule={granule}, which is "
+                          f"never split; nearest valid value: parallel.micro_batch={granule}")
+
+
+def _micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:
+    """Micro-batches to try, in samples, largest first: the wanted one, then what less memory needs.
+
+    `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
+    """
+    if workload.batch_coupled:
+        yield workload.granule
+        return
+    count = 1 if depth == 1 else min(granules, MICRO_BATCHES_PER_STAGE * depth)
+    largest = granules if most is None else max(1, most // workload.granule)
+    last = None
+    while count <= granules:
+        size = -(-granules // count)
+        if size <= largest and size != last:
+            last = size
+            yield size * workload.granule
+        if size == 1:
+            return
+        count = max(count + 1, -(-granules // (size - 1)))
+
+
+def _cut(
+    workload: Workload, pipeline: Sequence[Member], costs: Sequence[float], size: int, table: MemoryTable
+) -> tuple[int, ...] | None:
+    """The borders of one pipeline, None if no partition fits its ranks."""
+    depth = len(pipeline)
+
+    def fits(stage: int, units: Span) -> bool:
+        limit = pipeline[stage].memory_bytes
+        return limit is None or table.total(units, size, depth - stage) <= limit
+
+    bounded = any(m.memory_bytes is not None for m in pipeline)
+    return minimax(costs, _speeds(pipeline), fits if bounded else None, crossing_bytes(workload))
+
+
+def _fits_row(
+    stages: Sequence[Sequence[Member]], table: MemoryTable, size: int, depth: int
+) -> Callable[[int, Span], bool]:
+    limits = [min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in stages]
+
+    def fits(stage: int, units: Span) -> bool:
+        limit = limits[stage]
+        return limit is None or table.total(units, size, depth - stage) <= limit
+
+    return fits
+
+
+def _fits(plan: Plan) -> bool:
+    return all(
+        m.memory_bytes is None or plan.predicted.ranks[m.rank].memory_bytes <= m.memory_bytes
+        for m in plan.topology.members
+        if m.rank in plan.predicted.ranks
+    )
+
+
+def _does_not_fit(workload: Workload, topology: Topology, owners: int, depth: int) -> str:
+    """What the smallest micro-batch of an even partition needs, against the smallest memory."""
+    table = MemoryTable(workload, owners)
+    spans = consecutive(even_split(len(workload.units), depth))
+    need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
+    have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
+    return (f"does not fit in memory: a stage needs about {_mib(need)} at micro-batches of one granule "
+            f"({workload.granule} samples), a rank has {_mib(have)}")
+
+
+def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: Parallel) -> int | None:
+    """The pp nearest to the wanted one at which the plan fits the smallest rank, None if there is none."""
+    memory = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
+    table = MemoryTable(workload, parallel.dp)
+    costs = unit_seconds(workload, workload.granule)
+    for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - parallel.pp), d)):
+
+        def fits(stage: int, units: Span, depth: int = depth) -> bool:
+            return table.total(units, workload.granule, depth - stage) <= memory
+
+        if depth != parallel.pp and minimax(costs, [1.0] * depth, fits):
+            return depth
+    return None
+
+
+def _speeds(members: Sequence[Member]) -> list[float]:
+    return [m.speed for m in members]
+
+
+def _paces(members: Sequence[Member]) -> list[float]:
+    return [1 / m.speed for m in members]
+
+
+def _spans(bounds: Sequence[int]) -> list[Span]:
+    return [Span(lo, hi) for lo, hi in itertools.pairwise(bounds)]
+
+
+def _columns_reason(
+    workload: Workload,
+    pipelines: Sequence[Sequence[Member]],
+    cuts: Sequence[tuple[int, ...]],
+    tiling: Tiling,
+    costs: Sequence[float],
+    micro_batch: int | None,
+) -> str:
+    """What was chosen, what it beat and why."""
+    depths = [len(p) for p in pipelines]
+    if len(set(depths)) == 1:
+        shape = f"{len(depths)} x {depths[0]} columns"
+    else:
+        shape = f"columns of depths {_numbers(depths)}"
+    parts = [shape]
+    if max(depths) > 1:
+        worst = max(range(len(cuts)), key=lambda c: slowest_stage(costs, _speeds(pipelines[c]), cuts[c]))
+        where = " | ".join(_numbers(c[1:-1]) or "none" for c in dict.fromkeys(cuts))
+        parts.append(f"units cut at {where}")
+        parts.append(_against_even(costs, _speeds(pipelines[worst]), cuts[worst]))
+    parts.append(_micro_batch_reason(tiling, max(depths), micro_batch))
+    if workload.batch_coupled:
+        parts.append("batch-coupled operators keep each micro-batch at one granule")
+    return "; ".join(parts)
+
+
+def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Sequence[int]) -> str:
+    """The slowest stage of the chosen cuts against equal numbers of units."""
+    chosen = slowest_stage(costs, speeds, bounds)
+    even = (0, *(s.hi for s in consecutive(even_split(len(costs), len(speeds)))))
+    other = slowest_stage(costs, speeds, even)
+    text = f"slowest stage {chosen * 1e3:.3g} ms per micro-batch"
+    if even == tuple(bounds):
+        return f"{text}, which equal numbers of units already reach"
+    if other > chosen * 1.001:
+        return f"{text}, {other / chosen:.2f}x faster than equal numbers of units (cut at {_numbers(even[1:-1])})"
+    if other < chosen * 0.999:
+        return f"{text}, {chosen / other:.2f}x slower than equal numbers of units, which do not fit in memory"
+    return f"{text}, as fast as equal numbers of units (cut at {_numbers(even[1:-1])}) with no more bytes sent"
+
+
+def _micro_batch_reason(tiling: Tiling, depth: int, micro_batch: int | None) -> str:
+    """Number and size of the micro-batches, and the bubble against running each tile at once."""
+    counts = sorted({len(t.micro_batches) for t in tiling})
+    largest = max(len(m) for t in tiling for m in t.micro_batches)
+    text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"
+    if micro_batch is not None:
+        text += f" (parallel.micro_batch={micro_batch})"
+    if depth == 1:
+        return text + (", the whole tile at once" if counts[-1] == 1 else ", the fewest allowed")
+    bubble = (depth - 1) / (counts[0] + depth - 1)
+    return text + f": about {bubble:.0%} idle in the pipeline against {(depth - 1) / depth:.0%} with one"
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(str(v) for v in values)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.4g} MiB"
