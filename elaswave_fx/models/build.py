@@ -1,0 +1,99 @@
+"""Build the model that a configuration names, seeded.
+
+In: `ModelConfig`, the sizes of the data, a seed. Out: a `torch.nn.Module` in training mode, in fp32 on the CPU, whose
+`forward` returns (loss sum, count). The same arguments give the same bits, in any process.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elaswave_fx.config import ModelConfig
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.models.gpt import GPT
+from elaswave_fx.models.resnet import ResNet
+from elaswave_fx.models.sizes import DataSizes
+from elaswave_fx.models.two_tower import TwoTower
+from elaswave_fx.targets import instantiate
+
+
+def build_model(
+    model: ModelConfig,
+    *,
+    vocab_size: int | None,
+    seq_len: int | None,
+    seed: int,
+    image_shape: tuple[int, int, int] | None = None,
+    classes: int | None = None,
+    init_from: str | Path | None = None,
+) -> nn.Module:
+    """The module that `model` describes, after `torch.manual_seed(seed)`.
+
+    The sizes come from the data and are None where it has no such thing; `image_shape` is (channels, height, width).
+    `init_from` is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded.
+    Raises `ConfigError` that names the key.
+    """
+    sizes = DataSizes(vocab_size, seq_len, image_shape, classes)
+    torch.manual_seed(seed)
+    if model.kind == "hf":
+        return _build_hf(model, sizes, init_from)
+    if init_from is not None:
+        raise ConfigError(f"init_from={init_from}: needs model=hf, not model={model.kind}")
+    built = _build_target(model, sizes) if model.kind == "target" else _build_own(model.kind, model.options, sizes)
+    return built.train()
+
+
+def read_hf_config(folder: str | Path) -> dict[str, Any]:
+    """The `config.json` of a Hugging Face folder; raises `ConfigError`."""
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"init_from={folder}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ConfigError(f"init_from={folder}: config.json names no model_type")
+    return config
+
+
+def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None) -> nn.Module:
+    from elaswave_fx.models.hf import build_hf
+    from elaswave_fx.models.weights import load_hf_weights
+
+    base = read_hf_config(init_from) if init_from is not None else {}
+    name = model.name or base.get("model_type", "")
+    if base and name != base["model_type"]:
+        raise ConfigError(f"model.name={name}: init_from={init_from} holds a model of type {base['model_type']}")
+    built = build_hf(name, model.options, task=model.task, sizes=sizes, base=base).train()
+    if init_from is not None:
+        load_hf_weights(built, init_from)
+    return built
+
+
+def _build_target(model: ModelConfig, sizes: DataSizes) -> nn.Module:
+    offered = {"vocab_size": sizes.vocab_size, "seq_len": sizes.seq_len}
+    known = {name: value for name, value in offered.items() if value is not None}
+    built = instantiate("model", model.spec, offered=known)
+    if not isinstance(built, nn.Module):
+        raise ConfigError(f"model._target_={model.name}: gives a {type(built).__name__}, not a torch.nn.Module")
+    return built
+
+
+def _build_own(kind: str, options: Mapping[str, Any], sizes: DataSizes) -> nn.Module:
+    if kind == "gpt":
+        if sizes.vocab_size is None or sizes.seq_len is None:
+            raise ConfigError("model=gpt: needs data of tokens, such as data=stdlib")
+        return GPT(vocab_size=sizes.vocab_size, seq_len=sizes.seq_len, **options)
+    if sizes.classes is not None and options.get("classes", sizes.classes) < sizes.classes:
+        raise ConfigError(f"model.classes={options['classes']}: the data has {sizes.classes} classes")
+    if kind == "two_tower":
+        return TwoTower(**options)
+    if kind == "resnet":
+        channels = sizes.image_shape[0] if sizes.image_shape is not None else None
+        if channels is not None and options.get("channels", channels) != channels:
+            raise ConfigError(f"model.channels={options['channels']}: the images of the data have {channels} channels")
+        return ResNet(**options)
+    raise ConfigError(f"model={kind}: is none of gpt, resnet, two_tower, hf, target")

@@ -1,0 +1,125 @@
+"""Adapters that make any Hugging Face architecture return (loss sum, count).
+
+The architecture's own loss is a mean, so it is not used: an adapter takes the logits and sums the cross entropy itself.
+One adapter per task; each names its inputs as the data names them:
+
+    causal_lm, masked_lm, seq2seq_lm  forward(input_ids, labels)  int64 (batch, tokens), labels are the next tokens
+    image_classification              forward(image, label)       float (batch, channels, height, width), int64 (batch,)
+
+A model is built from its configuration alone (`build_hf`); `weights.py` fills it from a folder.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.models.hf_config import Resolved, resolve
+from elaswave_fx.models.losses import IGNORED_LABEL, token_loss_sum
+from elaswave_fx.models.sizes import DataSizes
+
+MASKED_SHARE = 0.15
+
+
+class HFAdapter(nn.Module):
+    """Base of the adapters; `model` is the architecture, whose `config` is complete."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+
+class CausalLM(HFAdapter):
+    """Predict the next token."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64)."""
+        return token_loss_sum(self.model(input_ids=input_ids).logits, labels)
+
+
+class MaskedLM(HFAdapter):
+    """Predict the tokens that a draw replaced by `mask_token` (Devlin et al. 2019, every chosen token is replaced)."""
+
+    def __init__(self, model: Any, mask_token: int) -> None:
+        super().__init__(model)
+        self.mask_token = mask_token
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64); of `labels` only -100 is used: no loss there."""
+        drawn = torch.rand(input_ids.shape, device=input_ids.device) < MASKED_SHARE
+        masked = drawn & (labels != IGNORED_LABEL)
+        logits = self.model(input_ids=input_ids.masked_fill(masked, self.mask_token)).logits
+        return token_loss_sum(logits, input_ids.masked_fill(~masked, IGNORED_LABEL))
+
+
+class Seq2SeqLM(HFAdapter):
+    """Encode the input, and predict each label from the labels before it; `start_token` precedes the first."""
+
+    def __init__(self, model: Any, start_token: int) -> None:
+        super().__init__(model)
+        self.start_token = start_token
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64)."""
+        start = torch.full_like(labels[:, :1], self.start_token)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        decoder_input_ids = shifted.masked_fill(shifted == IGNORED_LABEL, self.start_token)
+        return token_loss_sum(self.model(input_ids=input_ids, decoder_input_ids=decoder_input_ids).logits, labels)
+
+
+class ImageClassification(HFAdapter):
+    """Predict the class of an image."""
+
+    def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, channels, height, width) float, (batch,) int64, to (loss sum fp32, count int64)."""
+        return token_loss_sum(self.model(pixel_values=image).logits, label)
+
+
+def build_hf(
+    model_type: str,
+    options: Mapping[str, Any],
+    *,
+    task: str | None,
+    sizes: DataSizes,
+    base: Mapping[str, Any] | None = None,
+) -> HFAdapter:
+    """An adapter around a freshly initialized model of `model_type`.
+
+    `options` are keys of its configuration (over `base`, the `config.json` of a folder), `task` is one of
+    `hf_config.TASKS` or None for the first that exists.
+    Raises `ConfigError` for an unknown type, task or option and for options that do not fit the data.
+    """
+    resolved = resolve(model_type, options, task=task, sizes=sizes, base=base)
+    model = _from_config(resolved, model_type)
+    if resolved.task == "masked_lm":
+        vocab_size = resolved.config.vocab_size
+        return MaskedLM(model, vocab_size - 1 if sizes.vocab_size is None else sizes.vocab_size)
+    if resolved.task == "seq2seq_lm":
+        return Seq2SeqLM(model, _start_token(resolved.config))
+    return {"causal_lm": CausalLM, "image_classification": ImageClassification}[resolved.task](model)
+
+
+def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
+    config = resolved.config
+    model_class = resolved.auto_class._model_mapping[type(config)]
+    if isinstance(model_class, (list, tuple)):
+        # A type with several heads for one task: the folder's choice, else the first, as in transformers.
+        named = [each for each in model_class if each.__name__ in (config.architectures or ())]
+        model_class = (named or model_class)[0]
+        config.architectures = [model_class.__name__]
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    try:
+        return resolved.auto_class.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    except (ValueError, TypeError, AssertionError, ZeroDivisionError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model.config: does not suit {model_type}: {reason}") from error
+
+
+def _start_token(config: Any) -> int:
+    for key in ("decoder_start_token_id", "pad_token_id", "bos_token_id"):
+        token = getattr(config, key, None)
+        if token is not None:
+            return token
+    return 0

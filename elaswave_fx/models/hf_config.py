@@ -1,0 +1,189 @@
+"""Resolve a Hugging Face configuration from a type name, the user's options and the sizes of the data.
+
+Every architecture goes through the same rules; none is known by name here. A value that the user gave is kept or
+refused, a value that the user left out is set to what the data needs:
+
+    resolve("some_type", {"num_hidden_layers": 2}, task="causal_lm", sizes=DataSizes(vocab_size=256, seq_len=64))
+      -> task causal_lm, config with vocab_size=256 and at least 64 positions
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.models.sizes import DataSizes
+from elaswave_fx.schema import nearest
+
+# In the order in which the default is chosen: the first auto-class that knows the type.
+TASKS: Mapping[str, str] = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+    "image_classification": "AutoModelForImageClassification",
+}
+# Keys of a `config.json` that say how its weights were stored, not what the model is.
+_NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A task, its auto-class and the complete configuration of the model to build."""
+
+    task: str
+    auto_class: Any
+    config: Any
+
+
+def import_transformers() -> ModuleType:
+    """The optional package; raises `ConfigError` that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(f"model=hf: needs transformers ({error}): pip install 'elaswave_fx[hf]'") from error
+    return transformers
+
+
+def resolve(
+    model_type: str,
+    options: Mapping[str, Any],
+    *,
+    task: str | None,
+    sizes: DataSizes,
+    base: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Check type, task and options, and fill in what the data decides; raises `ConfigError` naming the key.
+
+    `base` is the `config.json` of a folder; `options` override it.
+    """
+    default = _make_config(model_type, {})
+    _check_keys(default, options)
+    task, auto_class = _choose_task(model_type, type(default), task)
+    # Aliases (`attribute_map`) let one architecture call its positions or layers differently: compare canonical names.
+    aliases: Mapping[str, str] = getattr(default, "attribute_map", {})
+    kept = {key: value for key, value in (base or {}).items() if key not in _NOT_FROM_BASE}
+    given = {aliases.get(key, key): value for key, value in (*kept.items(), *options.items())}
+    fill = _image_values if task == "image_classification" else _text_values
+    for key, value in fill(default, given, task, sizes):
+        given.setdefault(aliases.get(key, key), value)
+    config = _make_config(model_type, given)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if task == "image_classification":
+        _check_patches(config)
+    return Resolved(task, auto_class, config)
+
+
+def _make_config(model_type: str, options: Mapping[str, Any]) -> Any:
+    transformers = import_transformers()
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if model_type not in known:
+        raise ConfigError(f"model.name={model_type}: is no model type of transformers{_nearest(model_type, known)}")
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return transformers.AutoConfig.for_model(model_type, **options)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model.config: does not suit {model_type}, {reason}") from error
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    best = nearest(word, known)
+    return f"; nearest valid: {best}" if best else ""
+
+
+def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
+    """A configuration class takes any keyword silently, so a misspelt one would have no effect."""
+    for key in options:
+        if not hasattr(default, key):
+            known = [*default.to_dict(), *getattr(default, "attribute_map", {})]
+            raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")
+
+
+def _choose_task(model_type: str, config_class: type, task: str | None) -> tuple[str, Any]:
+    transformers = import_transformers()
+    if task is not None and task not in TASKS:
+        raise ConfigError(f"model.task={task}: is unknown{_nearest(task, TASKS)}")
+    classes = {name: getattr(transformers, class_name) for name, class_name in TASKS.items()}
+    fitting = [name for name, auto in classes.items() if config_class in auto._model_mapping]
+    if not fitting:
+        raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
+    chosen = fitting[0] if task is None else task
+    if chosen not in fitting:
+        raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
+    return chosen, classes[chosen]
+
+
+def _text_values(default: Any, given: Mapping[str, Any], task: str, sizes: DataSizes) -> list[tuple[str, Any]]:
+    values: list[tuple[str, Any]] = []
+    vocab_size = given.get("vocab_size")
+    if sizes.vocab_size is not None:
+        # Masked models replace tokens by one that the tokenizer cannot produce.
+        least = sizes.vocab_size + (1 if task == "masked_lm" else 0)
+        if vocab_size is None:
+            vocab_size = least
+            values.append(("vocab_size", least))
+        elif vocab_size < least:
+            why = ", the mask one more" if task == "masked_lm" else ""
+            raise ConfigError(
+                f"model.config.vocab_size={vocab_size}: is too small, the tokenizer has {sizes.vocab_size} tokens{why}"
+            )
+    if vocab_size is not None:
+        values.extend((key, None) for key in _SPECIAL_TOKENS if _out_of_range(getattr(default, key, None), vocab_size))
+    values.extend(_positions(default, given, sizes))
+    if task == "causal_lm" and hasattr(default, "is_decoder"):
+        # Without it an encoder type attends to the tokens that it is to predict.
+        values.append(("is_decoder", True))
+    return values
+
+
+def _out_of_range(token: Any, vocab_size: int) -> bool:
+    ids = token if isinstance(token, (list, tuple)) else [token]
+    return any(isinstance(i, int) and i >= vocab_size for i in ids)
+
+
+def _positions(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> list[tuple[str, Any]]:
+    key = "max_position_embeddings"
+    if sizes.seq_len is None or not isinstance(getattr(default, key, None), int):
+        return []
+    canonical = getattr(default, "attribute_map", {}).get(key, key)
+    configured = given.get(canonical)
+    if configured is None:
+        return [(key, sizes.seq_len)] if getattr(default, key) < sizes.seq_len else []
+    if configured < sizes.seq_len:
+        raise ConfigError(f"model.config.{canonical}={configured}: is too small for seq_len={sizes.seq_len}")
+    return []
+
+
+def _image_values(default: Any, given: Mapping[str, Any], task: str, sizes: DataSizes) -> list[tuple[str, Any]]:
+    values: list[tuple[str, Any]] = []
+    if sizes.classes is not None:
+        labels = len(given["id2label"]) if "id2label" in given else given.get("num_labels", sizes.classes)
+        if labels < sizes.classes:
+            raise ConfigError(f"model.config.num_labels={labels}: is too small, the data has {sizes.classes} classes")
+        if "id2label" not in given:
+            values.append(("num_labels", sizes.classes))
+    if sizes.image_shape is None:
+        return values
+    channels, height, width = sizes.image_shape
+    for key, value in (("num_channels", channels), ("image_size", height if height == width else (height, width))):
+        if not hasattr(default, key):
+            continue
+        configured = given.get(key, value)
+        if configured not in (value, [*sizes.image_shape[1:]], tuple(sizes.image_shape[1:])):
+            raise ConfigError(f"model.config.{key}={configured}: does not fit the data, whose images have {value}")
+        values.append((key, value))
+    return values
+
+
+def _check_patches(config: Any) -> None:
+    """A patch larger than the image, or one that leaves a remainder, drops pixels silently or fails far from here."""
+    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if not isinstance(patch, int) or image is None:
+        return
+    for side in image if isinstance(image, (list, tuple)) else (image,):
+        if side % patch != 0:
+            raise ConfigError(f"model.config.patch_size={patch}: does not divide the image size {side}")

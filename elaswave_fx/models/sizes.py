@@ -1,0 +1,17 @@
+"""What the data says about a model: the numbers that a configuration may leave out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataSizes:
+    """Sizes of the samples that a model will see; None where the data has no such thing.
+
+    `vocab_size` counts the tokenizer's tokens, `seq_len` the tokens of a sample, `image_shape` is (channels, height,
+    width), `classes` the number of labels.
+    """
+
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+    classes: int | None = None

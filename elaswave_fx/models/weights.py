@@ -1,0 +1,84 @@
+"""Fill a Hugging Face model with the weights of a folder (safetensors, one file or shards with an index).
+
+transformers itself reads the files: it knows prefixes, older names, merged expert tensors and ties of every
+architecture. What is decided here is what counts as a fit: every tensor of the model comes from the folder, every
+tensor of the folder has a place in the model, and shapes agree. Anything else is refused, with names:
+
+    init_from=DIR: does not fit the model: the folder lacks head.weight; shapes differ at embed.weight (folder 300x8,
+    model 97x8)
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.models.hf import HFAdapter
+
+_NAMES_SHOWN = 4
+
+
+def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
+    """Overwrite parameters and buffers of `module`, an `HFAdapter`, in place; ties stay ties.
+
+    Raises `ConfigError` if the folder has no safetensors or does not fit. `module` is unchanged then.
+    """
+    if not isinstance(module, HFAdapter):
+        raise ConfigError(f"init_from={folder}: needs model=hf, the model is a {type(module).__name__}")
+    if not any(Path(folder).glob("*.safetensors")):
+        raise ConfigError(f"init_from={folder}: holds no .safetensors file")
+    from safetensors import SafetensorError
+
+    try:
+        loaded, report = type(module.model).from_pretrained(
+            folder,
+            config=module.model.config,
+            dtype=torch.float32,
+            attn_implementation=module.model.config._attn_implementation,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that shapes are reported together with names, below
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"init_from={folder}: cannot be read: {' '.join(str(error).split())}") from error
+    differences = _differences(report)
+    if differences:
+        raise ConfigError(f"init_from={folder}: does not fit the model: {'; '.join(differences)}")
+    _copy(loaded, module.model)
+
+
+def _differences(report: dict[str, Any]) -> list[str]:
+    differences = []
+    if report["missing_keys"]:
+        differences.append(f"the folder lacks {_listed(report['missing_keys'])}")
+    if report["unexpected_keys"]:
+        differences.append(f"the model has no {_listed(report['unexpected_keys'])}")
+    if report["mismatched_keys"]:
+        shapes = (
+            f"{name} (folder {_shape(theirs)}, model {_shape(ours)})"
+            for name, theirs, ours in report["mismatched_keys"]
+        )
+        differences.append(f"shapes differ at {_listed(shapes)}")
+    return differences
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = len(ordered) - _NAMES_SHOWN
+    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    """Copy in place instead of replacing the module: names and ties of `target` are what was captured and checked."""
+    values = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in (*target.named_parameters(), *target.named_buffers()):
+            tensor.copy_(values[name])

@@ -1,0 +1,1 @@
+"""One worker: its engine, state, optimizer and device."""

@@ -1,0 +1,78 @@
+"""The CPU as a device. Memory is that of the process, as Linux counts it; its limit is that of the control group."""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_RESET_PEAK = "5"  # proc(5), clear_refs
+
+
+class CpuDevice:
+    """A CPU; see `Device`."""
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+
+    def set_up(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        try:
+            # A forked worker inherits its parent's peak.
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+        except OSError:
+            return  # no such file in some containers: the peak is then an upper bound
+
+    def synchronize(self) -> None:
+        """Operators on a CPU are done when they return."""
+
+    def memory_peak_bytes(self) -> int:
+        return _kibibytes(_STATUS, "VmHWM") * 1024
+
+    def memory_total_bytes(self) -> int:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min([physical, *_cgroup_limits()])
+
+    def fingerprint(self) -> Mapping[str, str]:
+        return {
+            "device": self.name,
+            "model": _cpu_model(),
+            "torch": torch.__version__,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "mkl": str(torch.backends.mkl.is_available()),
+            "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+            "threads": str(torch.get_num_threads()),
+            "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        }
+
+
+def _kibibytes(path: Path, key: str) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1])
+    return 0
+
+
+def _cgroup_limits() -> list[int]:
+    found = []
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

@@ -1,0 +1,40 @@
+"""What the runtime asks of a device; each kind of device is one implementation beside this file."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+
+class Device(Protocol):
+    """One device of one rank. A worker calls `set_up` once, after its fork and before any other method."""
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration, `cpu` for one."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the rank's tensors live."""
+        ...
+
+    def set_up(self, threads: int) -> None:
+        """Make the device this process's own; `threads` is the number of threads of one operator on a CPU."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when all work given to the device is done."""
+        ...
+
+    def memory_peak_bytes(self) -> int:
+        """The most memory that this process has used on the device since `set_up`."""
+        ...
+
+    def memory_total_bytes(self) -> int:
+        """The memory of the device; shared with other processes on a CPU."""
+        ...
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """What decides the bits of a result on this device: ranks agree in exact mode only if all values are equal."""
+        ...

@@ -1,0 +1,54 @@
+"""Build an object of the user's from its import path and keyword arguments.
+
+    instantiate("optimizer", {"_target_": "lion.Lion", "beta": 0.9})  ->  lion.Lion(beta=0.9)
+
+What fails, fails as one `ConfigError` that names the key: the module that does not import, the class that does not
+exist, the constructor that refuses.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from elaswave_fx.errors import ConfigError
+
+
+def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, object] | None = None) -> Any:
+    """The object that `spec` describes (`_target_` and keyword arguments, as `hydra.utils.instantiate` takes it).
+
+    `offered` are arguments that the target gets only if it has parameters of these names and `spec` does not set them.
+    A function that still lacks arguments is not called: it comes back with the given ones bound. Raises `ConfigError`.
+    """
+    import hydra.utils
+    from hydra.errors import InstantiationException
+
+    target = spec.get("_target_")
+    try:
+        found = hydra.utils.get_object(str(target))
+        parameters = _parameters(found)
+        extra = {name: value for name, value in (offered or {}).items() if name in parameters and name not in spec}
+        arguments = {**spec, **extra}
+        if inspect.isfunction(found) and _lacks(parameters, arguments):
+            arguments["_partial_"] = True
+        return hydra.utils.instantiate(arguments, _convert_="all")
+    except (InstantiationException, ImportError, AttributeError, ValueError, TypeError) as error:
+        cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        reason = " ".join(str(cause).split())
+        raise ConfigError(f"{key}._target_={target}: cannot be built: {type(cause).__name__}: {reason}") from error
+
+
+def _lacks(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, object]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        each.kind in positional and each.default is inspect.Parameter.empty and name not in arguments
+        for name, each in parameters.items()
+    )
+
+
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except (ValueError, TypeError):  # a built-in without a signature
+        return {}
