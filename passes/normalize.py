@@ -1,0 +1,171 @@
+"""normalize: bring a captured graph into the one form that later passes know.
+
+    before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
+            out, _, _, mean', var' = _native_batch_norm_legit_functional(x, w, b, mean, var, True, 0.1, eps)
+    after:  out, _, _ = _native_batch_norm_legit.no_stats(x, w, b, True, 0.1, eps)
+            mean' = mean * 0.9 + batch_mean * 0.1; ...  # arithmetic that can be folded granule by granule
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.ir import (
+    Program,
+    calls,
+    emit,
+    is_aten,
+    module_of,
+    set_statistics,
+    source_of,
+    value_of,
+)
+
+aten = torch.ops.aten
+
+_CHECKS = (
+    "aten._assert_tensor_metadata",
+    "aten._assert_scalar",
+    "aten._assert_async",
+    "aten.sym_constrain_range",
+    "aten.sym_constrain_range_for_size",
+)
+_NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
+_WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Inline wrappers, drop what computes nothing, spell out running statistics."""
+
+    name: ClassVar[str] = "normalize"
+
+    def apply(self, program: Program) -> Program:
+        program = program.clone()
+        module = program.graph
+        for node in list(calls(module.graph)):
+            if is_aten(node, *_CHECKS):
+                module.graph.erase_node(node)
+            elif is_aten(node, *_NO_OPS) or _is_no_op_cast(node):
+                node.replace_all_uses_with(_tensor_argument(node))
+                module.graph.erase_node(node)
+            elif is_aten(node, "aten._native_batch_norm_legit_functional"):
+                _spell_out_batch_norm(module.graph, node)
+        refuse_effects(module.graph)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return program
+
+
+def _tensor_argument(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _is_no_op_cast(node: fx.Node) -> bool:
+    if not is_aten(node, "aten.to", "aten._to_copy") or node.kwargs.get("memory_format") is not None:
+        return False
+    source, result = value_of(_tensor_argument(node)), value_of(node)
+    same = source.dtype == result.dtype and source.device == result.device
+    return same and (is_aten(node, "aten.to") or source.stride() == result.stride())
+
+
+def inline_wrappers(module: fx.GraphModule) -> None:
+    """Replace wrap_with_set_grad_enabled and its like by their bodies; results of a no-grad body are detached.
+
+    Done on the captured graph while it still owns the bodies, before anything is copied.
+    """
+    for node in list(calls(module.graph)):
+        name = getattr(node.target, "__name__", "")
+        if name not in _WRAPPERS:
+            continue
+        position = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
+        body_node = node.args[position]
+        assert isinstance(body_node, fx.Node)
+        body = getattr(module, str(body_node.target))
+        detach = name == "wrap_with_set_grad_enabled" and not node.args[0]
+        with module.graph.inserting_before(node):
+            outputs = _copy_body(module.graph, body, node.args[position + 1 :], detach)
+        for user in list(node.users):
+            user.replace_all_uses_with(outputs[int(user.args[1])])  # type: ignore[arg-type]
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+        module.graph.erase_node(body_node)
+    module.recompile()
+
+
+def _copy_body(graph: fx.Graph, body: fx.GraphModule, args: tuple[Any, ...], detach: bool) -> list[Any]:
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    mapping: dict[fx.Node, Any] = dict(zip(inputs, args, strict=True))
+    outputs = graph.graph_copy(body.graph, mapping)
+    for old, new in mapping.items():
+        if isinstance(new, fx.Node) and old.op == "call_function":
+            new.meta = dict(old.meta)
+    results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    return [emit(graph, aten.detach.default, out) if detach and _is_float(out) else out for out in results]
+
+
+def _is_float(node: Any) -> bool:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """Training statistics become plain arithmetic over the batch; their values are what a fold needs.
+
+    Source of the formulas: torch.nn.BatchNorm2d (the running variance takes the unbiased batch variance).
+    """
+    x, weight, bias, mean, var, training, momentum, eps = node.args
+    assert isinstance(x, fx.Node) and isinstance(mean, fx.Node) and isinstance(var, fx.Node)
+    if not training:
+        op = aten._native_batch_norm_legit_no_training.default
+        with graph.inserting_before(node):
+            call = emit(graph, op, x, weight, bias, mean, var, momentum, eps, like=node)
+            out = emit(graph, operator.getitem, call, 0, like=node)
+        _replace_results(graph, node, {0: out, 3: mean, 4: var})
+        return
+    dims = [dim for dim in range(value_of(x).dim()) if dim != 1]
+    keep, take = 1.0 - float(momentum), float(momentum)  # type: ignore[arg-type]
+    with graph.inserting_before(node):
+        call = emit(graph, aten._native_batch_norm_legit.no_stats, x, weight, bias, True, momentum, eps, like=node)
+        set_statistics(call, (source_of(mean).name, source_of(var).name))
+        out = emit(graph, operator.getitem, call, 0, like=node)
+        steady = emit(graph, aten.detach.default, x, like=node)
+        batch_mean = emit(graph, aten.mean.dim, steady, dims, like=node)
+        batch_var = emit(graph, aten.var.correction, steady, dims, correction=1, like=node)
+        new_mean = _blend(graph, mean, keep, batch_mean, take, node)
+        new_var = _blend(graph, var, keep, batch_var, take, node)
+    _replace_results(graph, node, {0: out, 3: new_mean, 4: new_var})
+
+
+def _blend(graph: fx.Graph, old: fx.Node, keep: float, new: fx.Node, take: float, like: fx.Node) -> fx.Node:
+    kept = emit(graph, aten.mul.Scalar, old, keep, like=like)
+    taken = emit(graph, aten.mul.Scalar, new, take, like=like)
+    return emit(graph, aten.add.Tensor, kept, taken, like=like)
+
+
+def _replace_results(graph: fx.Graph, node: fx.Node, by: dict[int, Any]) -> None:
+    for user in list(node.users):
+        number = int(user.args[1])  # type: ignore[arg-type]
+        if number not in by:
+            raise CaptureError(f"normalize: result {number} of {node.target} in {module_of(node)} is not supported")
+        user.replace_all_uses_with(by[number])
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def refuse_effects(graph: fx.Graph) -> None:
+    """Raise CaptureError for control flow and for operators that change their inputs."""
+    for node in calls(graph):
+        target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise CaptureError(f"model: {target} in {module_of(node)} is a control-flow operator; it cannot be cut")
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            raise CaptureError(f"model: {target} in {module_of(node)} changes its input in place; it cannot be cut")
