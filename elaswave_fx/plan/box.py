@@ -1,6 +1,6 @@
 """Boxes, layouts, and routing from one layout to another: the intersection of boxes, nothing else.
 
-    route({0: [0,6)}, {0: [0,3), 1: [3,6)})  ->  (Move(source=0, target=0, box=[0,3)), Move(0, 1, [3,6)))
+route({0: [0,6)}, {0: [0,3), 1: [3,6)})  ->  (Move(source=0, target=0, box=[0,3)), Move(0, 1, [3,6)))
 """
 
 from __future__ import annotations

@@ -87,18 +87,26 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
         position = tile.samples.lo
         for index, piece in enumerate(tile.micro_batches):
             if piece.lo != position or piece.hi <= piece.lo:
-                yield (f"micro-batch {index} of rank {tile.rank} is {piece} where {position} comes next; "
-                       "micro-batches cover their tile in order")
+                yield (
+                    f"micro-batch {index} of rank {tile.rank} is {piece} where {position} comes next; "
+                    "micro-batches cover their tile in order"
+                )
             if piece.lo % granule or piece.hi % granule:
-                yield (f"micro-batch {index} of rank {tile.rank} is {piece}; micro-batches begin and end at granules "
-                       f"of {granule}")
+                yield (
+                    f"micro-batch {index} of rank {tile.rank} is {piece}; micro-batches begin and end at granules "
+                    f"of {granule}"
+                )
             if plan.workload.batch_coupled and len(piece) != granule:
-                yield (f"micro-batch {index} of rank {tile.rank} has {len(piece)} samples; batch-coupled programs run "
-                       f"one granule of {granule} at a time")
+                yield (
+                    f"micro-batch {index} of rank {tile.rank} has {len(piece)} samples; batch-coupled programs run "
+                    f"one granule of {granule} at a time"
+                )
             position = piece.hi
         if position != tile.samples.hi:
-            yield (f"micro-batches of rank {tile.rank} end at {position}, its tile at {tile.samples.hi}; "
-                   "micro-batches cover their tile")
+            yield (
+                f"micro-batches of rank {tile.rank} end at {position}, its tile at {tile.samples.hi}; "
+                "micro-batches cover their tile"
+            )
 
 
 def _buckets(plan: Plan) -> Iterator[str]:
@@ -108,8 +116,10 @@ def _buckets(plan: Plan) -> Iterator[str]:
         group = {t.rank for t in plan.tiles for u in bucket.users if t.units.lo <= u < t.units.hi}
         for rank, span in layout:
             if rank not in owners:
-                yield (f"bucket {bucket.name} is owned by rank {rank}, which does not run unit {bucket.users[0]}; "
-                       "owners run the first user")
+                yield (
+                    f"bucket {bucket.name} is owned by rank {rank}, which does not run unit {bucket.users[0]}; "
+                    "owners run the first user"
+                )
             if span.hi > bucket.numel or not span:
                 yield f"bucket {bucket.name} has the span {span} of rank {rank} outside of [0, {bucket.numel})"
         for span, count in _cover_faults(Span(0, bucket.numel), [s for _, s in layout]):
@@ -117,8 +127,10 @@ def _buckets(plan: Plan) -> Iterator[str]:
         if len({rank for rank, _ in layout}) != len(layout):
             yield f"bucket {bucket.name} gives a rank two spans; an owner holds one"
         if tuple(plan.groups.get(bucket.name, ())) != tuple(sorted(group)):
-            yield (f"bucket {bucket.name} has the group {plan.groups.get(bucket.name)}; its users run on "
-                   f"{tuple(sorted(group))}")
+            yield (
+                f"bucket {bucket.name} has the group {plan.groups.get(bucket.name)}; its users run on "
+                f"{tuple(sorted(group))}"
+            )
     names = {b.name for b in plan.workload.buckets}
     for name in (set(plan.layouts) | set(plan.groups)) - names:
         yield f"bucket {name} is not in the workload; layouts and groups are those of its buckets"
@@ -178,8 +190,9 @@ def _delivery_faults(
     for hop in hops:
         source = tiles[hop.source]
         if not source.units.lo <= before < source.units.hi:
-            yield (f"{place} comes from rank {hop.source}, which does not run unit {before}; "
-                   "hops join neighbouring users")
+            yield (
+                f"{place} comes from rank {hop.source}, which does not run unit {before}; hops join neighbouring users"
+            )
     if plan.workload.values[index].sample_axis is None:
         if len(hops) != 1:
             yield f"{place} arrives {len(hops)} times; a value without a sample axis arrives once"
@@ -194,8 +207,10 @@ def _schedules(plan: Plan) -> Iterator[str]:
         want = Counter((kind, mb) for mb in range(len(tile.micro_batches)) for kind in "FB")
         if Counter(order) != want:
             odd = sorted((Counter(order) - want) + (want - Counter(order)))[0]
-            yield (f"schedule of rank {tile.rank} has {odd[0]}{odd[1]} {Counter(order)[odd]} times; every micro-batch "
-                   "goes forward once and backward once")
+            yield (
+                f"schedule of rank {tile.rank} has {odd[0]}{odd[1]} {Counter(order)[odd]} times; every micro-batch "
+                "goes forward once and backward once"
+            )
             continue
         running: set[int] = set()
         most = 0

@@ -99,8 +99,18 @@ class _Run:
         """Execute if possible; False if it has to wait; _Broken if it must not be there."""
         opcode, *numbers = instruction
         operands = [int(n) for n in numbers]
-        sizes = {"RECV": 7, "SEND": 7, "FORWARD": 2, "BACKWARD": 2, "REDUCE": 1, "UPDATE": 1, "GATHER": 1,
-                 "FOLD": 0, "VOTE": 0, "SNAPSHOT": 0}
+        sizes = {
+            "RECV": 7,
+            "SEND": 7,
+            "FORWARD": 2,
+            "BACKWARD": 2,
+            "REDUCE": 1,
+            "UPDATE": 1,
+            "GATHER": 1,
+            "FOLD": 0,
+            "VOTE": 0,
+            "SNAPSHOT": 0,
+        }
         if sizes.get(str(opcode)) != len(operands):
             raise _Broken("there is no such instruction with that number of operands")
         if opcode in ("RECV", "SEND"):
@@ -128,8 +138,10 @@ class _Run:
             raise _Broken("the value has no gradient here")
         size = (hi - lo) * spec.bytes_per_sample
         if opcode == "RECV":
-            if not grad and (spec.producer in worker.tile.units or any(u in worker.tile.units and
-                             (u, mb) in worker.forward for u in spec.consumers)):
+            if not grad and (
+                spec.producer in worker.tile.units
+                or any(u in worker.tile.units and (u, mb) in worker.forward for u in spec.consumers)
+            ):
                 raise _Broken("the value is made here or was read already")
             post = _Post((Rank(peer), rank, tag), lo, hi, size)
             worker.posts[value, mb, grad].append(post)
@@ -151,8 +163,10 @@ class _Run:
         while self._sent[wire] and self._awaited[wire]:
             size, post = self._sent[wire].pop(0), self._awaited[wire].pop(0)
             if size != post.size:
-                raise _Broken(f"rank {wire[0]} sends {size} bytes to rank {wire[1]} under tag {wire[2]}, "
-                              f"which expects {post.size}; both sides agree on sizes")
+                raise _Broken(
+                    f"rank {wire[0]} sends {size} bytes to rank {wire[1]} under tag {wire[2]}, "
+                    f"which expects {post.size}; both sides agree on sizes"
+                )
             post.arrived = True
 
     def _pieces(self, worker: _Worker, key: Key, length: int) -> bool:
@@ -165,8 +179,10 @@ class _Run:
             position = post.hi
         if position != length or sum(p.hi - p.lo for p in posts) != length:
             what = "gradient of value" if key[2] else "value"
-            raise _Broken(f"the {what} {self._work.values[key[0]].name} of micro-batch {key[1]} is not posted exactly "
-                          "once; every sample is received before it is read")
+            raise _Broken(
+                f"the {what} {self._work.values[key[0]].name} of micro-batch {key[1]} is not posted exactly "
+                "once; every sample is received before it is read"
+            )
         return all(p.arrived for p in posts)
 
     def _value_ready(self, worker: _Worker, value: int, mb: int) -> bool:
@@ -185,8 +201,10 @@ class _Run:
         if spec.sample_axis is None:
             owed = self._served[value, worker.tile.rank, mb]
             if len(worker.posts[value, mb, 1]) != owed:
-                raise _Broken(f"the gradient of value {spec.name} of micro-batch {mb} has "
-                              f"{len(worker.posts[value, mb, 1])} receives posted; {owed} micro-batches return it")
+                raise _Broken(
+                    f"the gradient of value {spec.name} of micro-batch {mb} has "
+                    f"{len(worker.posts[value, mb, 1])} receives posted; {owed} micro-batches return it"
+                )
             return all(p.arrived for p in worker.posts[value, mb, 1])
         if not any(u >= worker.tile.units.hi for u in spec.consumers):
             if worker.posts[value, mb, 1]:
@@ -198,8 +216,9 @@ class _Run:
         spec = self._work.values[value]
         late = [u for u in spec.consumers if u in worker.tile.units and (u, mb) not in worker.backward]
         if late:
-            raise _Broken(f"the gradient of value {spec.name} of micro-batch {mb} leaves before unit {late[0]} "
-                          "has added to it")
+            raise _Broken(
+                f"the gradient of value {spec.name} of micro-batch {mb} leaves before unit {late[0]} has added to it"
+            )
         return self._later_ready(worker, value, mb)
 
     def _forward(self, worker: _Worker, unit: int, mb: int) -> bool:
@@ -217,8 +236,10 @@ class _Run:
         tile = worker.tile
         if (unit, mb) not in worker.forward or (unit, mb) in worker.backward:
             raise _Broken("each unit of the tile runs backward once, after its forward")
-        if any((tile.units.hi - 1, mb) not in worker.forward or (u, mb) not in worker.backward
-               for u in range(unit + 1, tile.units.hi)):
+        if any(
+            (tile.units.hi - 1, mb) not in worker.forward or (u, mb) not in worker.backward
+            for u in range(unit + 1, tile.units.hi)
+        ):
             raise _Broken("units run backward in descending order")
         touched = [i for i in self._made[unit] + self._read[unit] if self._work.values[i].has_grad]
         if not all(self._later_ready(worker, value, mb) for value in touched):
@@ -270,8 +291,11 @@ class _Run:
         """What did not end or was left behind, in words."""
         for rank, worker in self._workers.items():
             if worker.position < len(worker.instructions):
-                waiting = [f"rank {r} at {_text(w.instructions[w.position])}" for r, w in self._workers.items()
-                           if w.position < len(w.instructions)]
+                waiting = [
+                    f"rank {r} at {_text(w.instructions[w.position])}"
+                    for r, w in self._workers.items()
+                    if w.position < len(w.instructions)
+                ]
                 return f"deadlock: {', '.join(waiting[:4])} wait for each other; every list runs to its end"
             want = len(worker.tile.units) * len(worker.tile.micro_batches)
             if len(worker.forward) != want or (self._train and len(worker.backward) != want):

@@ -77,13 +77,17 @@ class Workload:
         for value in self.values:
             users = (value.producer, *value.consumers)
             if list(users) != sorted(set(users)) or not value.consumers:
-                raise PlanError(f"workload: value {value.name} goes from unit {value.producer} to units "
-                                f"{value.consumers}; consumers are ascending, distinct and later than the producer")
+                raise PlanError(
+                    f"workload: value {value.name} goes from unit {value.producer} to units "
+                    f"{value.consumers}; consumers are ascending, distinct and later than the producer"
+                )
             _check_units(f"value {value.name}", users, len(self.units))
         for bucket in self.buckets:
             if not bucket.users or list(bucket.users) != sorted(set(bucket.users)):
-                raise PlanError(f"workload: bucket {bucket.name} has users {bucket.users}; "
-                                "users are ascending, distinct and at least one")
+                raise PlanError(
+                    f"workload: bucket {bucket.name} has users {bucket.users}; "
+                    "users are ascending, distinct and at least one"
+                )
             _check_units(f"bucket {bucket.name}", bucket.users, len(self.units))
         if self.global_batch < 1 or self.granule < 1:
             raise PlanError(f"workload: global_batch {self.global_batch} and granule {self.granule} must be positive")

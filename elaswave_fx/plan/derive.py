@@ -9,6 +9,7 @@ micro-batches do not line up.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.plan.box import Span
@@ -44,17 +45,17 @@ def make_plan(topology: Topology, workload: Workload, tiles: Tiling, reason: str
     work = step_work(workload, topology, tiles, hops)
     schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, layouts)
     exchange = {tile.rank: _exchange_bytes(workload, tile.rank, layouts, groups) for tile in tiles}
+    sent, received = _hop_bytes(workload, hops)
     costs = {}
     for tile in tiles:
         in_flight = most_in_flight(schedule[tile.rank])
-        sent, received = _hop_bytes(workload, hops, tile.rank)
         reduced, gathered = exchange[tile.rank]
         costs[tile.rank] = RankCost(
             busy_s=sum(work.seconds[tile.rank, kind, mb] for kind, mb in schedule[tile.rank]),
             in_flight=in_flight,
             memory_bytes=_memory_bytes(workload, tile, in_flight, layouts),
-            sent_bytes=sent,
-            received_bytes=received,
+            sent_bytes=sent[tile.rank],
+            received_bytes=received[tile.rank],
             reduced_bytes=reduced,
             gathered_bytes=gathered,
         )
@@ -82,8 +83,9 @@ def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:
     users in unit order are a chain, whose links are the pieces. Neighbouring pieces between the same micro-batches
     join. A value without a sample axis goes once to each receiving micro-batch.
     """
-    holders = [sorted((t for t in tiles if unit in t.units), key=lambda t: t.samples.lo)
-               for unit in range(len(workload.units))]
+    holders = [
+        sorted((t for t in tiles if unit in t.units), key=lambda t: t.samples.lo) for unit in range(len(workload.units))
+    ]
     hops: list[Hop] = []
     for index, value in enumerate(workload.values):
         users = (value.producer, *value.consumers)
@@ -155,15 +157,18 @@ def _memory_bytes(workload: Workload, tile: Tile, in_flight: int, layouts: Layou
     return tile_memory(workload, tile.units, largest, in_flight, owned).total
 
 
-def _hop_bytes(workload: Workload, hops: Sequence[Hop], rank: Rank) -> tuple[int, int]:
-    """Bytes of values and gradients that the rank sends and receives in a step."""
-    sent = received = 0
+def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], Counter[Rank]]:
+    """Bytes of values and gradients that each rank sends and receives in a step."""
+    sent: Counter[Rank] = Counter()
+    received: Counter[Rank] = Counter()
     for hop in hops:
         value = workload.values[hop.value]
         size = value.bytes_per_sample * value_samples(value, len(hop.samples))
         back = size if value.has_grad else 0
-        sent += size * (hop.source == rank) + back * (hop.target == rank)
-        received += size * (hop.target == rank) + back * (hop.source == rank)
+        sent[hop.source] += size
+        received[hop.target] += size
+        sent[hop.target] += back
+        received[hop.source] += back
     return sent, received
 
 

@@ -1,6 +1,6 @@
 """A plan as a table for people: stages, units, samples, cost, memory, bytes. Stable text, the same for the same plan.
 
-    print(describe(plan))
+print(describe(plan))
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 
 HEADINGS = (
-    "rank", "host", "units", "samples", "micro-batches", "in flight", "busy", "idle", "memory", "sent", "reduce",
+    "rank",
+    "host",
+    "units",
+    "samples",
+    "micro-batches",
+    "in flight",
+    "busy",
+    "idle",
+    "memory",
+    "sent",
+    "reduce",
     "gather",
 )
 

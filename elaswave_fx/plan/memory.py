@@ -1,6 +1,6 @@
 """Bytes that a tile needs on its rank, exactly for one tile and quickly for every run of units.
 
-    tile_memory(workload, units, micro_batch=4, in_flight=2, owned=1000).total
+tile_memory(workload, units, micro_batch=4, in_flight=2, owned=1000).total
 """
 
 from __future__ import annotations

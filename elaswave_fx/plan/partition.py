@@ -1,6 +1,6 @@
 """Where to cut the units: the contiguous partition whose slowest stage is as fast as it can be.
 
-    minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
+minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _cheapest_borders(
     units = len(prefix) - 1
     never: _Choice = (math.inf, math.inf, ())
     start: _Choice = (0.0, 0.0, (0,))
-    best = [start] + [never] * units
+    best: list[_Choice] = [start, *([never] * units)]
     for stage, speed in enumerate(speeds):
-        extended = [never] * (units + 1)
+        extended: list[_Choice] = [never] * (units + 1)
         for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
             for lo in range(hi - 1, stage - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed

@@ -165,8 +165,7 @@ def _plan_of(data: dict[str, Any]) -> Plan:
             for t in data["tiles"]
         ),
         layouts={
-            name: tuple((Rank(rank), Span(lo, hi)) for rank, lo, hi in parts)
-            for name, parts in data["layouts"].items()
+            name: tuple((Rank(rank), Span(lo, hi)) for rank, lo, hi in parts) for name, parts in data["layouts"].items()
         },
         groups={name: tuple(Rank(r) for r in ranks) for name, ranks in data["groups"].items()},
         hops=tuple(
@@ -187,9 +186,7 @@ def _plan_of(data: dict[str, Any]) -> Plan:
 
 
 def _topology_of(data: dict[str, Any]) -> Topology:
-    members = tuple(
-        Member(Rank(m["rank"]), Host(m["host"]), m["speed"], m["memory_bytes"]) for m in data["members"]
-    )
+    members = tuple(Member(Rank(m["rank"]), Host(m["host"]), m["speed"], m["memory_bytes"]) for m in data["members"])
     return Topology(members, data["ranks_per_host"], Epoch(data["epoch"]), data["link_bytes_per_s"])
 
 

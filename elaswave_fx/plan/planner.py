@@ -44,8 +44,10 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
     """
     _refuse(workload, parallel)
     if len(topology.members) != parallel.dp * parallel.pp:
-        raise PlanError(f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
-                        f"the topology has {len(topology.members)}")
+        raise PlanError(
+            f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
+            f"the topology has {len(topology.members)}"
+        )
     try:
         return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch)
     except PlanError as error:
@@ -58,9 +60,7 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
         raise ConfigError(f"parallel.pp={parallel.pp}: {error}; {advice}") from error
 
 
-def plan_columns(
-    workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None
-) -> Plan:
+def plan_columns(workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None) -> Plan:
     """Pipelines side by side, each with its own cuts and its own share of samples; ranks in order, column by column.
 
     PlanError if the tiles do not fit the memory of their ranks at any micro-batch.
@@ -96,17 +96,17 @@ def plan_rows(workload: Workload, topology: Topology, widths: Sequence[int], mic
     PlanError if a stage is wider than there are granules, or if the tiles do not fit.
     """
     if max(widths) > workload.granules:
-        raise PlanError(f"planner: a stage of {max(widths)} ranks leaves ranks without samples; "
-                        f"there are {workload.granules} granules")
+        raise PlanError(
+            f"planner: a stage of {max(widths)} ranks leaves ranks without samples; "
+            f"there are {workload.granules} granules"
+        )
     stages = [topology.members[b.lo : b.hi] for b in consecutive(widths)]
     strength = [sum(_speeds(stage)) for stage in stages]
     table = MemoryTable(workload, min(widths))
     share = -(-workload.granules // max(widths))
     for size in _micro_batch_sizes(workload, share, len(widths), micro_batch):
         costs = unit_seconds(workload, size)
-        bounds = minimax(
-            costs, strength, _fits_row(stages, table, size, len(widths)), crossing_bytes(workload)
-        )
+        bounds = minimax(costs, strength, _fits_row(stages, table, size, len(widths)), crossing_bytes(workload))
         if bounds is None:
             continue
         tiling = rows(
@@ -156,21 +156,30 @@ def _refuse(workload: Workload, parallel: Parallel) -> None:
     granule, batch = workload.granule, workload.global_batch
     if batch % granule:
         nearest = min((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: (abs(d - granule), d))
-        raise ConfigError(f"parallel.granule={granule} does not divide global_batch={batch}; "
-                          f"nearest valid value: parallel.granule={nearest}")
+        raise ConfigError(
+            f"parallel.granule={granule} does not divide global_batch={batch}; "
+            f"nearest valid value: parallel.granule={nearest}"
+        )
     for key, wanted, most, what in (
-        ("dp", parallel.dp, workload.granules,
-         f"samples: global_batch={batch} has {workload.granules} granules of {granule}"),
+        (
+            "dp",
+            parallel.dp,
+            workload.granules,
+            f"samples: global_batch={batch} has {workload.granules} granules of {granule}",
+        ),
         ("pp", parallel.pp, len(workload.units), f"units: the program has {len(workload.units)}"),
     ):
         if wanted < 1:
             raise ConfigError(f"parallel.{key}={wanted} is below 1; nearest valid value: parallel.{key}=1")
         if wanted > most:
-            raise ConfigError(f"parallel.{key}={wanted} leaves a rank without {what}; "
-                              f"nearest valid value: parallel.{key}={most}")
+            raise ConfigError(
+                f"parallel.{key}={wanted} leaves a rank without {what}; nearest valid value: parallel.{key}={most}"
+            )
     if parallel.micro_batch is not None and parallel.micro_batch < granule:
-        raise ConfigError(f"parallel.micro_batch={parallel.micro_batch} is below parallel.granule={granule}, which is "
-                          f"never split; nearest valid value: parallel.micro_batch={granule}")
+        raise ConfigError(
+            f"parallel.micro_batch={parallel.micro_batch} is below parallel.granule={granule}, which is "
+            f"never split; nearest valid value: parallel.micro_batch={granule}"
+        )
 
 
 def _micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:
@@ -234,8 +243,10 @@ def _does_not_fit(workload: Workload, topology: Topology, owners: int, depth: in
     spans = consecutive(even_split(len(workload.units), depth))
     need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
-    return (f"does not fit in memory: a stage needs about {_mib(need)} at micro-batches of one granule "
-            f"({workload.granule} samples), a rank has {_mib(have)}")
+    return (
+        f"does not fit in memory: a stage needs about {_mib(need)} at micro-batches of one granule "
+        f"({workload.granule} samples), a rank has {_mib(have)}"
+    )
 
 
 def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: Parallel) -> int | None:

@@ -63,9 +63,7 @@ def step_work(workload: Workload, topology: Topology, tiles: Sequence[Tile], hop
         if value.has_grad:
             _add_need(needs, (source[0], "B", source[1]), (target[0], "B", target[1]), size)
     aligned = _aligned_ranks(tiles, hops)
-    ticks = {
-        task: (1.0 if task[1] == "F" else 2.0) if task[0] in aligned else seconds[task] for task in tasks
-    }
+    ticks = {task: (1.0 if task[1] == "F" else 2.0) if task[0] in aligned else seconds[task] for task in tasks}
     return Work(tuple(tasks), needs, seconds, ticks, len(aligned) == len(tiles))
 
 

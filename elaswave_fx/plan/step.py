@@ -72,8 +72,10 @@ def eval_program(plan: Plan, rank: Rank) -> StepProgram:
 def tag(kind: int, value: int, micro_batch: int, piece: int) -> int:
     """The tag of a piece; PlanError if a number does not fit its field."""
     if micro_batch >= TAG_LIMIT or piece >= TAG_LIMIT or value >= 1 << 24:
-        raise PlanError(f"step: value {value}, micro-batch {micro_batch}, piece {piece} do not fit a tag; "
-                        f"a rank has at most {TAG_LIMIT} micro-batches of as many pieces")
+        raise PlanError(
+            f"step: value {value}, micro-batch {micro_batch}, piece {piece} do not fit a tag; "
+            f"a rank has at most {TAG_LIMIT} micro-batches of as many pieces"
+        )
     return kind << 56 | value << 32 | micro_batch << 16 | piece
 
 
@@ -84,7 +86,12 @@ class _Lowering:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values
-        self._tags = _piece_tags(plan)
+        self._tags = _piece_tags(plan, rank)
+        self._first_consumers = {
+            index: min(u for u in value.consumers if u in self._tile.units)
+            for index, value in enumerate(self._values)
+            if any(u in self._tile.units for u in value.consumers)
+        }
         own: Iterable[Hop] = [h for h in plan.hops if rank in (h.source, h.target)]
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
@@ -174,7 +181,7 @@ class _Lowering:
         return self._values[hop.value].producer not in self._tile.units
 
     def _first_consumer(self, value: int) -> int:
-        return min(u for u in self._values[value].consumers if u in self._tile.units)
+        return self._first_consumers[value]
 
     def _transfer(self, opcode: str, hop: Hop, kind: int, mb: int, peer: Rank) -> Instruction:
         if self._values[hop.value].sample_axis is None:
@@ -185,14 +192,19 @@ class _Lowering:
         return (opcode, hop.value, mb, peer, self._tags[kind, hop], piece.lo, piece.hi, grad)
 
 
-def _piece_tags(plan: Plan) -> dict[tuple[int, Hop], int]:
-    """Tags of all pieces, numbered within the micro-batch that receives them, the same on both sides."""
+def _piece_tags(plan: Plan, rank: Rank) -> dict[tuple[int, Hop], int]:
+    """Tags of all pieces into this rank and its peers, numbered within the receiving micro-batch in order of hops.
+
+    Both sides of a piece number the same list, so they agree without talking.
+    """
+    near = {r for h in plan.hops if rank in (h.source, h.target) for r in (h.source, h.target)}
     counts: dict[tuple[int, Place], int] = defaultdict(int)
     tags: dict[tuple[int, Hop], int] = {}
     for hop in plan.hops:
         forward = (hop.value, hop.target, hop.target_micro_batch)
         backward = (hop.value, hop.source, hop.source_micro_batch)
         for kind, place in ((ACTIVATION, forward), (GRADIENT, backward)):
-            tags[kind, hop] = tag(kind, hop.value, place[2], counts[kind, place])
-            counts[kind, place] += 1
+            if place[1] in near:
+                tags[kind, hop] = tag(kind, hop.value, place[2], counts[kind, place])
+                counts[kind, place] += 1
     return tags

@@ -1,6 +1,6 @@
 """Which ranks are alive, on which hosts, how fast, with how much memory.
 
-    local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
+local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
 """
 
 from __future__ import annotations
@@ -70,7 +70,5 @@ def local_topology(
     epoch: Epoch = Epoch(0),
 ) -> Topology:
     """`world_size` equal ranks, `ranks_per_host` neighbours sharing an (emulated) host."""
-    members = tuple(
-        Member(Rank(r), Host(r // ranks_per_host), memory_bytes=memory_bytes) for r in range(world_size)
-    )
+    members = tuple(Member(Rank(r), Host(r // ranks_per_host), memory_bytes=memory_bytes) for r in range(world_size))
     return Topology(members, ranks_per_host, epoch)
