@@ -13,8 +13,7 @@ class Deadline {
   static Deadline after(double seconds) {
     constexpr double kLongest = 1e9;
     const double clamped = seconds < kLongest ? seconds : kLongest;
-    return Deadline(Clock::now() +
-                    std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(clamped)));
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(clamped)));
   }
   bool expired() const { return Clock::now() >= at_; }
   Clock::time_point at() const { return at_; }

@@ -59,12 +59,12 @@ struct PeerAddress {
 
 struct EndpointOptions {
   int rank = 0;
-  std::string token;                // the job's secret; both ends of a link must hold the same
-  std::string host = "127.0.0.1";   // address to listen on
-  std::uint16_t port = 0;           // 0: any free port
-  std::string host_id;              // equal ids may share memory
+  std::string token;               // the job's secret; both ends of a link must hold the same
+  std::string host = "127.0.0.1";  // address to listen on
+  std::uint16_t port = 0;          // 0: any free port
+  std::string host_id;             // equal ids may share memory
   bool allow_shm = true;
-  std::size_t ring_bytes = std::size_t{4} << 20;   // shared memory per direction of a link
+  std::size_t ring_bytes = std::size_t{4} << 20;  // shared memory per direction of a link
   // Unexpected messages per link. At the soft bound a link is not read any further while no receive waits on it; with
   // a receive waiting (the head of the stream stands in its way) the pool grows up to the hard bound, where the link
   // fails with CommError.
@@ -93,7 +93,8 @@ class Endpoint {
   // DeadlineExceeded that names the missing ranks. Links that were made by then stay.
   void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
 
-  // Ends the link to `peer` in order (what was written is delivered); pending transfers with it fail with PeerLost.
+  // Ends the link to `peer` in order: transfers that are done reach it (as long as it does not go on sending to us),
+  // pending ones fail with PeerLost here and, after a goodbye, there.
   void disconnect(int peer);
 
   LinkKind link_kind(int peer) const;
@@ -126,10 +127,10 @@ class Endpoint {
   void advance(std::uint32_t generation);
   std::uint32_t generation() const;
 
-  std::uint64_t bytes_sent() const;      // payload bytes, all links
+  std::uint64_t bytes_sent() const;  // payload bytes, all links
   std::uint64_t bytes_received() const;
 
-  // Ends all links and the IO thread; pending transfers fail. Idempotent.
+  // Ends all links (as `disconnect`) and the IO thread; pending transfers fail with CommError. Idempotent.
   void close();
 
  private:

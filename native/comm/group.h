@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -80,11 +81,18 @@ class Group {
   void route(std::span<const SendPiece> sends, std::span<const RecvPiece> receives, Deadline deadline);
 
  private:
+  class Batch;  // the transfers of one collective
+
   std::uint64_t next_tag();
+  std::size_t member_at(int member) const;
+  void check_intervals(std::span<const Interval> intervals) const;
   template <typename T>
   void all_reduce_small(T* data, std::size_t count, Deadline deadline);
   template <typename T>
   void all_reduce_large(T* data, std::size_t count, Deadline deadline);
+  template <typename T>
+  void reduce_own_slice(const T* input, std::span<const Interval> intervals, T* output, Batch& batch, Deadline deadline,
+                        const std::function<void(Interval)>& finished);
   void copy_own_pieces(std::span<const SendPiece> sends, std::span<const RecvPiece> receives) const;
 
   Endpoint* endpoint_;

@@ -1,0 +1,40 @@
+// A nonblocking pipe of bytes in both directions: what a Link frames its messages on. Private to comm/.
+//
+// All methods but fd() and kind() are called under the lock of the link that owns the channel.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "comm/endpoint.h"
+#include "comm/socket.h"
+
+namespace elaswave::comm {
+
+class Channel {
+ public:
+  static constexpr std::ptrdiff_t kClosed = -1;
+
+  virtual ~Channel() = default;
+  // Bytes moved; 0: nothing to read, or no room, right now; kClosed: never again. What a peer wrote before it went
+  // is read before kClosed shows.
+  virtual std::ptrdiff_t read(void* data, std::size_t bytes) = 0;
+  virtual std::ptrdiff_t write(const iovec* parts, int count) = 0;
+  // Called before the IO thread sleeps, for the directions that it waits for. True: look again, there is something.
+  virtual bool arm(bool for_read, bool for_write) = 0;
+  // epoll reported `fd`.
+  virtual void on_event() = 0;
+  // Ends the own direction; what was written is still delivered.
+  virtual void finish_writing() = 0;
+  // Why kClosed.
+  virtual std::string trouble() const = 0;
+  virtual int fd() const = 0;
+  virtual LinkKind kind() const = 0;
+};
+
+std::unique_ptr<Channel> make_tcp_channel(Fd socket);
+
+}  // namespace elaswave::comm

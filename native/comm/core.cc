@@ -1,0 +1,180 @@
+#include "comm/core.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/errors.h"
+
+namespace elaswave::comm {
+namespace {
+
+// How long a waiter tries itself before it sleeps: ranks share cores, so not long.
+constexpr auto kSpin = std::chrono::microseconds(15);
+constexpr std::size_t kWaiterBudget = std::size_t{512} << 10;
+
+}  // namespace
+
+// ---- messages ---------------------------------------------------------------------------------------------------
+
+Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
+                            std::uint32_t generation) {
+  const LinkPtr link = find(peer);
+  if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
+  auto request = std::make_shared<Request>();
+  request->kind = kind;
+  request->peer = peer;
+  request->tag = tag;
+  request->generation = generation;
+  request->data = data;
+  request->bytes = bytes;
+  request->link = link;
+  const bool needs_io = kind == Request::Kind::kSend ? link->post_send(request) : link->post_recv(request);
+  if (needs_io) kick(link);
+  return Transfer(std::move(request));
+}
+
+void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline) {
+  std::vector<Request*> pending;
+  pending.reserve(transfers.size());
+  for (const Transfer& transfer : transfers) {
+    if (transfer.valid()) pending.push_back(transfer.request().get());
+  }
+  auto spin_until = Deadline::Clock::now() + kSpin;
+  for (;;) {
+    const std::uint32_t ticket = signal_.ticket();
+    for (const Request* request : pending) {
+      if (request->state.load() == Request::State::kFailed) {
+        cancel(transfers);
+        kick(request->link);  // if the link is over, its socket is to be let go
+        request->failure->raise();
+      }
+    }
+    std::erase_if(pending, [](const Request* r) { return r->state.load() == Request::State::kDone; });
+    if (pending.empty()) return;
+    const auto now = Deadline::Clock::now();
+    if (now >= deadline.at()) {
+      cancel(transfers);
+      raise_deadline(pending);
+    }
+    if (drive_waiting(pending)) {
+      spin_until = now + kSpin;
+    } else if (now < spin_until) {
+      std::this_thread::yield();
+    } else {
+      signal_.sleep(ticket, deadline);
+    }
+  }
+}
+
+bool EndpointCore::drive_waiting(std::span<Request* const> pending) {
+  bool moved = false;
+  const Link* previous = nullptr;
+  for (const Request* request : pending) {
+    if (request->link.get() == previous) continue;  // neighbours in a list often share a link
+    previous = request->link.get();
+    moved = request->link->try_progress(kWaiterBudget) || moved;
+    if (request->state.load() != Request::State::kPending) return true;
+  }
+  return moved;
+}
+
+bool EndpointCore::test(const Transfer& transfer) {
+  if (!transfer.valid()) return true;
+  const RequestPtr& request = transfer.request();
+  if (request->state.load() == Request::State::kPending) request->link->try_progress(kWaiterBudget);
+  const auto state = request->state.load();
+  if (state == Request::State::kFailed) request->failure->raise();
+  return state == Request::State::kDone;
+}
+
+void EndpointCore::cancel(std::span<const Transfer> transfers) {
+  FailurePtr reason;
+  for (const Transfer& transfer : transfers) {
+    if (!transfer.valid() || transfer.request()->state.load() != Request::State::kPending) continue;
+    if (!reason) {
+      reason = std::make_shared<const Failure>(
+          Failure{Failure::Kind::kComm, self() + ": the transfer was cancelled", -1, generation()});
+    }
+    transfer.request()->link->cancel(transfer.request(), reason);
+  }
+}
+
+void EndpointCore::raise_deadline(std::span<Request* const> pending) const {
+  constexpr std::size_t kNamed = 8;
+  std::string text = self() + ": a wait passed its deadline; still awaited: ";
+  for (std::size_t i = 0; i < std::min(kNamed, pending.size()); ++i) {
+    if (i > 0) text += "; ";
+    text += pending[i]->describe();
+  }
+  if (pending.size() > kNamed) text += "; and " + std::to_string(pending.size() - kNamed) + " more";
+  throw DeadlineExceeded(text);
+}
+
+void EndpointCore::abort(const std::string& reason) {
+  const auto failure = std::make_shared<const Failure>(
+      Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, -1, generation()});
+  const std::unique_lock lock(table_mutex_);
+  aborted_ = failure;
+  for (const auto& [rank, link] : table_) link->abort(failure);
+}
+
+void EndpointCore::advance(std::uint32_t generation) {
+  const std::unique_lock lock(table_mutex_);
+  if (generation < generation_.load()) {
+    throw CommError(self() + ": generation " + std::to_string(generation) + " is older than the current " +
+                    std::to_string(generation_.load()));
+  }
+  generation_.store(generation);
+  aborted_ = nullptr;
+  for (const auto& [rank, link] : table_) {
+    link->advance(generation);
+    kick(link);  // it may have stood still for a full pool
+  }
+}
+
+// ---- table ------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Link> EndpointCore::find(int peer) const {
+  const std::shared_lock lock(table_mutex_);
+  const auto it = table_.find(peer);
+  return it == table_.end() ? nullptr : it->second;
+}
+
+std::map<int, std::shared_ptr<Link>> EndpointCore::links() const {
+  const std::shared_lock lock(table_mutex_);
+  return table_;
+}
+
+bool EndpointCore::has_live_link(int peer) const {
+  const LinkPtr link = find(peer);
+  return link && !link->lost();
+}
+
+void EndpointCore::disconnect(int peer) {
+  const LinkPtr link = find(peer);
+  if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
+  link->close(std::make_shared<const Failure>(
+      Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
+              generation()}));
+  kick(link);
+}
+
+void EndpointCore::close() {
+  if (std::exchange(closed_, true)) return;
+  stop_.store(true);
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+  io_thread_.join();
+  reap_greeters(true);
+  listener_ = Fd();
+  for (const auto& [rank, link] : links()) {
+    link->close(std::make_shared<const Failure>(
+        Failure{Failure::Kind::kComm, self() + ": the endpoint is closed", rank, generation()}));
+    link->take_channel();
+  }
+}
+
+}  // namespace elaswave::comm

@@ -1,0 +1,116 @@
+// What an Endpoint is made of: the table of links, the IO thread, and the threads that greet dialers. Private to comm/.
+//
+// Locks, in the order in which they may be nested: table_mutex_, then a link's own, then kicks_mutex_. The greeters'
+// lock is taken alone.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/endpoint.h"
+#include "comm/handshake.h"
+#include "comm/link.h"
+
+namespace elaswave::comm {
+
+class EndpointCore {
+ public:
+  explicit EndpointCore(EndpointOptions options);
+  ~EndpointCore();
+
+  const EndpointOptions& options() const { return options_; }
+  std::uint16_t port() const { return port_; }
+  std::uint32_t generation() const { return generation_.load(); }
+
+  void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
+  void disconnect(int peer);
+  // Links by rank; lost ones too, until the rank comes back.
+  std::map<int, std::shared_ptr<Link>> links() const;
+  std::shared_ptr<Link> find(int peer) const;  // null when never linked
+
+  Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
+                std::uint32_t generation);
+  void wait(std::span<const Transfer> transfers, Deadline deadline);
+  bool test(const Transfer& transfer);
+  void cancel(std::span<const Transfer> transfers);
+  void abort(const std::string& reason);
+  void advance(std::uint32_t generation);
+  void close();
+
+ private:
+  using LinkPtr = std::shared_ptr<Link>;
+  struct Greeter {
+    std::thread thread;
+    Fd socket;  // a second handle, while the conversation lasts, for `close` to cut it short
+    bool done = false;
+  };
+
+  std::string self() const { return "rank " + std::to_string(options_.rank); }
+
+  // connecting
+  void dial(int peer, const PeerAddress& address, Deadline deadline);
+  void add_link(int peer, std::unique_ptr<Channel> channel);
+  bool has_live_link(int peer) const;
+  std::vector<int> missing(const std::map<int, PeerAddress>& peers) const;
+  [[noreturn]] void raise_missing(const std::vector<int>& ranks, const std::map<int, PeerAddress>& peers) const;
+  void greet(Fd socket);
+  void converse(Fd socket);
+  void note_refusal(const Acceptance& acceptance);
+  void reap_greeters(bool all);
+
+  // IO thread
+  void run();
+  void fail_all_links(const std::string& why);
+  void take_events(std::set<LinkPtr>& ready);
+  void drive(std::set<LinkPtr>& ready);
+  void accept_dialers();
+  void detach(const LinkPtr& link);
+  void kick(const LinkPtr& link);
+
+  // waiting
+  bool drive_waiting(std::span<Request* const> pending);
+  void raise_deadline(std::span<Request* const> pending) const;
+
+  const EndpointOptions options_;
+  const Identity identity_;
+  Fd listener_;
+  std::uint16_t port_ = 0;
+  Fd epoll_;
+  Fd wake_;  // eventfd
+  Signal signal_;
+  std::atomic<std::uint32_t> generation_{0};
+  std::atomic<bool> stop_{false};
+  bool closed_ = false;
+
+  mutable std::shared_mutex table_mutex_;
+  std::condition_variable_any table_changed_;
+  std::map<int, LinkPtr> table_;
+  std::unordered_map<std::uint64_t, LinkPtr> watched_;  // by the number that epoll reports
+  std::unordered_map<const Link*, std::uint64_t> numbers_;
+  std::uint64_t next_number_ = 2;
+  FailurePtr aborted_;
+  std::map<int, std::string> refusals_;  // why dialers were turned away, for the message of a failed connect
+
+  std::mutex kicks_mutex_;
+  std::vector<LinkPtr> kicks_;
+  std::atomic<bool> woken_{false};
+
+  std::mutex greeters_mutex_;
+  std::list<Greeter> greeters_;
+
+  std::thread io_thread_;
+};
+
+}  // namespace elaswave::comm

@@ -1,0 +1,77 @@
+#include "comm/endpoint.h"
+
+#include "comm/core.h"
+
+namespace elaswave::comm {
+
+Endpoint::Endpoint(EndpointOptions options) : core_(std::make_unique<EndpointCore>(std::move(options))) {}
+Endpoint::~Endpoint() = default;
+
+int Endpoint::rank() const { return core_->options().rank; }
+std::uint16_t Endpoint::port() const { return core_->port(); }
+const std::string& Endpoint::host_id() const { return core_->options().host_id; }
+std::uint32_t Endpoint::generation() const { return core_->generation(); }
+
+void Endpoint::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) { core_->connect(peers, deadline); }
+void Endpoint::disconnect(int peer) { core_->disconnect(peer); }
+
+LinkKind Endpoint::link_kind(int peer) const {
+  const auto link = core_->find(peer);
+  return link && !link->lost() ? link->kind() : LinkKind::kNone;
+}
+
+std::vector<int> Endpoint::peers() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, link] : core_->links()) {
+    if (!link->lost()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<int> Endpoint::lost_peers() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, link] : core_->links()) {
+    if (link->lost()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) {
+  return send(peer, tag, data, bytes, core_->generation());
+}
+
+Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t bytes) {
+  return recv(peer, tag, data, bytes, core_->generation());
+}
+
+Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation) {
+  auto* at = static_cast<std::byte*>(const_cast<void*>(data));  // a send only reads it
+  return core_->post(Request::Kind::kSend, peer, tag, at, bytes, generation);
+}
+
+Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t bytes, std::uint32_t generation) {
+  return core_->post(Request::Kind::kRecv, peer, tag, static_cast<std::byte*>(data), bytes, generation);
+}
+
+void Endpoint::wait(const Transfer& transfer, Deadline deadline) { core_->wait({&transfer, 1}, deadline); }
+void Endpoint::wait(std::span<const Transfer> transfers, Deadline deadline) { core_->wait(transfers, deadline); }
+bool Endpoint::test(const Transfer& transfer) { return core_->test(transfer); }
+void Endpoint::cancel(std::span<const Transfer> transfers) { core_->cancel(transfers); }
+void Endpoint::abort(const std::string& reason) { core_->abort(reason); }
+void Endpoint::advance(std::uint32_t generation) { core_->advance(generation); }
+
+std::uint64_t Endpoint::bytes_sent() const {
+  std::uint64_t sum = 0;
+  for (const auto& [rank, link] : core_->links()) sum += link->bytes_sent();
+  return sum;
+}
+
+std::uint64_t Endpoint::bytes_received() const {
+  std::uint64_t sum = 0;
+  for (const auto& [rank, link] : core_->links()) sum += link->bytes_received();
+  return sum;
+}
+
+void Endpoint::close() { core_->close(); }
+
+}  // namespace elaswave::comm

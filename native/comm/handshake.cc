@@ -1,0 +1,205 @@
+#include "comm/handshake.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "comm/errors.h"
+#include "comm/shm_channel.h"
+
+namespace elaswave::comm {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x316b6e696c776c65;  // "elwlink1", little-endian
+constexpr std::uint32_t kAllowsShm = 1;
+constexpr char kYes = 'Y', kNo = 'N', kMapped = 'M';
+
+struct Hello {
+  std::uint64_t magic = kMagic;
+  std::int32_t from = -1;
+  std::int32_t to = -1;
+  std::uint32_t flags = 0;
+  std::uint32_t reserved = 0;
+  Digest host{};
+  Digest nonce{};
+};
+
+struct Challenge {
+  std::uint64_t magic = kMagic;
+  std::int32_t rank = -1;
+  std::uint32_t flags = 0;
+  Digest host{};
+  Digest nonce{};
+};
+
+struct Verdict {
+  std::uint32_t refusal = 0;
+  std::uint32_t shm = 0;
+  char unix_name[64] = {};
+};
+
+static_assert(std::has_unique_object_representations_v<Hello> && std::has_unique_object_representations_v<Challenge>,
+              "the proofs cover their bytes");
+
+Digest random_digest() {
+  Digest nonce;
+  std::size_t have = 0;
+  while (have < nonce.size()) {
+    const ssize_t n = ::getrandom(nonce.data() + have, nonce.size() - have, 0);
+    if (n > 0) have += static_cast<std::size_t>(n);
+    if (n < 0 && errno != EINTR) throw CommError("no random bytes: " + describe_errno(errno));
+  }
+  return nonce;
+}
+
+Digest prove(const std::string& token, const char* role, const Hello& hello, const Challenge& challenge) {
+  const std::size_t role_bytes = std::strlen(role);
+  std::vector<std::uint8_t> message(role_bytes + sizeof hello + sizeof challenge);
+  std::memcpy(message.data(), role, role_bytes);
+  std::memcpy(message.data() + role_bytes, &hello, sizeof hello);
+  std::memcpy(message.data() + role_bytes + sizeof hello, &challenge, sizeof challenge);
+  return hmac_sha256(token, message);
+}
+
+template <typename T>
+void put(const Fd& socket, const T& value, Deadline deadline) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  send_all(socket, &value, sizeof value, deadline);
+}
+
+template <typename T>
+T get(const Fd& socket, Deadline deadline) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value;
+  recv_all(socket, &value, sizeof value, deadline);
+  return value;
+}
+
+std::string random_name() {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string name = "elaswave-";
+  const Digest bytes = random_digest();
+  for (std::size_t i = 0; i < 16; ++i) {
+    name += kHex[bytes[i] >> 4];
+    name += kHex[bytes[i] & 15];
+  }
+  return name;
+}
+
+// The acceptor's side of a shared-memory link; null when the dialer could not follow.
+std::unique_ptr<Channel> offer_segment(const Identity& own, const Fd& socket, Deadline deadline) {
+  Verdict verdict;
+  verdict.shm = 1;
+  const std::string name = random_name();
+  std::memcpy(verdict.unix_name, name.data(), name.size());
+  const Fd listener = listen_unix(name);
+  const Fd segment = make_segment(own.ring_bytes);
+  put(socket, verdict, deadline);
+  if (get<char>(socket, deadline) != kYes) return nullptr;
+  // It has connected, so this does not wait.
+  Fd pipe(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!pipe) throw CommError("the dialer's unix socket is gone: " + describe_errno(errno));
+  send_file(pipe, segment, deadline);
+  if (get<char>(socket, deadline) != kMapped) return nullptr;
+  return make_shm_channel(segment, std::move(pipe), true);
+}
+
+// The dialer's side; null when the link falls back to TCP.
+std::unique_ptr<Channel> take_segment(const Fd& socket, const Verdict& verdict, Deadline deadline) {
+  std::string name(verdict.unix_name, strnlen(verdict.unix_name, sizeof verdict.unix_name));
+  Fd pipe = dial_unix(name);
+  put(socket, pipe ? kYes : kNo, deadline);
+  if (!pipe) return nullptr;
+  std::unique_ptr<Channel> channel;
+  try {
+    const Fd segment = recv_file(pipe, deadline);
+    channel = make_shm_channel(segment, std::move(pipe), false);
+  } catch (const CommError&) {
+    channel = nullptr;  // say so to the acceptor; TCP works as well
+  }
+  put(socket, channel ? kMapped : kNo, deadline);
+  return channel;
+}
+
+void raise_refusal(Refusal refusal, const Identity& own, int peer) {
+  const std::string who = "rank " + std::to_string(peer) + " refused rank " + std::to_string(own.rank) + ": ";
+  if (refusal == Refusal::kWrongToken) throw CommError(who + "wrong token");
+  if (refusal == Refusal::kWrongRank) throw CommError(who + "it is not the rank that was dialed");
+  throw CommError(who + "reason " + std::to_string(static_cast<std::uint32_t>(refusal)));
+}
+
+}  // namespace
+
+Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(int)>& linked, Deadline deadline) {
+  Acceptance result;
+  const auto hello = get<Hello>(socket, deadline);
+  if (hello.magic != kMagic) throw CommError("a dialer does not speak our protocol");
+  result.peer = hello.from;
+
+  Challenge challenge;
+  challenge.rank = own.rank;
+  challenge.flags = own.allow_shm ? kAllowsShm : 0;
+  challenge.host = own.host;
+  challenge.nonce = random_digest();
+  put(socket, challenge, deadline);
+  put(socket, prove(own.token, "accept", hello, challenge), deadline);
+
+  const auto proof = get<Digest>(socket, deadline);
+  if (!equal_in_constant_time(proof, prove(own.token, "dial", hello, challenge))) {
+    result.refusal = Refusal::kWrongToken;
+  } else if (hello.to != own.rank || hello.from < 0 || hello.from == own.rank) {
+    result.refusal = Refusal::kWrongRank;
+  } else if (linked(hello.from)) {
+    result.refusal = Refusal::kAlreadyLinked;
+  }
+  if (result.refusal != Refusal::kNone) {
+    Verdict verdict;
+    verdict.refusal = static_cast<std::uint32_t>(result.refusal);
+    put(socket, verdict, deadline);
+    return result;
+  }
+  tune_tcp(socket);
+  if (own.allow_shm && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) {
+    result.channel = offer_segment(own, socket, deadline);
+  } else {
+    put(socket, Verdict{}, deadline);
+  }
+  if (!result.channel) result.channel = make_tcp_channel(std::move(socket));
+  return result;
+}
+
+Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
+  Hello hello;
+  hello.from = own.rank;
+  hello.to = peer;
+  hello.flags = own.allow_shm ? kAllowsShm : 0;
+  hello.host = own.host;
+  hello.nonce = random_digest();
+  put(socket, hello, deadline);
+
+  const auto challenge = get<Challenge>(socket, deadline);
+  if (challenge.magic != kMagic) throw CommError("what was dialed as rank " + std::to_string(peer) + " is no endpoint");
+  const auto their_proof = get<Digest>(socket, deadline);
+  // Sent even if theirs is wrong, so that both sides can name the reason.
+  put(socket, prove(own.token, "dial", hello, challenge), deadline);
+  if (!equal_in_constant_time(their_proof, prove(own.token, "accept", hello, challenge))) {
+    raise_refusal(Refusal::kWrongToken, own, peer);
+  }
+  const auto verdict = get<Verdict>(socket, deadline);
+  const auto refusal = static_cast<Refusal>(verdict.refusal);
+  if (refusal == Refusal::kAlreadyLinked) return {};
+  if (refusal != Refusal::kNone) raise_refusal(refusal, own, peer);
+  if (challenge.rank != peer) raise_refusal(Refusal::kWrongRank, own, peer);
+  tune_tcp(socket);
+  Dialed result;
+  if (verdict.shm != 0) result.channel = take_segment(socket, verdict, deadline);
+  if (!result.channel) result.channel = make_tcp_channel(std::move(socket));
+  return result;
+}
+
+}  // namespace elaswave::comm

@@ -1,0 +1,488 @@
+#include "comm/link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/errors.h"
+
+namespace elaswave::comm {
+namespace {
+
+constexpr std::size_t kStaging = std::size_t{32} << 10;
+// Messages up to this size are written by the caller's thread; larger ones are left to the IO thread.
+constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+// Bytes read and thrown away, at most, when a link is closed here.
+constexpr std::size_t kTurnAwayBytes = std::size_t{16} << 20;
+
+FailurePtr comm_failure(std::string message) {
+  return std::make_shared<const Failure>(Failure{Failure::Kind::kComm, std::move(message), -1, 0});
+}
+
+}  // namespace
+
+std::size_t Link::KeyHash::operator()(const Key& key) const {
+  // The finalizer of MurmurHash3: tags differ in few bits.
+  std::uint64_t h = key.tag ^ (std::uint64_t{key.generation} << 32 | key.generation);
+  h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdULL;
+  h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  return static_cast<std::size_t>(h ^ (h >> 33));
+}
+
+Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
+           Signal& signal)
+    : own_rank_(own_rank),
+      peer_(peer),
+      kind_(channel->kind()),
+      limits_(limits),
+      signal_(signal),
+      channel_(std::move(channel)),
+      generation_(generation),
+      staging_(kStaging) {}
+
+// ---- posting ----------------------------------------------------------------------------------------------------
+
+bool Link::post_send(const RequestPtr& request) {
+  const std::lock_guard lock(mutex_);
+  if (lost_ || aborted_) {
+    fail(request, lost_ ? lost_ : aborted_);
+    return false;
+  }
+  if (outgoing_.size() >= limits_.pending_limit) {
+    throw CommError("rank " + std::to_string(own_rank_) + ": more than " + std::to_string(limits_.pending_limit) +
+                    " sends to rank " + std::to_string(peer_) + " are pending");
+  }
+  FrameHeader header;
+  header.generation = request->generation;
+  header.tag = request->tag;
+  header.length = request->bytes;
+  const bool alone = outgoing_.empty();
+  outgoing_.push_back({header, request, request->data, nullptr, 0});
+  if (alone && request->bytes <= kInlineBytes && !write_broken_) progress_send(kInlineBytes + sizeof header);
+  return !outgoing_.empty() || write_broken_;
+}
+
+bool Link::post_recv(const RequestPtr& request) {
+  const std::lock_guard lock(mutex_);
+  if (aborted_) {
+    fail(request, aborted_);
+    return false;
+  }
+  const Key key{request->generation, request->tag};
+  const auto slot = slots_.find(key);
+  if (slot != slots_.end() && !slot->second.arrivals.empty()) {
+    settle_with_arrival(request, slot);
+    return std::exchange(stalled_, false);
+  }
+  if (lost_) {
+    fail(request, lost_);
+    return false;
+  }
+  if (receives_posted_ >= limits_.pending_limit) {
+    throw CommError("rank " + std::to_string(own_rank_) + ": more than " + std::to_string(limits_.pending_limit) +
+                    " receives from rank " + std::to_string(peer_) + " are pending");
+  }
+  slots_[key].receives.push_back(request);
+  ++receives_posted_;
+  return std::exchange(stalled_, false);
+}
+
+// Gives a new receive the oldest message that waits for it; takes over in the middle if that is still coming in.
+void Link::settle_with_arrival(const RequestPtr& request, Slots::iterator slot) {
+  const std::shared_ptr<Arrival> arrival = slot->second.arrivals.front();
+  slot->second.arrivals.pop_front();
+  if (slot->second.arrivals.empty()) slots_.erase(slot);
+  pool_bytes_ -= arrival->bytes;
+  const bool coming = in_message_ && incoming_.arrival == arrival;
+  if (coming) incoming_.arrival = nullptr;
+  if (arrival->bytes != request->bytes) {
+    fail(request, mismatch(*request, arrival->bytes));
+    return;
+  }
+  if (arrival->filled > 0) std::memcpy(request->data, arrival->data.get(), arrival->filled);
+  if (coming) {
+    incoming_.receive = request;
+  } else {
+    complete(request);
+  }
+}
+
+// ---- progress ---------------------------------------------------------------------------------------------------
+
+Link::Progress Link::progress(std::size_t budget) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return Progress::kLost;
+  const std::size_t received = progress_receive(budget);
+  if (lost_) return Progress::kLost;
+  const std::size_t sent = write_broken_ ? 0 : progress_send(budget);
+  return received + sent > 0 ? Progress::kMoved : Progress::kIdle;
+}
+
+bool Link::try_progress(std::size_t budget) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || lost_) return false;
+  const std::size_t received = progress_receive(budget);
+  if (lost_) return false;
+  return received + (write_broken_ ? 0 : progress_send(budget)) > 0;
+}
+
+bool Link::arm() {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return false;
+  return !channel_->arm(!stalled_, !outgoing_.empty() && !write_broken_);
+}
+
+void Link::on_event(bool hangup) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return;
+  channel_->on_event();
+  if (hangup) {
+    hangup_ = true;
+    stalled_ = false;
+  }
+}
+
+std::size_t Link::progress_send(std::size_t budget) {
+  std::size_t moved = 0;
+  while (!outgoing_.empty() && moved < budget) {
+    Outgoing& front = outgoing_.front();
+    const std::size_t total = sizeof front.header + front.header.length;
+    iovec parts[2];
+    int count = 0;
+    std::size_t data_at = 0;
+    if (front.sent < sizeof front.header) {
+      parts[count++] = {reinterpret_cast<std::byte*>(&front.header) + front.sent, sizeof front.header - front.sent};
+    } else {
+      data_at = front.sent - sizeof front.header;
+    }
+    const std::size_t piece = std::min<std::size_t>(front.header.length - data_at, budget - moved);
+    if (piece > 0) parts[count++] = {const_cast<std::byte*>(front.data) + data_at, piece};
+    const std::ptrdiff_t n = channel_->write(parts, count);
+    if (n == Channel::kClosed) {
+      // The peer may have said something before it went; the reading side finds the end and loses the link.
+      write_broken_ = true;
+      hangup_ = true;
+      stalled_ = false;
+      return moved;
+    }
+    if (n == 0) return moved;
+    moved += static_cast<std::size_t>(n);
+    front.sent += static_cast<std::size_t>(n);
+    if (front.sent == total) {
+      bytes_sent_ += front.header.length;
+      if (front.request) complete(front.request);
+      outgoing_.pop_front();
+    }
+  }
+  return moved;
+}
+
+std::size_t Link::progress_receive(std::size_t budget) {
+  std::size_t moved = 0;
+  bool blocked = false;
+  while (moved < budget && !blocked && !lost_) {
+    if (!in_message_) {
+      if (!fill_header() || !begin_message()) return moved;
+      moved += sizeof(FrameHeader);
+    } else {
+      moved += read_payload(budget - moved, blocked);
+    }
+    if (in_message_ && incoming_.filled == incoming_.header.length) finish_message();
+  }
+  return moved;
+}
+
+// Reads until a whole header is staged; false: not yet, or never.
+bool Link::fill_header() {
+  while (staged_end_ - staged_begin_ < sizeof(FrameHeader)) {
+    if (staged_begin_ > 0) {
+      std::memmove(staging_.data(), staging_.data() + staged_begin_, staged_end_ - staged_begin_);
+      staged_end_ -= std::exchange(staged_begin_, 0);
+    }
+    const std::ptrdiff_t n = channel_->read(staging_.data() + staged_end_, staging_.size() - staged_end_);
+    if (n == 0) return false;
+    if (n == Channel::kClosed) {
+      lose(Failure::Kind::kLost, channel_->trouble());
+      return false;
+    }
+    staged_end_ += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+// Takes the staged header and finds the place for its payload. False: it has to wait in the stream, or the link is
+// lost.
+bool Link::begin_message() {
+  FrameHeader header;
+  std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
+  if (!accepts(header)) return false;
+  incoming_ = Incoming{header, 0, nullptr, nullptr};
+  if (header.kind == FrameKind::kMessage && header.generation >= generation_) {
+    Slot& slot = slots_[{header.generation, header.tag}];
+    if (slot.receives.empty()) {
+      incoming_.arrival = std::make_shared<Arrival>(
+          Arrival{header.length, std::make_unique_for_overwrite<std::byte[]>(header.length), 0});
+      pool_bytes_ += header.length;
+      slot.arrivals.push_back(incoming_.arrival);
+    } else {
+      const RequestPtr receive = slot.receives.front();
+      slot.receives.pop_front();
+      --receives_posted_;
+      if (slot.receives.empty()) slots_.erase({header.generation, header.tag});
+      if (receive->bytes == header.length) {
+        incoming_.receive = receive;
+      } else {
+        fail(receive, mismatch(*receive, header.length));
+      }
+    }
+  }
+  staged_begin_ += sizeof header;
+  in_message_ = true;
+  return true;
+}
+
+bool Link::accepts(const FrameHeader& header) {
+  if (header.magic != FrameHeader::kMagic) {
+    lose(Failure::Kind::kComm, "the stream is out of step (a frame with a wrong magic number)");
+    return false;
+  }
+  if (header.kind != FrameKind::kMessage || header.generation < generation_) return true;
+  const auto slot = slots_.find({header.generation, header.tag});
+  if (slot != slots_.end() && !slot->second.receives.empty()) return true;
+  if (header.length > limits_.pool_hard_bytes || pool_bytes_ > limits_.pool_hard_bytes - header.length) {
+    lose(Failure::Kind::kComm, "messages without a receive would exceed the hard bound of " +
+                                   std::to_string(limits_.pool_hard_bytes) +
+                                   " bytes (held: " + std::to_string(pool_bytes_) + "; next: tag " +
+                                   std::to_string(header.tag) + ", " + std::to_string(header.length) + " bytes)");
+    return false;
+  }
+  // The first message is always taken: one message larger than the bound must not stand still for ever.
+  if (pool_bytes_ > 0 && pool_bytes_ + header.length > limits_.pool_soft_bytes && receives_posted_ == 0 && !hangup_) {
+    stalled_ = true;
+    return false;
+  }
+  stalled_ = false;
+  return true;
+}
+
+std::size_t Link::read_payload(std::size_t budget, bool& blocked) {
+  const std::size_t wanted = std::min<std::size_t>(incoming_.header.length - incoming_.filled, budget);
+  std::byte* to = nullptr;
+  if (incoming_.receive) to = incoming_.receive->data + incoming_.filled;
+  if (incoming_.arrival) to = incoming_.arrival->data.get() + incoming_.filled;
+  std::size_t got = std::min(wanted, staged_end_ - staged_begin_);
+  if (got > 0) {
+    if (to != nullptr) std::memcpy(to, staging_.data() + staged_begin_, got);
+    staged_begin_ += got;
+  } else if (wanted > 0) {
+    // Nothing is staged here, so what is thrown away may go through the staging buffer.
+    const bool keep = to != nullptr;
+    const std::ptrdiff_t n =
+        channel_->read(keep ? to : staging_.data(), keep ? wanted : std::min(wanted, staging_.size()));
+    if (n == Channel::kClosed) {
+      lose(Failure::Kind::kLost, channel_->trouble());
+      return 0;
+    }
+    blocked = n == 0;
+    got = static_cast<std::size_t>(n);
+  }
+  incoming_.filled += got;
+  if (incoming_.arrival) incoming_.arrival->filled = incoming_.filled;
+  return got;
+}
+
+void Link::finish_message() {
+  in_message_ = false;
+  bytes_received_ += incoming_.header.length;
+  incoming_.arrival = nullptr;
+  if (const RequestPtr receive = std::exchange(incoming_.receive, nullptr)) complete(receive);
+  if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint");
+}
+
+// ---- taking back ------------------------------------------------------------------------------------------------
+
+void Link::cancel(const RequestPtr& request, const FailurePtr& reason) {
+  const std::lock_guard lock(mutex_);
+  if (request->state.load() != Request::State::kPending) return;
+  const auto chosen = [&](const Request& other) { return &other == request.get(); };
+  if (request->kind == Request::Kind::kSend) {
+    withdraw_sends(chosen, reason);
+  } else {
+    withdraw_receives(chosen, reason);
+  }
+}
+
+// A frame that is partly on its way is completed from a private copy: the stream must not lose its step.
+void Link::withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason) {
+  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
+    if (!it->request || !chosen(*it->request)) {
+      ++it;
+      continue;
+    }
+    const RequestPtr request = std::exchange(it->request, nullptr);
+    if (it->sent == 0) {
+      it = outgoing_.erase(it);
+    } else {
+      const std::size_t length = it->header.length;
+      if (length > 0) {
+        it->copy = std::make_unique_for_overwrite<std::byte[]>(length);
+        const std::size_t done = it->sent > sizeof it->header ? it->sent - sizeof it->header : 0;
+        std::memcpy(it->copy.get() + done, it->data + done, length - done);
+        it->data = it->copy.get();
+      }
+      ++it;
+    }
+    fail(request, reason);
+  }
+}
+
+void Link::withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason) {
+  if (in_message_ && incoming_.receive && chosen(*incoming_.receive)) {
+    fail(std::exchange(incoming_.receive, nullptr), reason);
+  }
+  for (auto slot = slots_.begin(); slot != slots_.end();) {
+    auto& receives = slot->second.receives;
+    for (auto it = receives.begin(); it != receives.end();) {
+      if (!chosen(**it)) {
+        ++it;
+        continue;
+      }
+      fail(*it, reason);
+      it = receives.erase(it);
+      --receives_posted_;
+    }
+    slot = receives.empty() && slot->second.arrivals.empty() ? slots_.erase(slot) : std::next(slot);
+  }
+}
+
+void Link::abort(const FailurePtr& reason) {
+  const std::lock_guard lock(mutex_);
+  const auto all = [](const Request&) { return true; };
+  withdraw_sends(all, reason);
+  withdraw_receives(all, reason);
+  aborted_ = reason;
+}
+
+void Link::advance(std::uint32_t generation) {
+  const std::lock_guard lock(mutex_);
+  aborted_ = nullptr;
+  generation_ = generation;
+  const auto older = [&](const Request& request) { return request.generation < generation; };
+  const FailurePtr reason =
+      comm_failure("rank " + std::to_string(own_rank_) + ": a transfer with rank " + std::to_string(peer_) +
+                   " is of a generation before " + std::to_string(generation));
+  withdraw_sends(older, reason);
+  withdraw_receives(older, reason);
+  for (auto slot = slots_.begin(); slot != slots_.end();) {
+    if (slot->first.generation >= generation) {
+      ++slot;
+      continue;
+    }
+    for (const auto& arrival : slot->second.arrivals) {
+      pool_bytes_ -= arrival->bytes;
+      if (incoming_.arrival == arrival) incoming_.arrival = nullptr;
+    }
+    slot = slots_.erase(slot);
+  }
+  stalled_ = false;
+}
+
+void Link::close(const FailurePtr& reason) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return;
+  if (outgoing_.empty() || outgoing_.front().sent == 0) {
+    FrameHeader goodbye;
+    goodbye.kind = FrameKind::kGoodbye;
+    iovec part{&goodbye, sizeof goodbye};
+    // A full pipe swallows it or a part of it: the peer then sees the end of the stream alone.
+    channel_->write(&part, 1);
+  }
+  channel_->finish_writing();
+  // Closing a TCP socket with unread bytes in it resets the connection, which could overtake what we wrote.
+  for (std::size_t read = 0; read < kTurnAwayBytes;) {
+    const std::ptrdiff_t n = channel_->read(staging_.data(), staging_.size());
+    if (n <= 0) break;
+    read += static_cast<std::size_t>(n);
+  }
+  fail_everything(reason);
+}
+
+// ---- ends -------------------------------------------------------------------------------------------------------
+
+void Link::lose(Failure::Kind kind, const std::string& why) {
+  Failure failure;
+  failure.kind = kind;
+  failure.rank = peer_;
+  failure.epoch = generation_;
+  failure.message = "rank " + std::to_string(own_rank_) + ": " +
+                    (kind == Failure::Kind::kLost ? "rank " + std::to_string(peer_) + " is lost: "
+                                                  : "the link to rank " + std::to_string(peer_) + " failed: ") +
+                    why + " (epoch " + std::to_string(generation_) + ")";
+  fail_everything(std::make_shared<const Failure>(std::move(failure)));
+}
+
+void Link::fail_everything(const FailurePtr& reason) {
+  lost_ = reason;
+  for (const Outgoing& out : outgoing_) {
+    if (out.request) fail(out.request, reason);
+  }
+  outgoing_.clear();
+  withdraw_receives([](const Request&) { return true; }, reason);
+  drop_incoming();
+  signal_.notify();
+}
+
+// Takes back a message that will never be whole.
+void Link::drop_incoming() {
+  if (!in_message_) return;
+  in_message_ = false;
+  const std::shared_ptr<Arrival> arrival = std::exchange(incoming_.arrival, nullptr);
+  if (!arrival) return;
+  pool_bytes_ -= arrival->bytes;
+  const auto slot = slots_.find({incoming_.header.generation, incoming_.header.tag});
+  slot->second.arrivals.remove(arrival);
+  if (slot->second.arrivals.empty()) slots_.erase(slot);
+}
+
+FailurePtr Link::mismatch(const Request& request, std::size_t message_bytes) const {
+  return comm_failure("rank " + std::to_string(own_rank_) + ": " + request.describe() + ": the message has " +
+                      std::to_string(message_bytes) + " bytes; both must be equal");
+}
+
+void Link::complete(const RequestPtr& request) {
+  request->state.store(Request::State::kDone);
+  signal_.notify();
+}
+
+void Link::fail(const RequestPtr& request, const FailurePtr& failure) {
+  request->failure = failure;
+  request->state.store(Request::State::kFailed);
+  signal_.notify();
+}
+
+std::unique_ptr<Channel> Link::take_channel() {
+  const std::lock_guard lock(mutex_);
+  return std::move(channel_);
+}
+
+FailurePtr Link::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+int Link::fd() const {
+  const std::lock_guard lock(mutex_);
+  return channel_ ? channel_->fd() : -1;
+}
+
+std::uint64_t Link::bytes_sent() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_sent_;
+}
+
+std::uint64_t Link::bytes_received() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_received_;
+}
+
+}  // namespace elaswave::comm

@@ -1,0 +1,153 @@
+// One link to one peer: frames, queues and the matching of messages to receives. Private to comm/.
+//
+// Everything is guarded by the link's own lock; callers and the IO thread alike make progress under it, a bounded
+// number of bytes at a time, so that nobody waits long for the lock. Nothing here blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/channel.h"
+#include "comm/frame.h"
+#include "comm/request.h"
+
+namespace elaswave::comm {
+
+struct LinkLimits {
+  std::size_t pool_soft_bytes;
+  std::size_t pool_hard_bytes;
+  std::size_t pending_limit;
+};
+
+class Link {
+ public:
+  enum class Progress {
+    kIdle,   // nothing to do until an event
+    kMoved,  // bytes moved; there may be more
+    kLost,   // the link is over: detach it from epoll and drop the channel
+  };
+
+  Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
+       Signal& signal);
+
+  int peer() const { return peer_; }
+  LinkKind kind() const { return kind_; }
+
+  // Accept a request. True: the IO thread has to look at this link. Throw CommError at the bound of pending transfers.
+  bool post_send(const RequestPtr& request);
+  bool post_recv(const RequestPtr& request);
+
+  // Moves at most about `budget` bytes each way.
+  Progress progress(std::size_t budget);
+  // For a waiter: the same unless another thread is at it. True when bytes moved.
+  bool try_progress(std::size_t budget);
+  // For the IO thread: true when it may sleep on this link's events.
+  bool arm();
+  void on_event(bool hangup);
+
+  // The library does not touch the request's buffer once these return.
+  void cancel(const RequestPtr& request, const FailurePtr& reason);
+  void abort(const FailurePtr& reason);
+  // Ends an abort; drops what is older than `generation`.
+  void advance(std::uint32_t generation);
+  // Ends the link for good; says goodbye if the stream stands between two messages.
+  void close(const FailurePtr& reason);
+
+  // After kLost: the channel, for the IO thread to let go of.
+  std::unique_ptr<Channel> take_channel();
+  FailurePtr lost() const;
+  int fd() const;
+  std::uint64_t bytes_sent() const;
+  std::uint64_t bytes_received() const;
+
+ private:
+  struct Key {
+    std::uint32_t generation;
+    std::uint64_t tag;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const;
+  };
+  // A message that came before its receive.
+  struct Arrival {
+    std::size_t bytes;
+    std::unique_ptr<std::byte[]> data;
+    std::size_t filled = 0;
+  };
+  // What waits under one key: receives or arrivals, never both.
+  struct Slot {
+    std::list<RequestPtr> receives;
+    std::list<std::shared_ptr<Arrival>> arrivals;
+  };
+  using Slots = std::unordered_map<Key, Slot, KeyHash>;
+  // The message whose payload is being read. Into `receive`, else into `arrival`, else thrown away.
+  struct Incoming {
+    FrameHeader header;
+    std::size_t filled = 0;
+    RequestPtr receive;
+    std::shared_ptr<Arrival> arrival;
+  };
+  struct Outgoing {
+    FrameHeader header;
+    RequestPtr request;                 // null once it was cancelled midway
+    const std::byte* data;              // the request's, or `copy`
+    std::unique_ptr<std::byte[]> copy;  // the unsent rest of a cancelled request
+    std::size_t sent = 0;               // of header and data together
+  };
+
+  std::size_t progress_send(std::size_t budget);
+  std::size_t progress_receive(std::size_t budget);
+  bool begin_message();
+  std::size_t read_payload(std::size_t budget, bool& blocked);
+  void finish_message();
+  bool fill_header();
+  bool accepts(const FrameHeader& header);
+  void settle_with_arrival(const RequestPtr& request, Slots::iterator slot);
+  void drop_incoming();
+  void withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
+  void withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
+  void lose(Failure::Kind kind, const std::string& why);
+  void fail_everything(const FailurePtr& reason);
+  FailurePtr mismatch(const Request& request, std::size_t message_bytes) const;
+  void complete(const RequestPtr& request);
+  void fail(const RequestPtr& request, const FailurePtr& failure);
+
+  const int own_rank_;
+  const int peer_;
+  const LinkKind kind_;
+  const LinkLimits limits_;
+  Signal& signal_;
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Channel> channel_;
+  std::uint32_t generation_;  // older messages are dropped
+  FailurePtr lost_;           // set once, for good
+  FailurePtr aborted_;        // until the next generation
+  bool hangup_ = false;       // the peer writes no more: what remains is read whatever the pool's soft bound
+  bool write_broken_ = false;
+
+  std::deque<Outgoing> outgoing_;
+  Slots slots_;
+  std::size_t receives_posted_ = 0;
+  std::size_t pool_bytes_ = 0;
+  bool stalled_ = false;  // a message waits in the stream for the pool to have room
+
+  bool in_message_ = false;
+  Incoming incoming_;
+  std::vector<std::byte> staging_;  // headers and small messages are read through this
+  std::size_t staged_begin_ = 0;
+  std::size_t staged_end_ = 0;
+
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_received_ = 0;
+};
+
+}  // namespace elaswave::comm

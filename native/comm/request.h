@@ -1,0 +1,63 @@
+// What a Transfer stands for, and how its waiter is woken. Private to comm/.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "comm/deadline.h"
+
+namespace elaswave::comm {
+
+class Link;
+
+// Why transfers failed; shared by all that failed for one reason.
+struct Failure {
+  enum class Kind { kComm, kLost, kAborted };
+  Kind kind = Kind::kComm;
+  std::string message;
+  int rank = -1;
+  std::uint32_t epoch = 0;
+
+  // Throws the CommError that `kind` stands for.
+  [[noreturn]] void raise() const;
+};
+using FailurePtr = std::shared_ptr<const Failure>;
+
+struct Request {
+  enum class Kind { kSend, kRecv };
+  enum class State { kPending, kDone, kFailed };
+
+  Kind kind;
+  int peer;
+  std::uint64_t tag;
+  std::uint32_t generation;
+  std::byte* data;  // read only for kSend
+  std::size_t bytes;
+  std::shared_ptr<Link> link;
+
+  std::atomic<State> state{State::kPending};
+  FailurePtr failure;  // written before `state` becomes kFailed, read after
+
+  // "recv from rank 3, tag 0x12, 4096 bytes"
+  std::string describe() const;
+};
+using RequestPtr = std::shared_ptr<Request>;
+
+// Wakes waiters of one endpoint (a futex). A waiter takes `ticket`, checks its transfers, then sleeps on the ticket:
+// whatever completes in between makes the sleep return at once.
+class Signal {
+ public:
+  std::uint32_t ticket() const { return count_.load(); }
+  void notify();
+  // Returns when notified since `ticket`, at the deadline, or spuriously.
+  void sleep(std::uint32_t ticket, Deadline deadline);
+
+ private:
+  std::atomic<std::uint32_t> count_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+};
+
+}  // namespace elaswave::comm

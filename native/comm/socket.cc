@@ -1,0 +1,250 @@
+#include "comm/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <system_error>
+
+#include "comm/errors.h"
+
+namespace elaswave::comm {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+std::string place(const std::string& host, std::uint16_t port) { return host + ":" + std::to_string(port); }
+
+AddressList resolve(const std::string& host, std::uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) throw CommError("host '" + host + "' cannot be resolved: " + gai_strerror(error));
+  return {found, &freeaddrinfo};
+}
+
+Fd open_socket(int family) {
+  Fd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) throw CommError("no socket: " + describe_errno(errno));
+  return fd;
+}
+
+int poll_timeout_ms(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left()).count();
+  return static_cast<int>(std::min<std::int64_t>(left, INT_MAX));
+}
+
+std::size_t system_limit(const char* path) {
+  std::ifstream file(path);
+  std::size_t value = 0;
+  file >> value;
+  return value;
+}
+
+sockaddr_un unix_address(const std::string& name, socklen_t& length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::size_t size = std::min(name.size(), sizeof address.sun_path - 1);
+  std::memcpy(address.sun_path + 1, name.data(), size);
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  return address;
+}
+
+void require_same_user(const Fd& socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) {
+    throw CommError("a process of another user asked for shared memory");
+  }
+}
+
+// Room for the one descriptor that travels beside the byte.
+union FileEnvelope {
+  cmsghdr header;
+  char space[CMSG_SPACE(sizeof(int))];
+};
+
+}  // namespace
+
+Fd::~Fd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::string describe_errno(int error) { return std::generic_category().message(error); }
+
+Fd listen_tcp(const std::string& host, std::uint16_t port) {
+  const AddressList addresses = resolve(host, port, AI_PASSIVE);
+  int error = 0;
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    Fd fd = open_socket(a->ai_family);
+    const int on = 1;
+    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
+    error = errno;
+  }
+  const std::string fact = error == EADDRINUSE ? "the port is already in use" : describe_errno(error);
+  throw CommError("cannot listen on " + place(host, port) + ": " + fact);
+}
+
+std::uint16_t port_of(const Fd& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw CommError("a socket has no name: " + describe_errno(errno));
+  }
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
+  return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+}
+
+Fd dial_tcp(const std::string& host, std::uint16_t port, Deadline deadline, std::string& why) {
+  const AddressList addresses = resolve(host, port, 0);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    Fd fd = open_socket(a->ai_family);
+    int error = 0;
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) error = errno;
+    if (error == EINPROGRESS) {
+      socklen_t length = sizeof error;
+      if (!wait_for(fd, POLLOUT, deadline)) {
+        error = ETIMEDOUT;
+      } else {
+        getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+    }
+    if (error == 0) return fd;
+    why = describe_errno(error);
+  }
+  return Fd();
+}
+
+void tune_tcp(const Fd& socket) {
+  const auto set = [&](int level, int name, int value) { setsockopt(socket.get(), level, name, &value, sizeof value); };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  // A host that vanishes without a word is noticed after about 11 s; waits have their own, shorter deadlines.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  // A fixed size turns the kernel's own tuning off and is cut to the system's limit, so it helps only where that is
+  // high.
+  constexpr std::size_t kBuffer = std::size_t{4} << 20;
+  if (system_limit("/proc/sys/net/core/rmem_max") >= kBuffer) set(SOL_SOCKET, SO_RCVBUF, kBuffer);
+  if (system_limit("/proc/sys/net/core/wmem_max") >= kBuffer) set(SOL_SOCKET, SO_SNDBUF, kBuffer);
+}
+
+bool wait_for(const Fd& socket, short events, Deadline deadline) {
+  for (;;) {
+    pollfd entry{socket.get(), events, 0};
+    const int ready = ::poll(&entry, 1, poll_timeout_ms(deadline));
+    if (ready > 0) return true;
+    if (ready == 0 && deadline.expired()) return false;
+    if (ready < 0 && errno != EINTR) throw CommError("poll failed: " + describe_errno(errno));
+  }
+}
+
+void send_all(const Fd& socket, const void* data, std::size_t bytes, Deadline deadline) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::send(socket.get(), at, bytes, MSG_NOSIGNAL);
+    if (n > 0) {
+      at += n;
+      bytes -= static_cast<std::size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(socket, POLLOUT, deadline)) throw DeadlineExceeded("the peer takes no bytes");
+    } else if (errno != EINTR) {
+      throw CommError("the connection broke: " + describe_errno(errno));
+    }
+  }
+}
+
+void recv_all(const Fd& socket, void* data, std::size_t bytes, Deadline deadline) {
+  char* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::recv(socket.get(), at, bytes, 0);
+    if (n > 0) {
+      at += n;
+      bytes -= static_cast<std::size_t>(n);
+    } else if (n == 0) {
+      throw CommError("the peer closed the connection");
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(socket, POLLIN, deadline)) throw DeadlineExceeded("the peer says nothing");
+    } else if (errno != EINTR) {
+      throw CommError("the connection broke: " + describe_errno(errno));
+    }
+  }
+}
+
+Fd listen_unix(const std::string& name) {
+  Fd fd = open_socket(AF_UNIX);
+  socklen_t length = 0;
+  const sockaddr_un address = unix_address(name, length);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 || ::listen(fd.get(), 1) != 0) {
+    throw CommError("no unix socket: " + describe_errno(errno));
+  }
+  return fd;
+}
+
+Fd dial_unix(const std::string& name) {
+  Fd fd = open_socket(AF_UNIX);
+  socklen_t length = 0;
+  const sockaddr_un address = unix_address(name, length);
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return Fd();
+  return fd;
+}
+
+void send_file(const Fd& socket, const Fd& file, Deadline deadline) {
+  require_same_user(socket);
+  char byte = 'F';
+  iovec part{&byte, 1};
+  FileEnvelope envelope{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = envelope.space;
+  message.msg_controllen = sizeof envelope.space;
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = file.get();
+  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
+  if (!wait_for(socket, POLLOUT, deadline) || ::sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) {
+    throw CommError("the shared segment could not be passed: " + describe_errno(errno));
+  }
+}
+
+Fd recv_file(const Fd& socket, Deadline deadline) {
+  require_same_user(socket);
+  char byte = 0;
+  iovec part{&byte, 1};
+  FileEnvelope envelope{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = envelope.space;
+  message.msg_controllen = sizeof envelope.space;
+  if (!wait_for(socket, POLLIN, deadline) || ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) {
+    throw CommError("no shared segment came: " + describe_errno(errno));
+  }
+  const cmsghdr* head = CMSG_FIRSTHDR(&message);
+  if (head == nullptr || head->cmsg_type != SCM_RIGHTS || head->cmsg_len != CMSG_LEN(sizeof(int))) {
+    throw CommError("the message that should carry the shared segment has none");
+  }
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
+  return Fd(fd);
+}
+
+}  // namespace elaswave::comm

@@ -1,0 +1,149 @@
+// Waits that do not end well, in one process: deadlines, aborts, cancelled transfers, lost peers.
+#include <cstdint>
+
+#include "cluster.h"
+
+using namespace elaswave::comm;
+using namespace elaswave::tests;
+
+TEST_BOTH(a_deadline_names_what_is_awaited) {
+  Cluster pair(2, kind);
+  int a = 0, b = 0;
+  const std::vector<Transfer> two{pair.at(0).recv(1, 0x2a, &a, 4), pair.at(0).recv(1, 0x2b, &b, 4)};
+  CHECK_THROWS(DeadlineExceeded, "recv from rank 1, tag 0x2a, 4 bytes; recv from rank 1, tag 0x2b",
+               pair.at(0).wait(two, Deadline::after(0.02)));
+  // Both were taken back: the next message finds a new receive, not an old one.
+  int value = 3;
+  pair.at(1).wait(pair.at(1).send(0, 0x2a, &value, 4), plenty());
+  int c = 0;
+  pair.at(0).wait(pair.at(0).recv(1, 0x2a, &c, 4), plenty());
+  CHECK_EQUAL(c, 3);
+  CHECK_EQUAL(a, 0);
+}
+
+// The buffers of a wait that threw are free: they are gone here while the rest of the message is still to be sent.
+TEST_BOTH(a_cancelled_send_does_not_need_its_buffer) {
+  EndpointOptions base;
+  base.pool_soft_bytes = 1 << 16;
+  Cluster pair(2, kind, base);
+  constexpr std::size_t kBytes = std::size_t{48} << 20;
+  int first = 1, last = 2, got = 0;
+  pair.at(0).wait(pair.at(0).send(1, 1, &first, 4), plenty());
+  {
+    const std::vector<std::uint8_t> filler(1 << 17, 1);
+    pair.at(0).wait(pair.at(0).send(1, 2, filler.data(), filler.size()), Deadline::after(10));
+    std::vector<std::uint8_t> gone(kBytes, 0x5a);
+    CHECK_THROWS(DeadlineExceeded, "send to rank 1",
+                 pair.at(0).wait(pair.at(0).send(1, 3, gone.data(), gone.size()), Deadline::after(0.05)));
+    std::fill(gone.begin(), gone.end(), 0);
+  }
+  const Transfer end = pair.at(0).send(1, 4, &last, 4);
+  pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
+  CHECK_EQUAL(got, 1);
+  std::vector<std::uint8_t> whole(kBytes);
+  pair.at(1).wait(pair.at(1).recv(0, 4, &got, 4), plenty());  // the stream kept its step
+  CHECK_EQUAL(got, 2);
+  pair.at(0).wait(end, plenty());
+}
+
+TEST_BOTH(a_cancelled_receive_is_not_written_to) {
+  Cluster pair(2, kind);
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  const std::vector<std::uint8_t> sent(kBytes, 7);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::uint8_t> got(kBytes, 0);
+    const std::vector<Transfer> receive{pair.at(1).recv(0, 1, got.data(), kBytes)};
+    const Transfer send = pair.at(0).send(1, 1, sent.data(), kBytes);
+    std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+    pair.at(1).cancel(receive);
+    const std::vector<std::uint8_t> then = got;
+    if (round == 0) {
+      // The message had a place, or comes unexpected now; either way the link goes on.
+      pair.at(1).advance(pair.at(1).generation() + 1);
+      pair.at(0).wait(send, plenty());
+      pair.at(0).advance(pair.at(1).generation());
+    } else {
+      pair.at(0).wait(send, plenty());
+      pair.at(0).advance(pair.at(0).generation() + 1);
+      pair.at(1).advance(pair.at(0).generation());
+    }
+    CHECK(got == then);
+  }
+  int value = 5, got = 0;
+  pair.at(0).wait(pair.at(0).send(1, 9, &value, 4), plenty());
+  pair.at(1).wait(pair.at(1).recv(0, 9, &got, 4), plenty());
+  CHECK_EQUAL(got, 5);
+}
+
+TEST_BOTH(abort_wakes_waiters_until_the_next_generation) {
+  Cluster pair(2, kind);
+  int value = 4, got = 0;
+  in_threads(2, [&](int thread) {
+    if (thread == 0) {
+      CHECK_THROWS(Aborted, "rank 0: aborted: rank 3 is suspected",
+                   pair.at(0).wait(pair.at(0).recv(1, 1, &got, 4), plenty()));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      pair.at(0).abort("rank 3 is suspected");
+    }
+  });
+  CHECK_THROWS(Aborted, "suspected", pair.at(0).wait(pair.at(0).send(1, 1, &value, 4), plenty()));
+  pair.at(0).advance(1);
+  pair.at(1).advance(1);
+  pair.at(1).wait(pair.at(1).send(0, 1, &value, 4), plenty());
+  pair.at(0).wait(pair.at(0).recv(1, 1, &got, 4), plenty());
+  CHECK_EQUAL(got, 4);
+}
+
+TEST_BOTH(a_closed_peer_is_lost_after_its_last_message) {
+  Cluster three(3, kind);
+  int value = 6, got = 0, never = 0;
+  three.at(1).advance(2);
+  const Transfer pending = three.at(1).recv(0, 2, &never, 4);
+  three.at(0).advance(2);
+  three.at(0).wait(three.at(0).send(1, 1, &value, 4), plenty());
+  three.at(0).close();
+  try {
+    three.at(1).wait(pending, plenty());
+    CHECK(false);
+  } catch (const PeerLost& lost) {
+    CHECK_EQUAL(lost.rank(), 0);
+    CHECK_EQUAL(lost.epoch(), 2u);
+    CHECK(std::string(lost.what()).find("it closed its endpoint") != std::string::npos);
+  }
+  three.at(1).wait(three.at(1).recv(0, 1, &got, 4), plenty());  // it was sent before the end
+  CHECK_EQUAL(got, 6);
+  CHECK_THROWS(PeerLost, "rank 0 is lost", three.at(1).wait(three.at(1).recv(0, 3, &got, 4), plenty()));
+  CHECK_THROWS(PeerLost, "rank 0 is lost", three.at(1).wait(three.at(1).send(0, 3, &value, 4), plenty()));
+  CHECK(three.at(1).lost_peers() == std::vector<int>{0});
+  CHECK(three.at(1).peers() == std::vector<int>{2});
+  // The other link is not concerned.
+  three.at(2).advance(2);
+  three.at(2).wait(three.at(2).send(1, 1, &value, 4), plenty());
+  three.at(1).wait(three.at(1).recv(2, 1, &got, 4), plenty());
+}
+
+TEST_BOTH(a_link_that_was_ended_can_be_opened_anew) {
+  Cluster pair(2, kind);
+  int value = 8, got = 0;
+  pair.at(0).disconnect(1);
+  CHECK_THROWS(PeerLost, "ended here", pair.at(0).wait(pair.at(0).recv(1, 1, &got, 4), plenty()));
+  CHECK_THROWS(PeerLost, "rank 0 is lost", pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty()));
+  pair.connect();
+  pair.at(0).wait(pair.at(0).send(1, 1, &value, 4), plenty());
+  pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
+  CHECK_EQUAL(got, 8);
+}
+
+TEST_BOTH(pending_transfers_are_bounded) {
+  EndpointOptions base;
+  base.pending_limit = 10;
+  Cluster pair(2, kind, base);
+  std::vector<int> got(11);
+  std::vector<Transfer> receives;
+  for (std::size_t i = 0; i < 10; ++i) receives.push_back(pair.at(0).recv(1, i, &got[i], 4));
+  CHECK_THROWS(CommError, "more than 10 receives from rank 1 are pending", pair.at(0).recv(1, 10, &got[10], 4));
+  pair.at(0).cancel(receives);
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }

@@ -1,0 +1,176 @@
+// Collectives: results, order of additions, uneven intervals, routes.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "cluster.h"
+#include "comm/group.h"
+
+using namespace elaswave::comm;
+using namespace elaswave::tests;
+
+namespace {
+
+// Values whose float sum depends on the order of addition.
+template <typename T>
+T value_of(int rank, std::size_t i) {
+  const auto raw = static_cast<std::int64_t>((i * 2654435761u + static_cast<std::size_t>(rank) * 40503u) % 100003);
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(raw);
+  return static_cast<T>(raw) * static_cast<T>(rank % 2 == 0 ? 1e-3 : 1e3);
+}
+
+template <typename T>
+T sum_of(const std::vector<int>& ranks, std::size_t i) {
+  T sum = value_of<T>(ranks[0], i);
+  for (std::size_t m = 1; m < ranks.size(); ++m) sum += value_of<T>(ranks[m], i);
+  return sum;
+}
+
+template <typename T>
+void check_all_reduce(LinkKind kind, const std::vector<std::size_t>& counts) {
+  const std::vector<int> order{2, 0, 3, 1};  // member order is not rank order
+  Cluster four(4, kind);
+  in_threads(4, [&](int rank) {
+    Group group(four.at(rank), 1, order, 0);
+    for (const std::size_t count : counts) {
+      std::vector<T> data(count);
+      for (std::size_t i = 0; i < count; ++i) data[i] = value_of<T>(rank, i);
+      group.all_reduce(data.data(), count, plenty());
+      for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == sum_of<T>(order, i));
+    }
+  });
+}
+
+}  // namespace
+
+TEST_BOTH(all_reduce_adds_floats_in_member_order) {
+  check_all_reduce<float>(kind, {0, 1, 3, 2047, 2049, 100001, 1000003});
+}
+TEST_BOTH(all_reduce_adds_doubles_and_integers) {
+  check_all_reduce<double>(kind, {5, 70001});
+  check_all_reduce<std::int64_t>(kind, {5, 70001});
+}
+
+TEST_BOTH(reduce_scatter_with_uneven_intervals) {
+  Cluster three(3, kind);
+  const std::vector<int> order{0, 1, 2};
+  const std::vector<Interval> intervals{{0, 300001}, {300001, 300001}, {300001, 300008}};
+  in_threads(3, [&](int rank) {
+    Group group(three.at(rank), 1, order, 0);
+    std::vector<float> input(300008);
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] = value_of<float>(rank, i);
+    const Interval own = intervals[static_cast<std::size_t>(rank)];
+    std::vector<float> output(own.size() + 1, -1.0f);
+    for (int round = 0; round < 3; ++round) {
+      group.reduce_scatter<float>(input.data(), intervals, output.data(), plenty());
+      for (std::size_t i = 0; i < own.size(); ++i) CHECK(output[i] == sum_of<float>(order, own.lo + i));
+      CHECK(output[own.size()] == -1.0f);
+    }
+    // In place: the own part of the input is the output.
+    group.reduce_scatter<float>(input.data(), intervals, input.data() + own.lo, plenty());
+    for (std::size_t i = own.lo; i < own.hi; ++i) CHECK(input[i] == sum_of<float>(order, i));
+  });
+}
+
+TEST_BOTH(all_gather_with_uneven_intervals) {
+  Cluster three(3, kind);
+  const std::vector<Interval> intervals{{0, 5}, {2000, 1002000}, {5, 5}};
+  in_threads(3, [&](int rank) {
+    Group group(three.at(rank), 1, {0, 1, 2}, 0);
+    std::vector<std::uint8_t> data(1002000, 0);
+    const Interval own = intervals[static_cast<std::size_t>(rank)];
+    for (std::size_t i = own.lo; i < own.hi; ++i) data[i] = static_cast<std::uint8_t>(i * 7 + 1);
+    group.all_gather(data.data(), intervals, plenty());
+    for (const Interval& interval : intervals) {
+      for (std::size_t i = interval.lo; i < interval.hi; ++i) CHECK(data[i] == static_cast<std::uint8_t>(i * 7 + 1));
+    }
+    for (std::size_t i = 5; i < 2000; ++i) CHECK(data[i] == 0);
+  });
+}
+
+TEST_BOTH(broadcast_and_barrier) {
+  Cluster three(3, kind);
+  std::atomic<int> entered{0};
+  in_threads(3, [&](int rank) {
+    Group group(three.at(rank), 1, {0, 1, 2}, 0);
+    std::vector<int> data(100000, rank);
+    group.broadcast(1, data.data(), data.size() * sizeof(int), plenty());
+    for (const int x : data) CHECK_EQUAL(x, 1);
+    for (int round = 1; round <= 20; ++round) {
+      ++entered;
+      group.barrier(plenty());
+      CHECK(entered.load() >= 3 * round);
+      group.barrier(plenty());
+    }
+  });
+}
+
+TEST_BOTH(groups_on_one_endpoint_do_not_mix) {
+  Cluster pair(2, kind);
+  in_threads(2, [&](int rank) {
+    Group a(pair.at(rank), 1, {0, 1}, 0);
+    Group b(pair.at(rank), 2, {1, 0}, 0);
+    in_threads(2, [&](int which) {
+      Group& group = which == 0 ? a : b;
+      for (int round = 0; round < 50; ++round) {
+        std::int64_t value = which * 1000 + round;
+        group.all_reduce(&value, 1, plenty());
+        CHECK_EQUAL(value, 2 * (which * 1000 + round));
+      }
+    });
+  });
+}
+
+// Samples [0,4) and [4,10) on two senders go to [0,3), [3,5), [5,10) on three receivers; ranks are both at once.
+TEST_BOTH(routes_between_layouts_that_do_not_line_up) {
+  Cluster three(3, kind);
+  const std::vector<Interval> from{{0, 4}, {4, 10}, {10, 10}};
+  const std::vector<Interval> to{{0, 3}, {3, 5}, {5, 10}};
+  in_threads(3, [&](int rank) {
+    Group group(three.at(rank), 1, {0, 1, 2}, 0);
+    const auto me = static_cast<std::size_t>(rank);
+    std::vector<int> source, target(to[me].size(), -1);
+    for (std::size_t i = from[me].lo; i < from[me].hi; ++i) source.push_back(static_cast<int>(100 + i));
+    std::vector<SendPiece> sends;
+    std::vector<RecvPiece> receives;
+    for (std::size_t other = 0; other < 3; ++other) {
+      const std::size_t lo = std::max(from[me].lo, to[other].lo), hi = std::min(from[me].hi, to[other].hi);
+      if (lo < hi) sends.push_back({static_cast<int>(other), 1, &source[lo - from[me].lo], 4 * (hi - lo)});
+      const std::size_t a = std::max(from[other].lo, to[me].lo), b = std::min(from[other].hi, to[me].hi);
+      if (a < b) receives.push_back({static_cast<int>(other), 1, &target[a - to[me].lo], 4 * (b - a)});
+    }
+    group.route(sends, receives, plenty());
+    for (std::size_t i = 0; i < target.size(); ++i) CHECK_EQUAL(target[i], static_cast<int>(100 + to[me].lo + i));
+  });
+}
+
+TEST(bad_groups_and_routes_are_refused) {
+  Cluster pair(2, LinkKind::kTcp);
+  CHECK_THROWS(CommError, "group 3: rank 1 is in it twice", Group(pair.at(0), 3, {0, 1, 1}, 0));
+  CHECK_THROWS(CommError, "group 3: rank 0 is not in it", Group(pair.at(0), 3, {1}, 0));
+  Group group(pair.at(0), 3, {0, 1}, 0);
+  float x = 0;
+  const std::vector<Interval> one{{0, 1}};
+  CHECK_THROWS(CommError, "has 2 members but got 1 intervals", group.reduce_scatter<float>(&x, one, &x, plenty()));
+  const std::vector<Interval> backwards{{0, 1}, {2, 1}};
+  CHECK_THROWS(CommError, "runs backwards", group.all_gather(&x, backwards, plenty()));
+  const std::vector<SendPiece> piece{{0, 9, &x, 4}};
+  CHECK_THROWS(CommError, "tag 9: nothing receives it", group.route(piece, {}, plenty()));
+  CHECK_THROWS(CommError, "has no member 2", group.send(2, 0, &x, 4));
+}
+
+TEST_BOTH(a_lost_member_ends_a_collective) {
+  Cluster three(3, kind);
+  in_threads(3, [&](int rank) {
+    if (rank == 2) {
+      three.at(2).close();
+      return;
+    }
+    Group group(three.at(rank), 1, {0, 1, 2}, 0);
+    std::vector<float> data(1000000, 1.0f);
+    CHECK_THROWS(PeerLost, "rank 2 is lost", group.all_reduce(data.data(), data.size(), plenty()));
+  });
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }

@@ -1,0 +1,156 @@
+// Real processes, real SIGKILLs. The parent forks before it makes an endpoint, and never has one itself.
+#include <cstdint>
+#include <vector>
+
+#include "cluster.h"
+#include "comm/group.h"
+#include "process.h"
+
+using namespace elaswave::comm;
+using namespace elaswave::tests;
+
+namespace {
+
+constexpr int kMost = 4;
+
+// Ports by rank, passed through pipes by the parent.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size) {}
+
+  // In a child: makes the endpoint of `rank` and links it to all others.
+  std::unique_ptr<Endpoint> join(int rank, LinkKind kind) {
+    EndpointOptions options;
+    options.rank = rank;
+    options.token = "token";
+    options.host_id = "host";
+    options.allow_shm = kind == LinkKind::kSharedMemory;
+    auto endpoint = std::make_unique<Endpoint>(options);
+    to_parent_[rank].put(endpoint->port());
+    std::map<int, PeerAddress> peers;
+    for (int r = 0; r < size_; ++r) {
+      peers[r] = {"127.0.0.1", to_child_[rank].get<std::uint16_t>(), "host"};
+    }
+    endpoint->connect(peers, plenty());
+    for (int r = 0; r < size_; ++r) CHECK(r == rank || endpoint->link_kind(r) == kind);
+    return endpoint;
+  }
+
+  // In the parent.
+  void introduce() {
+    std::uint16_t ports[kMost];
+    for (int r = 0; r < size_; ++r) ports[r] = to_parent_[r].get<std::uint16_t>();
+    for (int r = 0; r < size_; ++r) {
+      for (int other = 0; other < size_; ++other) to_child_[r].put(ports[other]);
+    }
+  }
+
+ private:
+  int size_;
+  Pipe to_parent_[kMost];
+  Pipe to_child_[kMost];
+};
+
+}  // namespace
+
+// Rank 1 is killed while a large message is on its way in both directions; rank 0 learns of it at once.
+TEST_BOTH(a_peer_killed_midway_is_lost) {
+  Meeting meeting(2);
+  Pipe started;
+  Child victim([&] {
+    const auto endpoint = meeting.join(1, kind);
+    std::vector<std::uint8_t> data(std::size_t{64} << 20, 1);
+    const Transfer send = endpoint->send(0, 1, data.data(), data.size());
+    int got = 0;
+    endpoint->wait(endpoint->recv(0, 3, &got, 4), plenty());
+    started.put(1);
+    endpoint->wait(endpoint->recv(0, 4, &got, 4), plenty());  // never comes
+  });
+  Child witness([&] {
+    const auto endpoint = meeting.join(0, kind);
+    std::vector<std::uint8_t> in(std::size_t{64} << 20), out(std::size_t{256} << 20, 1);
+    int value = 1;
+    endpoint->wait(endpoint->send(1, 3, &value, 4), plenty());
+    std::vector<Transfer> both;
+    for (int i = 0; i < 4; ++i) both.push_back(endpoint->send(1, 2, out.data(), out.size()));
+    both.push_back(endpoint->recv(1, 9, in.data(), in.size()));
+    try {
+      endpoint->wait(both, plenty());
+      CHECK(false);
+    } catch (const PeerLost& lost) {
+      CHECK_EQUAL(lost.rank(), 1);
+    }
+    CHECK_THROWS(PeerLost, "rank 1 is lost", endpoint->wait(endpoint->recv(1, 9, in.data(), in.size()), plenty()));
+    CHECK_THROWS(PeerLost, "rank 1 is lost", endpoint->wait(endpoint->send(1, 9, in.data(), in.size()), plenty()));
+  });
+  meeting.introduce();
+  started.get<int>();
+  victim.kill(SIGKILL);
+  CHECK(WIFSIGNALED(victim.join()));
+  CHECK_EQUAL(witness.join(), 0);
+}
+
+// The loss of one member is not the end of the others: they form a smaller group with the next generation.
+TEST_BOTH(survivors_go_on_in_a_smaller_group) {
+  Meeting meeting(3);
+  Pipe ready;
+  const auto survive = [&](int rank) {
+    const auto endpoint = meeting.join(rank, kind);
+    Group all(*endpoint, 1, {0, 1, 2}, 0);
+    std::vector<float> data(1 << 20, 1.0f);
+    all.all_reduce(data.data(), data.size(), plenty());
+    ready.put(1);
+    CHECK_THROWS(PeerLost, "rank 2 is lost", {
+      for (;;) all.all_reduce(data.data(), data.size(), plenty());
+    });
+    endpoint->abort("rank 2 is lost");
+    endpoint->advance(1);
+    Group rest(*endpoint, 1, {0, 1}, 1);
+    std::fill(data.begin(), data.end(), 1.0f);
+    for (int round = 0; round < 3; ++round) rest.all_reduce(data.data(), data.size(), plenty());
+    for (const float x : data) CHECK(x == 8.0f);
+    rest.barrier(plenty());
+  };
+  Child zero([&] { survive(0); });
+  Child one([&] { survive(1); });
+  Child victim([&] {
+    const auto endpoint = meeting.join(2, kind);
+    Group all(*endpoint, 1, {0, 1, 2}, 0);
+    std::vector<float> data(1 << 20, 1.0f);
+    for (;;) all.all_reduce(data.data(), data.size(), plenty());
+  });
+  meeting.introduce();
+  ready.get<int>();
+  ready.get<int>();
+  victim.kill(SIGKILL);
+  CHECK(WIFSIGNALED(victim.join()));
+  CHECK_EQUAL(zero.join(), 0);
+  CHECK_EQUAL(one.join(), 0);
+}
+
+TEST_BOTH(four_processes_reduce_the_same_bits) {
+  Meeting meeting(4);
+  Pipe results;
+  const auto member = [&](int rank) {
+    const auto endpoint = meeting.join(rank, kind);
+    Group group(*endpoint, 1, {0, 1, 2, 3}, 0);
+    std::vector<float> data(300000);
+    for (std::size_t i = 0; i < data.size(); ++i)
+      data[i] = 1.0f / static_cast<float>(1 + i * 4 + static_cast<std::size_t>(rank));
+    for (int round = 0; round < 5; ++round) group.all_reduce(data.data(), data.size(), plenty());
+    std::uint64_t hash = 1469598103934665603u;
+    for (const float x : data) hash = (hash ^ std::bit_cast<std::uint32_t>(x)) * 1099511628211u;
+    results.put(hash);
+    group.barrier(plenty());
+  };
+  Child a([&] { member(0); });
+  Child b([&] { member(1); });
+  Child c([&] { member(2); });
+  Child d([&] { member(3); });
+  meeting.introduce();
+  const auto first = results.get<std::uint64_t>();
+  for (int i = 0; i < 3; ++i) CHECK_EQUAL(results.get<std::uint64_t>(), first);
+  for (Child* child : {&a, &b, &c, &d}) CHECK_EQUAL(child->join(), 0);
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }
