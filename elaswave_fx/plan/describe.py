@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 
@@ -60,10 +61,10 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
         str(cost.in_flight),
         _seconds(cost.busy_s),
         f"{(1 - cost.busy_s / span) if span else 0:.0%}",
-        _bytes(cost.memory_bytes),
-        _bytes(cost.sent_bytes),
-        _bytes(cost.reduced_bytes),
-        _bytes(cost.gathered_bytes),
+        size_text(cost.memory_bytes),
+        size_text(cost.sent_bytes),
+        size_text(cost.reduced_bytes),
+        size_text(cost.gathered_bytes),
     )
 
 
@@ -87,12 +88,3 @@ def _seconds(seconds: float) -> str:
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
-
-
-def _bytes(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
-        if size >= 1024**exponent:
-            return f"{size / 1024**exponent:.1f} {unit}"
-    return f"{size / 1024:.1f} KiB"

@@ -18,7 +18,7 @@ from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.memory import MemoryTable
+from elaswave_fx.plan.memory import MemoryTable, size_text
 from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Column, Row, Tiling, columns, consecutive, even_split, rows
@@ -244,8 +244,8 @@ def _does_not_fit(workload: Workload, topology: Topology, owners: int, depth: in
     need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     return (
-        f"does not fit in memory: a stage needs about {_mib(need)} at micro-batches of one granule "
-        f"({workload.granule} samples), a rank has {_mib(have)}"
+        f"does not fit in memory: a stage needs about {size_text(need)} at micro-batches of one granule "
+        f"({workload.granule} samples), a rank has {size_text(have)}"
     )
 
 
@@ -336,7 +336,3 @@ def _range(counts: Sequence[int]) -> str:
 
 def _numbers(values: Sequence[int]) -> str:
     return ", ".join(str(v) for v in values)
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.4g} MiB"

@@ -1,0 +1,317 @@
+"""The independent checker rejects every kind of planted violation, with its message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.check import check_instructions, check_plan, plan_violations
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.step import Instruction, eval_program, step_program
+from elaswave_fx.plan.topology import Member, Rank, local_topology
+from tests.plan.samples import chain, even_columns, uneven_rows
+
+
+def good(granule: int = 1, batch_coupled: bool = False) -> Plan:
+    """2 x 2 columns over 4 units and 16 samples, micro-batches of 2."""
+    workload = chain(4, 16, granule, batch_coupled=batch_coupled)
+    return make_plan(local_topology(4), workload, even_columns(workload, 2, 2, 2), "good")
+
+
+def with_tile(plan: Plan, rank: int, **changes: object) -> Plan:
+    tiles = tuple(replace(t, **changes) if t.rank == rank else t for t in plan.tiles)  # type: ignore[arg-type]
+    return replace(plan, tiles=tiles)
+
+
+def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
+    hops = list(plan.hops)
+    hops[index] = replace(hops[index], **changes)  # type: ignore[arg-type]
+    return replace(plan, hops=tuple(hops))
+
+
+def with_layout(plan: Plan, *parts: tuple[int, int, int]) -> Plan:
+    return replace(plan, layouts={**plan.layouts, "u0": tuple((Rank(r), Span(lo, hi)) for r, lo, hi in parts)})
+
+
+def with_schedule(plan: Plan, rank: int, text: str) -> Plan:
+    order = tuple((a[0], int(a[1:])) for a in text.split())
+    return replace(plan, schedule={**plan.schedule, Rank(rank): order})
+
+
+def without_hop(plan: Plan, index: int) -> Plan:
+    return replace(plan, hops=plan.hops[:index] + plan.hops[index + 1 :])
+
+
+def with_memory(plan: Plan, size: int) -> Plan:
+    members = tuple(Member(m.rank, m.host, m.speed, size) for m in plan.topology.members)
+    return replace(plan, topology=replace(plan.topology, members=members))
+
+
+def with_bound(plan: Plan, rank: int, in_flight: int) -> Plan:
+    ranks = dict(plan.predicted.ranks)
+    ranks[Rank(rank)] = replace(ranks[Rank(rank)], in_flight=in_flight)
+    return replace(plan, predicted=replace(plan.predicted, ranks=ranks))
+
+
+SPANS_OF_3 = (Span(0, 3), Span(3, 6), Span(6, 8))
+
+PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "two tiles": (
+        lambda p: replace(p, tiles=(*p.tiles, p.tiles[0])),
+        "plan 0: rank 0 has 2 tiles; a rank has one",
+    ),
+    "dead rank": (
+        lambda p: replace(p, topology=replace(p.topology, members=p.topology.members[:3])),
+        "plan 0: rank 3 has a tile but is not alive",
+    ),
+    "empty tile": (
+        lambda p: with_tile(p, 1, samples=Span(8, 8)),
+        "plan 0: rank 1 has units [2, 4) and samples [8, 8); a tile is not empty",
+    ),
+    "outside": (
+        lambda p: with_tile(p, 3, units=Span(2, 5)),
+        "plan 0: rank 3 has units [2, 5) and samples [8, 16); a tile lies in the plane",
+    ),
+    "hole": (
+        lambda p: with_tile(p, 0, samples=Span(0, 6)),
+        "plan 0: unit 0 x samples [6, 8) is covered by no tile; tiles cover the plane exactly once",
+    ),
+    "overlap": (
+        lambda p: with_tile(p, 1, units=Span(1, 4)),
+        "plan 0: unit 1 x samples [0, 8) is covered by 2 tiles",
+    ),
+    "micro-batch gap": (
+        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(3, 8))),
+        "plan 0: micro-batch 1 of rank 0 is [3, 8) where 2 comes next",
+    ),
+    "micro-batches too short": (
+        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 6))),
+        "plan 0: micro-batches of rank 0 end at 6, its tile at 8",
+    ),
+    "foreign owner": (
+        lambda p: with_layout(p, (1, 0, 50), (2, 50, 100)),
+        "plan 0: bucket u0 is owned by rank 1, which does not run unit 0",
+    ),
+    "unowned": (
+        lambda p: with_layout(p, (0, 0, 50), (2, 60, 100)),
+        "plan 0: bucket u0 has elements [50, 60) owned by 0 ranks; each element has one owner",
+    ),
+    "owned twice": (
+        lambda p: with_layout(p, (0, 0, 60), (2, 50, 100)),
+        "plan 0: bucket u0 has elements [50, 60) owned by 2 ranks",
+    ),
+    "beyond the bucket": (
+        lambda p: with_layout(p, (0, 0, 50), (2, 50, 101)),
+        "plan 0: bucket u0 has the span [50, 101) of rank 2 outside of [0, 100)",
+    ),
+    "two spans": (
+        lambda p: with_layout(p, (0, 0, 50), (2, 50, 70), (0, 70, 100)),
+        "plan 0: bucket u0 gives a rank two spans",
+    ),
+    "group": (
+        lambda p: replace(p, groups={**p.groups, "tied": (Rank(0), Rank(2))}),
+        "plan 0: bucket tied has the group (0, 2); its users run on (0, 1, 2, 3)",
+    ),
+    "unknown bucket": (
+        lambda p: replace(p, groups={**p.groups, "ghost": (Rank(0),)}),
+        "plan 0: bucket ghost is not in the workload",
+    ),
+    "missing hop": (
+        lambda p: without_hop(p, 0),
+        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [0, 2) arriving 0 times",
+    ),
+    "repeated hop": (
+        lambda p: replace(p, hops=(p.hops[0], *p.hops)),
+        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [0, 2) arriving 2 times",
+    ),
+    "short hop": (
+        lambda p: with_hop(p, 0, samples=Span(0, 1)),
+        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [1, 2) arriving 0 times",
+    ),
+    "hop outside": (
+        lambda p: with_hop(p, 0, samples=Span(1, 3)),
+        "plan 0: hop of value h1 from rank 0 to rank 1: samples [1, 3) do not lie in micro-batch 0 of rank 0, [0, 2)",
+    ),
+    "hop of no micro-batch": (
+        lambda p: with_hop(p, 0, source_micro_batch=9),
+        "plan 0: hop of value h1 from rank 0 to rank 1: rank 0 has no micro-batch 9",
+    ),
+    "hop to nobody": (
+        lambda p: with_hop(p, 0, target=Rank(0), target_micro_batch=0),
+        "plan 0: hop of value h1 from rank 0 to rank 0: it joins two different ranks",
+    ),
+    "unneeded hop": (
+        lambda p: with_hop(p, 0, value=0),
+        "plan 0: hop of value h0 from rank 0 to rank 1: the target needs no piece of it",
+    ),
+    "micro-batch left out": (
+        lambda p: with_schedule(p, 1, "F0 B0 F1 B1 F2 B2"),
+        "plan 0: schedule of rank 1 has B3 0 times",
+    ),
+    "backward first": (
+        lambda p: with_schedule(p, 1, "B0 F0 F1 B1 F2 B2 F3 B3"),
+        "plan 0: schedule of rank 1 has B0 before F0",
+    ),
+    "beyond the bound": (
+        lambda p: with_schedule(p, 1, "F0 F1 B0 B1 F2 B2 F3 B3"),
+        "plan 0: schedule of rank 1 holds 2 micro-batches in flight; its bound is 1",
+    ),
+    "memory": (
+        lambda p: with_memory(p, 3000),
+        "plan 0: rank 0 needs 3664 bytes and has 3000; a tile fits in the memory of its rank",
+    ),
+    "deadlock": (
+        lambda p: with_bound(
+            with_schedule(with_schedule(p, 0, "F0 B0 F1 B1 F2 B2 F3 B3"), 1, "F0 F1 B0 B1 F2 B2 F3 B3"), 1, 2
+        ),
+        "plan 0: training: deadlock: rank 0 at BACKWARD 1 0, rank 1 at FORWARD 2 1 wait for each other",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_violation_is_named(kind: str) -> None:
+    plant, message = PLANTED[kind]
+    with pytest.raises(PlanError, match="^" + re.escape(message)) as caught:
+        check_plan(plant(good()))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_good_plan_passes() -> None:
+    check_plan(good())
+    check_plan(with_memory(good(), 3840))
+    workload = chain(4, 16)
+    check_plan(make_plan(local_topology(5), workload, uneven_rows(workload), "rows"))
+
+
+def test_granules_are_not_split() -> None:
+    plan = with_tile(good(granule=2), 0, micro_batches=SPANS_OF_3)
+    assert next(plan_violations(plan)) == (
+        "micro-batch 0 of rank 0 is [0, 3); micro-batches begin and end at granules of 2"
+    )
+
+
+def test_batch_coupled_programs_run_one_granule_at_a_time() -> None:
+    plan = good(granule=2, batch_coupled=True)
+    check_plan(plan)
+    joined = with_tile(plan, 0, micro_batches=(Span(0, 4), Span(4, 6), Span(6, 8)))
+    assert next(plan_violations(joined)) == (
+        "micro-batch 0 of rank 0 has 4 samples; batch-coupled programs run one granule of 2 at a time"
+    )
+
+
+def test_a_value_without_samples_arrives_once() -> None:
+    workload = chain(4, 16)
+    plan = make_plan(local_topology(5), workload, uneven_rows(workload, 4), "rows")
+    bias = next(i for i, v in enumerate(workload.values) if v.name == "bias")
+    arriving = next(i for i, h in enumerate(plan.hops) if h.value == bias)
+    assert "value bias into micro-batch 0 of rank 3 arrives 0 times" in " ".join(
+        plan_violations(without_hop(plan, arriving))
+    )
+
+
+def test_hops_join_neighbouring_users() -> None:
+    workload = chain(4, 8)
+    plan = make_plan(local_topology(4), workload, even_columns(workload, 1, 4, 8), "deep")
+    skip = next(i for i, v in enumerate(workload.values) if v.name == "skip")
+    last = next(i for i, h in enumerate(plan.hops) if (h.value, h.target) == (skip, 3))
+    with pytest.raises(PlanError, match="value skip into micro-batch 0 of rank 3 comes from rank 0, which does not "
+                       "run unit 2; hops join neighbouring users"):  # fmt: skip
+        check_plan(with_hop(plan, last, source=Rank(0)))
+
+
+Edit = Callable[[list[Instruction]], None]
+
+
+def _at(instructions: list[Instruction], *head: int | str) -> int:
+    return next(i for i, found in enumerate(instructions) if found[: len(head)] == head)
+
+
+def _drop(*head: int | str) -> Edit:
+    return lambda instructions: instructions.__delitem__(_at(instructions, *head))
+
+
+def _move_to(position: int, *head: int | str) -> Edit:
+    return lambda instructions: instructions.insert(position, instructions.pop(_at(instructions, *head)))
+
+
+def _change(index: int, by: int, *head: int | str) -> Edit:
+    def edit(instructions: list[Instruction]) -> None:
+        at = _at(instructions, *head)
+        found = list(instructions[at])
+        found[index] = int(found[index]) + by
+        instructions[at] = tuple(found)
+
+    return edit
+
+
+def _insert(position: int, *instruction: int | str) -> Edit:
+    return lambda instructions: instructions.insert(position, instruction)
+
+
+EDITS: dict[str, tuple[int, Edit, str]] = {
+    "receive left out": (1, _drop("RECV", 1), "FORWARD 2 0: the value h1 of micro-batch 0 is not posted exactly once"),
+    "receive too late": (1, _move_to(99, "RECV", 1), "the value h1 of micro-batch 0 is not posted exactly once"),
+    "receive twice": (1, _insert(0, "RECV", 1, 0, 0, 5, 0, 2, 0), "is not posted exactly once"),
+    "send left out": (0, _drop("SEND", 1), "deadlock: rank 0 at BACKWARD 1 0, rank 1 at FORWARD 2 0 wait"),
+    "size": (0, _change(6, -1, "SEND", 1), "rank 0 sends 100 bytes to rank 1 under tag"),
+    "slice": (0, _change(6, 1, "SEND", 1), "[0, 3) is not within the 2 samples of the micro-batch"),
+    "tag": (0, _change(4, 1 << 10, "SEND", 1), "deadlock"),
+    "peer": (0, _change(3, 7, "SEND", 1), "rank 8 is no peer"),
+    "send too early": (0, _move_to(0, "SEND", 1), "value h1 of micro-batch 0 is read before unit 1 ran"),
+    "forward order": (0, _move_to(0, "FORWARD", 1), "units run forward in ascending order"),
+    "forward twice": (0, _insert(1, "FORWARD", 0, 0), "each unit of the tile runs once for each micro-batch"),
+    "foreign unit": (0, _insert(0, "FORWARD", 2, 0), "each unit of the tile runs once for each micro-batch"),
+    "backward order": (1, _drop("BACKWARD", 3), "units run backward in descending order"),
+    "backward first": (1, _move_to(0, "BACKWARD", 3), "each unit of the tile runs backward once, after its forward"),
+    "gradient too early": (1, _move_to(7, "SEND", 1, 0, 0, 2 << 56 | 1 << 32), "leaves before unit 2 has added to it"),
+    "gradient not awaited": (0, _drop("RECV", 1), "the gradient of value h1 of micro-batch 0 is not posted exactly"),
+    "bias not awaited": (0, _drop("RECV", 5), "the gradient of value bias of micro-batch 0 has 0 receives posted; 1 "),
+    "mask has no gradient": (0, _insert(0, "RECV", 4, 0, 1, 5, 0, 2, 1), "the value has no gradient here"),
+    "reduce too early": (0, _move_to(9, "REDUCE", 0), "unit 0 has yet to add micro-batch"),
+    "reduce left out": (0, _drop("REDUCE", 4), "reduction of every bucket (missing: [4])"),
+    "foreign reduce": (0, _insert(0, "REDUCE", 2), "the rank is not in the group of that bucket"),
+    "vote before fold": (0, _drop("FOLD"), "the vote follows the fold"),
+    "fold too early": (0, _move_to(0, "FOLD"), "it follows the last backward of the rank"),
+    "update before vote": (0, _drop("VOTE"), "UPDATE 0: parameters change only after the vote"),
+    "update left out": (0, _drop("UPDATE", 0), "GATHER 0: an owner updates before it gathers"),
+    "update by a reader": (1, _insert(-1, "UPDATE", 4), "the rank owns nothing of that bucket"),
+    "gather left out": (0, _drop("GATHER", 1), "the snapshot follows the vote and the gather of every bucket"),
+    "vote twice": (0, _insert(-1, "VOTE"), "it is done once a step"),
+    "no snapshot": (0, _drop("SNAPSHOT"), "rank 0 ends without SNAPSHOT"),
+    "list cut short": (1, lambda i: i.__delitem__(slice(9, None)), "deadlock"),
+    "operands": (0, _insert(0, "FORWARD", 0), "there is no such instruction with that number of operands"),
+    "opcode": (0, _insert(0, "JUMP", 0), "there is no such instruction"),
+    "unwanted send": (0, _insert(-1, "SEND", 1, 0, 1, 77, 0, 2, 0), "what rank 1 never receives; pieces match"),
+    "all at once": (
+        1,
+        lambda i: i.__setitem__(slice(None), sorted(i, key=lambda x: x[0] != "RECV" or x[-1] != 0)),
+        "3 micro-batches are posted or in flight; the bound is 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_a_planted_fault_in_an_instruction_list_is_named(kind: str) -> None:
+    rank, edit, message = EDITS[kind]
+    plan = make_plan(local_topology(2), chain(4, 8), even_columns(chain(4, 8), 1, 2, 2), "one pipeline")
+    lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
+    check_instructions(plan, lists)
+    edit(lists[Rank(rank)])
+    with pytest.raises(PlanError, match="^plan 0: training: .*" + re.escape(message)):
+        check_instructions(plan, lists)
+
+
+def test_evaluation_has_no_backward() -> None:
+    plan = good()
+    lists = {r: list(eval_program(plan, r).instructions) for r in plan.ranks}
+    check_instructions(plan, lists, "evaluation")
+    lists[Rank(0)].append(("VOTE",))
+    with pytest.raises(PlanError, match=r"evaluation: rank 0, instruction .*VOTE: evaluation only receives, sends and"):
+        check_instructions(plan, lists, "evaluation")

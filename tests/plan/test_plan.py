@@ -1,0 +1,96 @@
+"""The plan as a value, as JSON, as a table; and the values it is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.describe import describe
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import Parallel, plan_rows, plan_uniform
+from elaswave_fx.plan.tiling import Tiling
+from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
+from tests.plan.samples import chain, even_columns, uneven_tilings
+
+Golden = Callable[[str, str], None]
+
+
+@settings(deadline=None, max_examples=40)
+@given(uneven_tilings())
+def test_json_brings_back_the_same_plan(tiling: tuple[Workload, Tiling]) -> None:
+    workload, tiles = tiling
+    plan = make_plan(local_topology(len(tiles), memory_bytes=10**9, epoch=Epoch(3)), workload, tiles, "random")
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).to_json() == text
+    assert json.loads(text)["epoch"] == 3
+
+
+def test_text_that_is_no_plan_is_refused() -> None:
+    for text in ("", "[]", "{}", '{"format": 1}'):
+        with pytest.raises(PlanError, match="plan: the text is not a plan"):
+            Plan.from_json(text)
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 1"):
+        Plan.from_json('{"format": 99}')
+
+
+def test_the_table_of_equal_tiles(golden: Golden) -> None:
+    golden("plan_2x2.txt", describe(plan_uniform(chain(6), local_topology(4), Parallel(2, 2))))
+
+
+def test_the_table_of_rows(golden: Golden) -> None:
+    golden("plan_rows.txt", describe(plan_rows(chain(10, 24), local_topology(5), (3, 2))))
+
+
+def test_the_json_of_a_plan(golden: Golden) -> None:
+    workload = chain(2, 4)
+    golden("plan_1x2.json", make_plan(local_topology(2), workload, even_columns(workload, 1, 2, 2), "two").to_json())
+
+
+def test_a_rank_without_a_tile_is_named() -> None:
+    workload = chain(2, 4)
+    plan = make_plan(local_topology(3), workload, even_columns(workload, 1, 2, 2), "one rank is spare")
+    with pytest.raises(PlanError, match="plan 0: rank 2 has no tile"):
+        plan.tile(Rank(2))
+
+
+UNIT = UnitCost(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "buckets", "message"),
+    [
+        ((Value("h", 1, (0,), 4),), (), "value h goes from unit 1 to units (0,)"),
+        ((Value("h", 0, (), 4),), (), r"value h goes from unit 0 to units \(\)"),
+        ((Value("h", 0, (2,), 4),), (), "value h names unit 2; there are units 0..1"),
+        ((), (Bucket("b", 4, ()),), r"bucket b has users \(\)"),
+        ((), (Bucket("b", 4, (1, 0)),), r"bucket b has users \(1, 0\)"),
+        ((), (Bucket("b", 4, (5,)),), "bucket b names unit 5; there are units 0..1"),
+    ],
+)
+def test_a_workload_makes_sense(values: tuple[Value, ...], buckets: tuple[Bucket, ...], message: str) -> None:
+    with pytest.raises(PlanError, match="^workload: " + message.replace("(0,)", r"\(0,\)")):
+        Workload((UNIT, UNIT), values, buckets, 4)
+
+
+def test_a_workload_has_units_and_samples() -> None:
+    with pytest.raises(PlanError, match="no units"):
+        Workload((), (), (), 4)
+    with pytest.raises(PlanError, match="global_batch 0 and granule 1 must be positive"):
+        Workload((UNIT,), (), (), 0)
+
+
+def test_a_topology_has_distinct_ranks_and_speeds() -> None:
+    with pytest.raises(PlanError, match=r"ranks \[1, 0\] must be distinct, ascending"):
+        Topology((Member(Rank(1), Host(0)), Member(Rank(0), Host(0))))
+    with pytest.raises(PlanError, match="rank 0 has speed 0; a speed is above 0"):
+        Topology((Member(Rank(0), Host(0), speed=0),))
+    with pytest.raises(PlanError, match="rank 7 is not alive in epoch 0"):
+        local_topology(2).member(Rank(7))
+    assert [m.host for m in local_topology(5, ranks_per_host=2).members] == [0, 0, 1, 1, 2]
