@@ -1,12 +1,12 @@
 """The configuration of a run: one frozen `Config`, checked once, trusted afterwards.
 
-In: what Hydra composed from `conf/`, a recipe and the command line. Out: `Config`. Everything that can be refused before
-a model is built is refused here, with one line that names the key and the nearest valid key or value:
+In: what Hydra composed from `conf/`, a recipe and the command line. Out: `Config`. Everything that can be refused
+before a model is built is refused here, with one line that names the key and the nearest valid key or value:
 
     load_config(["recipe=gpt_stdlib", "parallel.dp=2"]).parallel.dp   ->  2
     load_config(["precision=bf61"])   ->  ConfigError("precision=bf61: must be one of fp32, bf16; nearest valid: bf16")
 
-Keys of features that do not exist yet are present with their defaults; any other value "is not available yet" (`LATER`).
+Keys of features that do not exist yet are present with their defaults; any other value "is not available yet": `LATER`.
 This module imports neither torch nor Hydra, so that `--help` answers at once.
 """
 
@@ -44,7 +44,7 @@ LATER: dict[str, tuple[object, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """The starting shape of the work plane: dp x pp ranks."""
 
@@ -59,7 +59,7 @@ class ParallelConfig:
         return self.dp * self.pp
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model. `options`: sizes of an own model, overrides of a Hugging Face configuration, or the keyword
     arguments of the user's class (then `kind` is "target" and `name` its import path)."""
@@ -75,9 +75,9 @@ class ModelConfig:
         return {"_target_": self.name, **self.options}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`); `options` only for "target"."""
+    """Which samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`), `options` for "target"."""
 
     kind: str
     paths: tuple[str, ...] = ()
@@ -99,13 +99,13 @@ class DataConfig:
         return {"_target_": self.name, **self.options}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     kind: str = ruled(choices=("bytes", "bpe"))
     vocab_size: int = ruled(at_least=256)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """As in PyTorch. `target` (else None) is the import path of the user's optimizer and `options` its arguments."""
 
@@ -125,7 +125,7 @@ class OptimizerConfig:
         return {"_target_": self.target, **self.options}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """The learning rate over steps, as a factor of `optimizer.lr`: warm-up, then NAME down to `min_lr_ratio`."""
 
@@ -141,19 +141,19 @@ class ScheduleConfig:
         return {"_target_": self.target, **self.options}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     every: int = ruled(at_least=0)  # steps between evaluations; 0: never
     batches: int = ruled(at_least=1)  # at most so many global batches of held-out samples
     fraction: float = ruled(at_least=0, below=1)  # share of the samples (the last ones) held out from training
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PassesConfig:
     dump: str | None  # folder for the numbered graphs between passes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     enabled: bool
     dir: str  # absolute once read
@@ -164,42 +164,42 @@ class CacheConfig:
         return Path(self.dir) if self.enabled else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     kind: str = ruled(choices=("local", "env"))
     port: int = ruled(at_least=0, at_most=65535)  # 0: any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     dir: str | None
     every: int = ruled(at_least=0)
     keep: int = ruled(at_least=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CopiesConfig:
     count: int = ruled(at_least=0)
     mode: str = ruled(choices=("log", "state"))
     record: str = ruled(choices=("fp32", "bf16"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
     allow_rollback: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
     axes: tuple[str, ...] = ruled(choices=("dataflow", "graph", "frequency"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RngConfig:
     reshard: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything about a run. Built by `from_hydra` or `load_config` only."""
 
@@ -311,9 +311,7 @@ def _check_init_from(config: Config) -> None:
             raise ConfigError("model.name: is missing, model=hf needs a model type such as model.name=gpt2")
         return
     if config.model.kind != "hf":
-        raise ConfigError(
-            f"init_from={config.init_from}: reads a Hugging Face folder and needs model=hf, not model={config.model.kind}"
-        )
+        raise ConfigError(f"init_from={config.init_from}: is for Hugging Face models; nearest valid: model=hf")
     folder = Path(config.init_from)
     if not (folder / "config.json").is_file():
         siblings = [str(path) for path in folder.parent.glob("*/") if (path / "config.json").is_file()]

@@ -3,9 +3,9 @@
 In the YAML each kind has its own keys side by side, as one types them (`model.width=64`); `Config` holds the keys that
 every kind has, and the rest in `options`:
 
-    {"kind": "gpt", "width": 64, …}              ->  {"kind": "gpt", "name": "gpt", "task": None, "options": {"width": 64, …}}
+    {"kind": "gpt", "width": 64, …}  ->  {"kind": "gpt", "name": "gpt", "task": None, "options": {"width": 64, …}}
     {"kind": "target", "_target_": "my.Net", "hidden": 8}
-                                                 ->  {"kind": "target", "name": "my.Net", …, "options": {"hidden": 8}}
+                                     ->  {"kind": "target", "name": "my.Net", …, "options": {"hidden": 8}}
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from elaswave_fx.schema import nearest, nearest_key, ruled, show
 TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
 
 
-# The options of an own model are the keyword arguments of its class, less what the data decides (vocabulary, `seq_len`).
-@dataclass(frozen=True)
+# The options of an own model are its class's keyword arguments, less what the data decides (vocabulary, `seq_len`).
+@dataclass(frozen=True, kw_only=True)
 class GptOptions:
     layers: int = ruled(at_least=1)
     width: int = ruled(at_least=1)
@@ -34,7 +34,7 @@ class GptOptions:
     bias: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResnetOptions:
     channels: int = ruled(at_least=1)  # of the input
     classes: int = ruled(at_least=2)
@@ -42,7 +42,7 @@ class ResnetOptions:
     blocks_per_group: int = ruled(at_least=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TwoTowerOptions:
     left_size: int = ruled(at_least=1)
     right_size: int = ruled(at_least=1)
@@ -53,7 +53,7 @@ class TwoTowerOptions:
     dropout: float = ruled(at_least=0, below=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HfOptions:
     name: str | None
     task: str | None = ruled(choices=TASKS)

@@ -80,8 +80,8 @@ def compose(
 def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Sequence[str] = ()) -> int:
     """Compose from `sys.argv`, check, and call `task` (for each job of a multirun); returns the exit code.
 
-    0: every task returned 0. 2: a `ConfigError`, said in one line. 1: anything else. `extra`: keys of `config_name` that
-    are no part of `Config`. Exceptions that nobody foresaw go on with their traceback.
+    0: every task returned 0. 2: a `ConfigError`, said in one line. 1: anything else. `extra`: keys of `config_name`
+    that are no part of `Config`. Exceptions that nobody foresaw go on with their traceback.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come back instead of sys.exit(1)
     if os.getcwd() not in sys.path:

@@ -88,7 +88,9 @@ def nearest_key(dotted: str, known: Iterable[str]) -> str:
     elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
     if elsewhere:
         return f"nearest valid key: {elsewhere[0]}"
-    return hint(dotted, siblings if parent and siblings else [name for name in names if "." not in name], "key")
+    if parent and siblings:
+        return f"valid keys: {', '.join(siblings)}"
+    return hint(dotted, [name for name in names if "." not in name], "key")
 
 
 def read(cls: type[T], node: object, place: str, extra: Iterable[str] = ()) -> T:

@@ -1,0 +1,31 @@
+"""Samples: where they come from, in which order, and how a batch of them reaches a rank.
+
+A sample is a pure function of (seed, data epoch, index): there is no cursor, so there is nothing to save or lose.
+
+    source = open_source(load_config(["recipe=gpt_stdlib"]))
+    load_batch(source.dataset, source.train, first=0, count=16)["input_ids"].shape   ->  (16, 128)
+"""
+
+from elaswave_fx.data.batches import Prefetcher, load_batch, step_loader
+from elaswave_fx.data.dataset import Batch, Dataset, Sample
+from elaswave_fx.data.order import HeldOutOrder, Order, SampleOrder
+from elaswave_fx.data.source import Source, open_data, open_source
+from elaswave_fx.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
+
+__all__ = [
+    "Batch",
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "Dataset",
+    "HeldOutOrder",
+    "Order",
+    "Prefetcher",
+    "Sample",
+    "SampleOrder",
+    "Source",
+    "Tokenizer",
+    "load_batch",
+    "open_data",
+    "open_source",
+    "step_loader",
+]

@@ -1,0 +1,70 @@
+"""Results that are dear to make, kept as files under the cache folder.
+
+In: a name, a key that the content follows from, a function that makes it. Out: the content, made once per machine.
+Files appear whole (written aside, then renamed), so that ranks that start together do not disturb each other; a file
+that cannot be read is made again. Without a cache folder the function is simply called.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from elaswave_fx.errors import ConfigError
+
+
+def digest(*parts: bytes | str | int) -> str:
+    """128 bits in hex that name a content; parts cannot run into each other."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.hexdigest()
+
+
+def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array, memory-mapped read-only if it comes from the cache."""
+    if folder is None:
+        return make()
+    path = folder / f"{name}-{key}.npy"
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        array = make()
+    _write_whole(path, lambda temporary: _save(temporary, array))
+    return array
+
+
+def cached_text(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
+    """The text."""
+    if folder is None:
+        return make()
+    path = folder / f"{name}-{key}.json"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = make()
+    _write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return text
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+            temporary = Path(aside) / path.name
+            write(temporary)
+            os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(
+            f"cache.dir={path.parent.parent}: cannot be written ({error.strerror}); nearest valid: cache.enabled=false"
+        ) from error

@@ -1,0 +1,75 @@
+"""Plain text as documents: the Python standard library of this machine, or the user's files.
+
+In: paths. Out: the documents' bytes in an order that depends on names only, never on the file system.
+"""
+
+import glob
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from elaswave_fx.errors import DataError
+from elaswave_fx.schema import nearest, show
+
+# Installed packages are no part of the standard library, and its tests are half of its text and little like the rest.
+_SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+def stdlib_documents(limit_mb: float | None) -> list[bytes]:
+    """The Python sources of the standard library, sorted by path. Raises `DataError` if there are none."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
+    if not files:
+        raise DataError(f"data=stdlib: no Python sources in {root}; nearest valid: data=files")
+    return read_documents(sorted(files, key=lambda path: path.relative_to(root).as_posix()), limit_mb)
+
+
+def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[bytes]:
+    """The files that the patterns name. Raises `DataError` if one matches nothing or all files are empty."""
+    documents = read_documents(matching_files(patterns), limit_mb)
+    if not any(documents):
+        raise DataError(f"data.paths={show(patterns)}: all files are empty")
+    return documents
+
+
+def read_documents(files: Iterable[Path], limit_mb: float | None) -> list[bytes]:
+    """The files' bytes, one document each, until `limit_mb` megabytes (10^6 bytes) are read."""
+    left = float("inf") if limit_mb is None else int(limit_mb * 1e6)
+    documents: list[bytes] = []
+    for path in files:
+        if left <= 0:
+            break
+        try:
+            document = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"data: {path} cannot be read ({error.strerror})") from error
+        documents.append(document if len(document) <= left else document[: int(left)])
+        left -= len(document)
+    return documents
+
+
+def matching_files(patterns: Sequence[str]) -> list[Path]:
+    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, hidden ones skipped."""
+    files: list[Path] = []
+    for pattern in patterns:
+        found = sorted(_matches(Path(pattern).expanduser()))
+        if not found:
+            raise DataError(f"data.paths={pattern}: no such file, folder or pattern{_near(Path(pattern).expanduser())}")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def _matches(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        inside = (found for found in path.rglob("*") if found.is_file())
+        return [found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts)]
+    return [Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file()]
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; {path.parent} is no folder"
+    best = nearest(path.name, (sibling.name for sibling in path.parent.iterdir()))
+    return f"; nearest valid: {path.parent / best}" if best else f"; {path.parent} holds nothing like it"

@@ -1,0 +1,136 @@
+"""The one form that all data has inside: a map from an index to named tensors.
+
+In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, giving dicts or tuples). Out: `Dataset`.
+
+    as_dataset([(image, 3), …], fields=("image", "label")).sample(0)   ->  {"image": float32[…], "label": int64[]}
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elaswave_fx.data.order import Indices
+from elaswave_fx.errors import DataError
+
+Sample = dict[str, Tensor]  # without a batch dimension
+Batch = dict[str, Tensor]  # dimension 0 counts samples
+
+
+class Dataset(ABC):
+    """Samples by index; the same index gives the same bits, whoever asks and how often."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of different tokens, for data that is made of tokens."""
+        return None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of labels, for classification."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sample(self, index: int) -> Sample:
+        """The sample at `index`, 0 <= index < len. Raises `DataError` if it is not of the promised kind."""
+
+    def batch(self, indices: Indices) -> Batch:
+        """The samples at `indices`, stacked; datasets that can do better than one at a time override this."""
+        samples = [self.sample(int(index)) for index in indices]
+        if not samples:
+            return {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in self.sample(0).items()}
+        for index, sample in zip(indices, samples, strict=True):
+            _refuse_unlike(samples[0], sample, int(indices[0]), int(index))
+        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+class ArrayDataset(Dataset):
+    """Arrays of equal length, dimension 0 counting samples, held in memory."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> None:
+        self._tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        self._classes = classes
+
+    @property
+    def classes(self) -> int | None:
+        return self._classes
+
+    def __len__(self) -> int:
+        return len(next(iter(self._tensors.values())))
+
+    def sample(self, index: int) -> Sample:
+        return {name: tensor[index].clone() for name, tensor in self._tensors.items()}
+
+    def batch(self, indices: Indices) -> Batch:
+        rows = torch.from_numpy(indices)
+        return {name: tensor.index_select(0, rows) for name, tensor in self._tensors.items()}
+
+
+class MapDataset(Dataset):
+    """A map-style dataset of the user; `fields` names the positions of tuples, or chooses from dicts."""
+
+    def __init__(self, wrapped: Any, fields: Sequence[str], name: str) -> None:
+        for method in ("__len__", "__getitem__"):
+            if not hasattr(wrapped, method):
+                raise DataError(
+                    f"data._target_={name}: has no {method}; a map-style dataset has __len__ and __getitem__"
+                )
+        self._wrapped = wrapped
+        self._fields = tuple(fields)
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+    def sample(self, index: int) -> Sample:
+        item = self._wrapped[index]
+        named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
+        return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named.items()}
+
+    def _from_dict(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._fields:
+            return item
+        missing = [name for name in self._fields if name not in item]
+        if missing:
+            raise DataError(f"data.fields: {missing[0]} is not in the samples, which hold {', '.join(map(str, item))}")
+        return {name: item[name] for name in self._fields}
+
+    def _from_tuple(self, item: Any) -> Mapping[str, Any]:
+        parts = tuple(item) if isinstance(item, (tuple, list)) else (item,)
+        if len(parts) != len(self._fields):
+            raise DataError(
+                f"data.fields=[{','.join(self._fields)}]: must name the {len(parts)} parts of a {self._name} sample, "
+                f"such as data.fields=[{','.join(f'name{place}' for place in range(1, len(parts) + 1))}]"
+            )
+        return dict(zip(self._fields, parts, strict=True))
+
+
+def as_tensor(value: Any, place: str) -> Tensor:
+    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are."""
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{place}: a {type(value).__name__} is no tensor ({error})") from error
+    if tensor.dtype in (torch.bool, torch.uint8):
+        return tensor
+    if tensor.dtype.is_complex:
+        raise DataError(f"{place}: complex numbers are not supported")
+    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _refuse_unlike(reference: Sample, sample: Sample, first: int, index: int) -> None:
+    if reference.keys() != sample.keys():
+        raise DataError(f"data: sample {index} has fields {sorted(sample)}, sample {first} has {sorted(reference)}")
+    for name, tensor in sample.items():
+        wanted = reference[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            raise DataError(
+                f"data: {name} of sample {index} is {tensor.dtype} {list(tensor.shape)}, of sample {first} "
+                f"{wanted.dtype} {list(wanted.shape)}; all samples must have one shape"
+            )

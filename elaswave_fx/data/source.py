@@ -1,0 +1,130 @@
+"""From the configuration to data that is ready to be read: which samples train, which are held out, and whether there
+are enough of them. Every complaint about data is made here or below, before a worker starts.
+
+    open_source(config)   ->  Source(dataset, train order, held-out order, eval batches)
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from elaswave_fx.config import Config
+from elaswave_fx.data import hf
+from elaswave_fx.data.cached import cached_array, digest
+from elaswave_fx.data.corpus import file_documents, stdlib_documents
+from elaswave_fx.data.dataset import Dataset, MapDataset
+from elaswave_fx.data.digits import open_digits
+from elaswave_fx.data.order import HeldOutOrder, SampleOrder
+from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
+from elaswave_fx.data.token_files import open_token_files
+from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
+from elaswave_fx.data.tokens import ArrayTokens, TokenDataset
+from elaswave_fx.errors import DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """The data of a run. Training reads `train`, evaluation the first `eval_batches` global batches of `held_out`."""
+
+    dataset: Dataset
+    train: SampleOrder
+    held_out: HeldOutOrder
+    eval_batches: int  # 0 if nothing is evaluated
+
+
+def open_source(config: Config, tokenizer: Tokenizer | None = None) -> Source:
+    """Open the data and split it; raises `DataError` if a batch needs more samples than there are."""
+    dataset = open_data(config, tokenizer)
+    total, batch = len(dataset), config.global_batch
+    held = int(total * config.eval.fraction)
+    if total - held < batch:
+        lost = f" ({held} of {total} are held out, eval.fraction={config.eval.fraction})" if held else ""
+        raise DataError(
+            f"global_batch={batch}: data={config.data.kind} has {total - held} samples to train on{lost}; "
+            f"{_largest_batch(total - held, config.parallel.granule)}"
+        )
+    eval_batches = min(config.eval.batches, held // batch) if config.eval.every else 0
+    if config.eval.every and not eval_batches:
+        raise DataError(
+            f"eval.fraction={config.eval.fraction}: holds out {held} of {total} samples, fewer than "
+            f"global_batch={batch}; {_smallest_fraction(total, batch)}"
+        )
+    return Source(dataset, SampleOrder(config.seed, total - held), HeldOutOrder(total - held, held), eval_batches)
+
+
+def open_data(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
+    """The dataset that `config.data` names. Text goes through `tokenizer`, or the one that `config.tokenizer` names,
+    trained on that text. Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
+    data, cache = config.data, config.cache.path
+    if data.kind == "stdlib":
+        return _text_dataset(config, stdlib_documents(data.limit_mb), tokenizer)
+    if data.kind == "files":
+        return _text_dataset(config, file_documents(data.paths, data.limit_mb), tokenizer)
+    if data.kind == "memmap":
+        stream = open_token_files(data.paths, data.dtype)
+        return TokenDataset(stream, config.seq_len, data.vocab_size, "data=memmap")
+    if data.kind == "hf":
+        return _hf_dataset(config, cache, tokenizer)
+    if data.kind == "digits":
+        return open_digits(data.layout, cache)
+    if data.kind == "synthetic":
+        if data.layout == "tokens":
+            return SyntheticTokens(data.samples, config.seq_len, data.vocab_size or config.tokenizer.vocab_size)
+        return synthetic_images(data.samples, data.classes, data.layout)
+    return _user_dataset(config)
+
+
+def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer | None) -> TokenDataset:
+    cache = config.cache.path
+    tokenizer = tokenizer or make_tokenizer(config.tokenizer, documents, cache)
+    chosen = tokenizer
+    if isinstance(chosen, ByteTokenizer):
+        tokens = chosen.encode(documents)  # joining bytes is faster than looking for them in the cache
+    else:
+        key = digest(chosen.key, *documents)
+        tokens = cached_array(cache and cache / "tokens", "tokens", key, lambda: chosen.encode(documents))
+    return TokenDataset(ArrayTokens(tokens), config.seq_len, chosen.vocab_size, f"data={config.data.kind}")
+
+
+def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None) -> Dataset:
+    table = hf.read_table(config.data, cache)
+    if config.data.fields:
+        return hf.ColumnsDataset(table, config.data.fields)
+    documents, tokens = hf.read_column(table, hf.choose_column(config.data, table))
+    if documents is not None:
+        return _text_dataset(config, documents, tokenizer)
+    assert tokens is not None
+    if tokens.size and np.min(tokens) < 0:
+        raise DataError(f"data.column={config.data.column}: holds negative token ids")
+    return TokenDataset(ArrayTokens(tokens), config.seq_len, config.data.vocab_size, "data=hf")
+
+
+def _user_dataset(config: Config) -> Dataset:
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    name = config.data.name
+    try:
+        wrapped = instantiate(config.data.spec)
+    except InstantiationException as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise DataError(f"data._target_={name}: {reason}") from error
+    dataset = MapDataset(wrapped, config.data.fields, name)
+    if len(dataset) == 0:
+        raise DataError(f"data._target_={name}: is empty")
+    dataset.sample(0)  # complains about fields now rather than in a worker
+    return dataset
+
+
+def _largest_batch(samples: int, granule: int) -> str:
+    largest = samples - samples % granule
+    return f"nearest valid: global_batch={largest}" if largest else "give more data"
+
+
+def _smallest_fraction(total: int, batch: int) -> str:
+    """The share that holds out one batch, rounded up to three digits, if it leaves one to train on."""
+    fraction = -(-1000 * batch // total) / 1000
+    if fraction < 1 and total - int(total * fraction) >= batch:
+        return f"nearest valid: eval.fraction={fraction}"
+    return "nearest valid: eval.every=0"

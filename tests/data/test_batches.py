@@ -1,0 +1,67 @@
+"""Batches that are loaded ahead."""
+
+import threading
+
+import pytest
+import torch
+
+from elaswave_fx.config import load_config
+from elaswave_fx.data import Batch, Prefetcher, load_batch, open_source, step_loader
+from elaswave_fx.errors import DataError
+
+
+def numbered(step: int) -> Batch:
+    return {"step": torch.tensor([step])}
+
+
+def test_steps_in_order_and_again() -> None:
+    with Prefetcher(numbered, first_step=3, last_step=9) as ahead:
+        taken = [int(ahead.take(step)["step"]) for step in (3, 4, 5, 4, 5, 8, 3)]
+    assert taken == [3, 4, 5, 4, 5, 8, 3]
+    assert not ahead._thread.is_alive()
+
+
+def test_no_more_than_depth_ahead() -> None:
+    loaded: list[int] = []
+    enough = threading.Event()
+
+    def load(step: int) -> Batch:
+        loaded.append(step)
+        if len(loaded) == 3:
+            enough.set()
+        return numbered(step)
+
+    with Prefetcher(load, first_step=0, last_step=100, depth=2):
+        assert enough.wait(30)
+    assert loaded == [0, 1, 2]  # two are ready, the third waits for room
+
+
+def test_loading_errors_come_out_of_take() -> None:
+    broken = {5}
+
+    def load(step: int) -> Batch:
+        if step in broken:
+            raise DataError("sample 7 cannot be read")
+        return numbered(step)
+
+    with Prefetcher(load, first_step=4, last_step=9) as ahead:
+        assert int(ahead.take(4)["step"]) == 4
+        with pytest.raises(DataError, match="sample 7 cannot be read"):
+            ahead.take(5)
+        with pytest.raises(DataError, match="sample 7 cannot be read"):
+            ahead.take(5)
+        broken.clear()
+        assert int(ahead.take(5)["step"]) == 5
+
+
+def test_closing_ends_a_thread_that_waits_for_room() -> None:
+    ahead = Prefetcher(numbered, first_step=0, last_step=1000, depth=1)
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+def test_step_loader_takes_the_ranks_samples() -> None:
+    source = open_source(load_config(["data=synthetic", "data.samples=50", "seq_len=8", "global_batch=10"]))
+    load = step_loader(source.dataset, source.train, global_batch=10, lo=4, hi=7)
+    whole = load_batch(source.dataset, source.train, 20, 10)
+    assert torch.equal(load(2)["labels"], whole["labels"][4:7])

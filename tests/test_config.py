@@ -1,0 +1,354 @@
+"""The configuration: what it reads, what it refuses and in which words, and the command line around it."""
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.config import LATER, Config, load_config
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.hydra_app import conf_dir, prepare_overrides
+from elaswave_fx.schema import nearest_key, show
+
+RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_defaults() -> None:
+    config = load_config()
+    assert (config.steps, config.seed, config.precision) == (100, 0, "fp32")
+    assert config.parallel.ranks == 1
+    assert config.model.kind == "gpt"
+    assert config.optimizer.betas == (0.9, 0.999)
+    assert config.clip_norm == 1.0
+    assert config.faults == ()
+
+
+def test_recipes_are_those_of_the_readme() -> None:
+    assert RECIPES == ["gpt_stdlib", "hf_gpt2", "hf_llama", "resnet_digits", "two_tower"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_composes_and_command_line_wins(recipe: str) -> None:
+    config = load_config([f"recipe={recipe}", "steps=3", "parallel.pp=1"])
+    assert (config.steps, config.parallel.dp, config.parallel.pp) == (3, 2, 1)
+    assert load_config([f"recipe={recipe}"]).parallel.ranks == 4
+
+
+def test_recipe_may_be_none() -> None:
+    assert load_config(["recipe=null"]) == load_config()
+
+
+def test_batch_norm_recipe_has_granules() -> None:
+    assert load_config(["recipe=resnet_digits"]).parallel.granule > 1
+
+
+def test_config_is_frozen() -> None:
+    config = load_config()
+    with pytest.raises(FrozenInstanceError):
+        config.steps = 7  # type: ignore[misc]
+
+
+def test_hugging_face_options_are_carried_with_and_without_plus() -> None:
+    config = load_config(["model=hf", "model.name=llama", "model.config.num_hidden_layers=3", "+model.config.width=8"])
+    assert (config.model.name, config.model.task) == ("llama", None)
+    assert config.model.options == {"num_hidden_layers": 3, "width": 8}
+
+
+def test_recipes_option_is_replaced() -> None:
+    assert load_config(["recipe=hf_gpt2", "+model.config.n_layer=9"]).model.options["n_layer"] == 9
+
+
+@pytest.mark.parametrize(("group", "name"), [("model", "name"), ("data", "name"), ("optimizer", "target")])
+def test_users_class_takes_its_keywords(group: str, name: str) -> None:
+    config = load_config([f"{group}._target_=mine.Thing", f"{group}.hidden=8", f"+{group}.sizes=[1,2]"])
+    part = getattr(config, group)
+    assert getattr(part, name) == "mine.Thing"
+    assert part.options == {"hidden": 8, "sizes": [1, 2]}
+    assert part.spec == {"_target_": "mine.Thing", "hidden": 8, "sizes": [1, 2]}
+
+
+def test_users_schedule() -> None:
+    schedule = load_config(["schedule._target_=mine.decay", "schedule.rate=0.5"]).schedule
+    assert (schedule.name, schedule.target, schedule.options) == ("target", "mine.decay", {"rate": 0.5})
+
+
+def test_users_optimizer_keeps_the_learning_rate_typed() -> None:
+    optimizer = load_config(["optimizer._target_=mine.Lion", "optimizer.lr=3e-4", "optimizer.beta=0.9"]).optimizer
+    assert (optimizer.lr, optimizer.options) == (3e-4, {"beta": 0.9})
+
+
+def test_users_recipe_from_config_dir(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [override /model: target]\nsteps: 7\nmodel: {_target_: my.Net, depth: 2}\n"
+    )
+    config = load_config(["recipe=mine"], [tmp_path])
+    assert (config.steps, config.model.name, config.model.options) == (7, "my.Net", {"depth": 2})
+
+
+def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load_config().cache.path == tmp_path / "elaswave_fx"
+    assert load_config(["cache.enabled=false"]).cache.path is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert load_config().cache.path == tmp_path / "home" / ".cache" / "elaswave_fx"
+
+
+REFUSALS = [
+    (["stepz=3"], "stepz: unknown key; nearest valid key: steps"),
+    (["+stepz=3"], "stepz: unknown key; nearest valid key: steps"),
+    (["optimizer.lrr=1"], "optimizer.lrr: unknown key; nearest valid key: optimizer.lr"),
+    (["optimzer.lr=1"], "optimzer.lr: unknown key; nearest valid key: optimizer.lr"),
+    (["paralel.dp=2"], "paralel.dp: unknown key; nearest valid key: parallel.dp"),
+    (["+parallel.width=2"], "parallel.width: unknown key; valid keys: parallel.dp, "),
+    (["model=resnet", "model.heads=2"], "model.heads: unknown key for this model; nearest valid: model=gpt, which"),
+    (["modle=gpt"], "modle: unknown key; nearest valid key: model"),
+    (["model=gtp"], "model=gtp: no such model; nearest valid value: gpt"),
+    (["recipe=gpt_stdlip"], "recipe=gpt_stdlip: no such recipe; nearest valid value: gpt_stdlib"),
+    (["steps=["], "steps=[: is no KEY=VALUE (no viable alternative at input '[')"),
+    (["steps"], "steps: is no KEY=VALUE (missing EQUAL at '<EOF>')"),
+    (["steps=${nothing}"], "steps: Interpolation key 'nothing' not found"),
+    (["steps=0"], "steps=0: must be at least 1; nearest valid: 1"),
+    (["steps=many"], "steps=many: must be a whole number"),
+    (["steps=1.5"], "steps=1.5: must be a whole number; nearest valid: 2"),
+    (["optimizer.lr=0"], "optimizer.lr=0.0: must be above 0"),
+    (["optimizer.lr=nan"], "optimizer.lr=nan: must be a finite number"),
+    (["optimizer.betas=[0.9,1.0]"], "optimizer.betas=1.0: must be below 1"),
+    (["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be a list of 2 values"),
+    (["precision=bf61"], "precision=bf61: must be one of fp32, bf16; nearest valid: bf16"),
+    (["device=cudaa"], "device=cudaa: must be one of cpu, cuda, npu, emulated; nearest valid: cuda"),
+    (["planner.axes=[grap]"], "planner.axes=grap: must be one of dataflow, graph, frequency; nearest valid: graph"),
+    (
+        ["global_batch=10", "parallel.granule=4"],
+        "global_batch=10: must be a multiple of parallel.granule=4; nearest valid: 8 or 12",
+    ),
+    (
+        ["global_batch=8", "parallel.granule=4", "parallel.dp=3"],
+        "parallel.dp=3: leaves a rank without samples, "
+        "global_batch=8 has 2 granules of parallel.granule=4; nearest valid: 2",
+    ),
+    (
+        ["parallel.granule=4", "parallel.micro_batch=2"],
+        "parallel.micro_batch=2: must hold at least one granule of parallel.granule=4; nearest valid: 4",
+    ),
+    (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
+    (["model=hf"], "model.name: is missing, model=hf needs a model type such as model.name=gpt2"),
+    (["model=hf", "model.name=gpt2", "model.task=causal"], "model.task=causal: must be one of causal_lm, "),
+    (["model.config.n_layer=2"], "model.config: is a key of model=hf only"),
+    (["model=target"], "model._target_: Missing mandatory value"),
+    (["model._target_=Net"], "model._target_=Net: must be an import path such as package.Class"),
+    (["model=gpt", "model._target_=my.Net"], "model._target_=my.Net: cannot be mixed with model=gpt"),
+    (["data=files"], "data.paths: is missing, data=files needs at least one path"),
+    (["data=digits", "data.layout=tokens"], "data.layout=tokens: must be one of image, flat, halves; "),
+    (["tokenizer.vocab_size=300"], "tokenizer.vocab_size=300: tokenizer=bytes has 256 tokens; nearest valid: 256"),
+    (["tokenizer=bpe", "tokenizer.vocab_size=9"], "tokenizer.vocab_size=9: must hold 256 bytes and the end mark; "),
+    (["init_from=/nowhere"], "init_from=/nowhere: is for Hugging Face models; nearest valid: model=hf"),
+    (["model=hf", "init_from=/nowhere"], "init_from=/nowhere: no such folder with a config.json in it"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
+def test_refusal(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+NOT_YET = [
+    "checkpoint.dir=ckpt", "checkpoint.every=5", "checkpoint.keep=9", "resume=auto", "resume=runs/x", "copies.count=2",
+    "copies.mode=state", "copies.record=bf16", "recovery.allow_rollback=true", "faults=[{step:3,rank:1}]", "exact=true",
+    "policy=recycle", "policy=drop_replica", "policy=restart", "planner.axes=[graph]", "rng.reshard=false",
+    "device=cuda", "device=npu", "device=emulated", "launch=env", "compile=inductor",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", NOT_YET)
+def test_keys_of_later_features(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([override])
+    assert str(caught.value) == f"{override} is not available yet"
+
+
+def test_every_later_key_is_tried() -> None:
+    assert {override.partition("=")[0] for override in NOT_YET} == set(LATER)
+
+
+def test_init_from_names_the_nearest_folder(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"nearest valid: {tmp_path}/weights"):
+        load_config(["model=hf", f"init_from={tmp_path}/wieghts"])
+    assert load_config(["model=hf", f"init_from={tmp_path}/weights"]).model.name == ""
+
+
+def test_unknown_key_in_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nparallel:\n  pipelines: 2\n")
+    with pytest.raises(ConfigError, match=r"^parallel\.pipelines: unknown key"):
+        load_config(["recipe=mine"], [tmp_path])
+
+
+def test_recipe_that_mixes_a_class_with_a_kind(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nmodel:\n  _target_: my.Net\n")
+    with pytest.raises(ConfigError, match="`override /model: target` in its defaults"):
+        load_config(["recipe=mine"], [tmp_path])
+
+
+def test_missing_config_dir() -> None:
+    with pytest.raises(ConfigError, match="--config-dir /nowhere: no such folder"):
+        load_config([], ["/nowhere"])
+
+
+def test_from_hydra_takes_plain_mappings_and_extra_keys() -> None:
+    from omegaconf import OmegaConf
+
+    from elaswave_fx.hydra_app import compose
+
+    plain = OmegaConf.to_container(compose(["steps=3"]), resolve=True)
+    assert isinstance(plain, dict)
+    assert Config.from_hydra(plain).steps == 3
+    assert Config.from_hydra({**plain, "out": "here"}, extra=("out",)).steps == 3
+    with pytest.raises(ConfigError, match="out: unknown key"):
+        Config.from_hydra({**plain, "out": "here"})
+    del plain["seed"]
+    with pytest.raises(ConfigError, match="seed: is missing"):
+        Config.from_hydra(plain)
+
+
+def test_as_dict_names_every_key() -> None:
+    tree = load_config(["recipe=two_tower"]).as_dict()
+    assert tree["parallel"]["dp"] == 2
+    assert tree["model"]["options"]["right_layers"] == 5
+
+
+def test_prepare_overrides_spells_out_targets() -> None:
+    assert prepare_overrides(["steps=1", "model._target_=a.B", "model.x=2", "~data.limit_mb"]) == [
+        "steps=1",
+        "++model._target_=a.B",
+        "++model.x=2",
+        "~data.limit_mb",
+        "model=target",
+    ]
+    assert prepare_overrides(["model=target", "model._target_=a.B"]) == ["model=target", "++model._target_=a.B"]
+    assert prepare_overrides(["--cfg", "job", "model.width=3"]) == ["--cfg", "job", "model.width=3"]
+
+
+def test_nearest_key_prefers_siblings() -> None:
+    known = ["seed", "eval.every", "checkpoint.every", "checkpoint.keep"]
+    assert nearest_key("checkpoint.evry", known) == "nearest valid key: checkpoint.every"
+    assert nearest_key("seeds", known) == "nearest valid key: seed"
+    assert nearest_key("kept.keep", known) == "nearest valid key: checkpoint.keep"
+
+
+def test_show_is_what_one_types() -> None:
+    assert show(None) == "null"
+    assert show((True, 1.5, {"step": [1]})) == "[true,1.5,{step:[1]}]"
+
+
+# The command line, as a process of its own: a command of three lines in a user's folder.
+
+COMMAND = """
+import sys
+from elaswave_fx.hydra_app import run_hydra
+
+def task(job):
+    print(f"steps={job.config.steps} lr={job.config.optimizer.lr} dir={job.run_dir} extra={dict(job.extra)}")
+    if job.config.seed == 13:
+        from elaswave_fx.errors import PlanError
+        raise PlanError("no plan")
+    return 0
+
+sys.exit(run_hydra(task, *eval(sys.argv.pop(1))))
+"""
+
+
+def command(folder: Path, *words: str, name: str = "('config',)") -> subprocess.CompletedProcess[str]:
+    (folder / "command.py").write_text(COMMAND)
+    return subprocess.run(
+        [sys.executable, "command.py", name, *words],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_command_runs_in_the_given_directory(tmp_path: Path) -> None:
+    done = command(tmp_path, "steps=4", "hydra.run.dir=here")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"steps=4 lr=0.001 dir={tmp_path / 'here'} extra={{}}\n"
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [".hydra"]
+
+
+def test_command_makes_a_run_directory(tmp_path: Path) -> None:
+    assert command(tmp_path).returncode == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_command_with_keys_of_its_own(tmp_path: Path) -> None:
+    done = command(tmp_path, "out=plan", "lose=[1,2]", name="('inspect', ('out', 'lose'))")
+    assert done.stdout == f"steps=100 lr=0.001 dir={tmp_path / 'plan'} extra={{'out': 'plan', 'lose': [1, 2]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["stepz=1"], 2, "error: stepz: unknown key; nearest valid key: steps\n"),
+        (["device=npu"], 2, "error: device=npu is not available yet\n"),
+        (["hydra.run.dir=command.py/a"], 2, "error: hydra.run.dir=command.py/a: cannot be written (Not a directory)\n"),
+        (["--config-dir", "nowhere"], 2, "error: Additional config directory"),
+        (["--multirun", "seed=1,-1,2"], 2, "error: seed=-1: must be at least 0; nearest valid: 0\n"),
+        (["seed=13"], 1, "error: no plan\n"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_command_says_one_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    done = command(tmp_path, *words)
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+def test_command_help(tmp_path: Path) -> None:
+    done = command(tmp_path, "--help")
+    assert done.returncode == 0
+    for word in ("recipe: gpt_stdlib", "model: gpt, hf, resnet, target, two_tower", "global_batch: 16", "Exit code 0"):
+        assert word in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_command_shows_the_job(tmp_path: Path) -> None:
+    done = command(tmp_path, "recipe=resnet_digits", "--cfg", "job")
+    assert done.returncode == 0
+    assert "granule: 8" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_command_multirun(tmp_path: Path) -> None:
+    done = command(tmp_path, "--multirun", "optimizer.lr=0.1,0.2", "hydra.sweep.dir=sweep")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"steps=100 lr={rate} dir={tmp_path / 'sweep' / str(job)} extra={{}}" for job, rate in enumerate((0.1, 0.2))
+    ]
+
+
+def test_command_takes_a_users_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "recipe").mkdir(parents=True)
+    (tmp_path / "mine" / "recipe" / "short.yaml").write_text("# @package _global_\nsteps: 3\n")
+    done = command(tmp_path, "--config-dir", "mine", "recipe=short", "hydra.run.dir=run")
+    assert done.stdout.startswith("steps=3 ")
+
+
+def test_reading_the_configuration_does_not_import_torch() -> None:
+    script = "import sys; from elaswave_fx.config import load_config; load_config(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
