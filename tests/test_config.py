@@ -1,5 +1,6 @@
 """The configuration: what it reads, what it refuses and in which words, and the command line around it."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
@@ -352,3 +353,18 @@ def test_reading_the_configuration_does_not_import_torch() -> None:
     script = "import sys; from elaswave_fx.config import load_config; load_config(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_installed_package_finds_its_own_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel holds `conf` and `recipes` inside the package, and nothing beside it."""
+    package = tmp_path / "site" / "elaswave_fx"
+    shutil.copytree(conf_dir(), package / "conf")
+    monkeypatch.setattr("elaswave_fx.hydra_app.__file__", str(package / "hydra_app.py"))
+    (package / "conf" / "recipe" / "two_tower.yaml").unlink()
+    assert conf_dir() == package / "conf"
+    assert load_config(["recipe=hf_gpt2"]).steps == 60
+    with pytest.raises(ConfigError, match="recipe=two_tower: no such recipe"):
+        load_config(["recipe=two_tower"])
+    shutil.rmtree(package / "conf")
+    with pytest.raises(ConfigError, match="installed without its conf folder"):
+        conf_dir()
