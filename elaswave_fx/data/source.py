@@ -21,6 +21,7 @@ from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from elaswave_fx.data.tokens import ArrayTokens, TokenDataset
 from elaswave_fx.errors import DataError
+from elaswave_fx.targets import instantiate
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,8 @@ def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None)
 
 
 def _user_dataset(config: Config) -> Dataset:
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
     name = config.data.name
-    try:
-        wrapped = instantiate(config.data.spec)
-    except InstantiationException as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise DataError(f"data._target_={name}: {reason}") from error
+    wrapped = instantiate("data", config.data.spec)
     dataset = MapDataset(wrapped, config.data.fields, name)
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")

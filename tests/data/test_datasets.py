@@ -10,7 +10,7 @@ import torch
 
 from elaswave_fx.config import load_config
 from elaswave_fx.data import Dataset, load_batch, open_data, open_source
-from elaswave_fx.errors import DataError
+from elaswave_fx.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
 
@@ -100,6 +100,18 @@ class Dicts(Pairs):
         return {"x": torch.full((2,), index, dtype=torch.int32), "y": [0.5, index], "name": torch.tensor(True)}
 
 
+class Rows:
+    def __init__(self, rows: list[list[int]]) -> None:
+        assert type(rows) is type(rows[0]) is list
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> object:
+        return {"row": self.rows[index]}
+
+
 class Words(Pairs):
     def __getitem__(self, index: int) -> object:
         return {"x": "text"}
@@ -117,6 +129,11 @@ def test_users_tuples() -> None:
     assert (sample["image"].dtype, sample["label"].dtype, sample["label"].item()) == (torch.float32, torch.int64, 2)
     assert dataset.batch(np.array([1, 2]))["image"].shape == (2, 4)
     assert dataset.batch(np.array([], np.int64))["image"].shape == (0, 4)
+
+
+def test_users_lists_arrive_as_lists() -> None:
+    dataset = opened("data._target_=user_data.Rows", "data.rows=[[1,2],[3,4]]")
+    assert dataset.sample(1)["row"].tolist() == [3, 4]
 
 
 def test_users_dicts() -> None:
@@ -143,7 +160,7 @@ def test_users_dicts() -> None:
     ],
 )
 def test_users_dataset_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ConfigError, match=message):
         opened(*overrides)
 
 
