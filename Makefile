@@ -22,7 +22,7 @@ ON_PATH := PATH="$(abspath $(BIN)):$$PATH"
 STAMPS := $(VENV)/stamps
 NATIVE_LOCK := $(VENV)/native.lock
 # Folders too, so that a removed file counts as a change.
-NATIVE_SOURCES := $(shell find native -path native/tests -prune -o \( -type d -o -name '*.cc' -o -name '*.h' -o -name '*.txt' -o -name '*.cmake' \) -print 2>/dev/null)
+NATIVE_SOURCES := $(shell find native -mindepth 1 -path native/tests -prune -o \( -type d -o -name '*.cc' -o -name '*.h' -o -name '*.txt' -o -name '*.cmake' \) -print 2>/dev/null)
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h' 2>/dev/null)
 # Threads of libraries fight with the ranks for the cores, and change bits.
 export OMP_NUM_THREADS ?= 1
