@@ -37,12 +37,11 @@ _CHECKS = (
     "aten.sym_constrain_range_for_size",
 )
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
-_WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Inline wrappers, drop what computes nothing, spell out running statistics."""
+    """Drop what computes nothing, spell out running statistics."""
 
     name: ClassVar[str] = "normalize"
 
@@ -75,46 +74,6 @@ def _is_no_op_cast(node: fx.Node) -> bool:
     source, result = value_of(_tensor_argument(node)), value_of(node)
     same = source.dtype == result.dtype and source.device == result.device
     return same and (is_aten(node, "aten.to") or source.stride() == result.stride())
-
-
-def inline_wrappers(module: fx.GraphModule) -> None:
-    """Replace wrap_with_set_grad_enabled and its like by their bodies; results of a no-grad body are detached.
-
-    Done on the captured graph while it still owns the bodies, before anything is copied.
-    """
-    for node in list(calls(module.graph)):
-        name = getattr(node.target, "__name__", "")
-        if name not in _WRAPPERS:
-            continue
-        position = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
-        body_node = node.args[position]
-        assert isinstance(body_node, fx.Node)
-        body = getattr(module, str(body_node.target))
-        detach = name == "wrap_with_set_grad_enabled" and not node.args[0]
-        with module.graph.inserting_before(node):
-            outputs = _copy_body(module.graph, body, node.args[position + 1 :], detach)
-        for user in list(node.users):
-            user.replace_all_uses_with(outputs[int(user.args[1])])  # type: ignore[arg-type]
-            module.graph.erase_node(user)
-        module.graph.erase_node(node)
-        module.graph.erase_node(body_node)
-    module.recompile()
-
-
-def _copy_body(graph: fx.Graph, body: fx.GraphModule, args: tuple[Any, ...], detach: bool) -> list[Any]:
-    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    mapping: dict[fx.Node, Any] = dict(zip(inputs, args, strict=True))
-    outputs = graph.graph_copy(body.graph, mapping)
-    for old, new in mapping.items():
-        if isinstance(new, fx.Node) and old.op == "call_function":
-            new.meta = dict(old.meta)
-    results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    return [emit(graph, aten.detach.default, out) if detach and _is_float(out) else out for out in results]
-
-
-def _is_float(node: Any) -> bool:
-    value = value_of(node) if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:

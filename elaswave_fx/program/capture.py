@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.inline import inline_wrappers
 from elaswave_fx.program.ir import (
     ParamSpec,
     Program,
@@ -143,6 +144,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynam
     owner, params = _parameters(model)
     buffers: dict[str, TensorSpec] = {}
     tensors: dict[str, torch.Tensor] = {}
+    inline_wrappers(exported.graph_module)
     graph = copy_graph(exported.graph_module)
     by_name = {node.name: node for node in graph.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:

@@ -157,6 +157,7 @@ class Program:
     folds: tuple[Fold, ...] = ()
     units: tuple[Unit, ...] = ()
     values: tuple[BorderValue, ...] = ()
+    invariants: fx.GraphModule | None = None
     kinds: Mapping[str, Any] = field(default_factory=dict)
 
     def clone(self) -> Program:

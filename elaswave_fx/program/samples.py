@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -171,7 +172,10 @@ def coupled_by_trial(
         tail = _record(program, state, {k: v[cut:] for k, v in batch.items()}, keys[cut:])
     reasons = []
     broken: set[fx.Node] = set()
+    kinds = natures(program)
     for node in calls(program.graph.graph):
+        if kinds[node] != Nature.MAIN:
+            continue  # positions in the batch and the like: they matter only where they reach the samples' values
         if any(source in broken for source in node.all_input_nodes):
             broken.add(node)
         elif not _joins(node, symbol, whole, head, tail):

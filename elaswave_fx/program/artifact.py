@@ -1,0 +1,177 @@
+"""The artifact: a lowered program as plain data, what workers load instead of tracing.
+
+    artifact.json          programs, units, values, buckets, folds, costs
+    constants.safetensors  lifted constants
+
+It depends on the model and its options, never on ranks, stages or the cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from elaswave_fx.errors import PlanError
+
+FORMAT = 3
+Binding = tuple[Any, ...]
+"""("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
+("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
+("fold", index, number) | ("none",)."""
+
+
+@dataclass(frozen=True)
+class BucketParam:
+    """A parameter's place in its bucket: elements [offset, offset + product of shape)."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """Flat trained parameters of one unit, or one tied tensor, of one optimizer group."""
+
+    name: str
+    group: int
+    numel: int
+    params: tuple[BucketParam, ...]
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A border value; see `ir.BorderValue`. `axis` is -1 for values of a whole micro-batch."""
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int
+    has_grad: bool
+    bytes_per_sample: int
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """A unit's programs by name, and where inputs, outputs and gradients are bound.
+
+    `flops` per sample forward; `saved_bytes` per sample between forward and backward.
+    """
+
+    index: int
+    kind: str
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    eval_outputs: tuple[Binding, ...]
+    grads: tuple[Binding, ...]
+    num_saved: int
+    flops: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class FoldSpec:
+    """The update of a mutable buffer; its program is `fold.BUFFER`."""
+
+    buffer: str
+    unit: int
+    num_values: int
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A logical tensor of the model: shape, stored dtype, other names of a tied one."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Everything about a model that execution needs, apart from its state."""
+
+    granule: int
+    batch_coupled: tuple[str, ...]
+    work_dtype: str
+    inputs: tuple[str, ...]
+    params: tuple[TensorInfo, ...]
+    buffers: tuple[TensorInfo, ...]
+    programs: Mapping[str, Any]
+    units: tuple[UnitSpec, ...]
+    values: tuple[ValueSpec, ...]
+    buckets: tuple[BucketSpec, ...]
+    folds: tuple[FoldSpec, ...]
+    invariant_inputs: tuple[Binding, ...]
+    invariant_names: tuple[str, ...]
+    draws: tuple[tuple[int, int], ...]
+    evaluation_exact: bool
+    text: str
+    seconds: tuple[tuple[str, float], ...] = ()
+    measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """Seconds per sample (forward, backward) by kind, where measured."""
+    format: int = FORMAT
+
+    def save(self, folder: Path, constants: Mapping[str, torch.Tensor]) -> None:
+        """Write both files; a reader never sees half of them because the folder is renamed into place last."""
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / "artifact.json").write_text(json.dumps(dataclasses.asdict(self)))
+        save_file({name: tensor.contiguous() for name, tensor in constants.items()}, partial / "constants.safetensors")
+        try:
+            os.replace(partial, folder)
+        except OSError:  # another process finished the same artifact first: its content is equal
+            for path in partial.iterdir():
+                path.unlink()
+            partial.rmdir()
+
+    @staticmethod
+    def load(folder: Path) -> Artifact:
+        """Read `artifact.json`. Raises PlanError for another format."""
+        data = json.loads((folder / "artifact.json").read_text())
+        if data.get("format") != FORMAT:
+            raise PlanError(f"{folder}: artifact format {data.get('format')}, this version reads {FORMAT}")
+        return _from_json(data)
+
+    @staticmethod
+    def load_constants(folder: Path) -> dict[str, torch.Tensor]:
+        """Constants by name."""
+        return load_file(folder / "constants.safetensors")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _from_json(data: dict[str, Any]) -> Artifact:
+    rows = {"units": UnitSpec, "values": ValueSpec, "folds": FoldSpec, "params": TensorInfo, "buffers": TensorInfo}
+    made: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in rows:
+            made[key] = tuple(rows[key](**{k: _frozen(v) for k, v in row.items()}) for row in value)
+        elif key == "buckets":
+            made[key] = tuple(_bucket(row) for row in value)
+        elif key in ("programs", "measured"):
+            made[key] = value
+        else:
+            made[key] = _frozen(value)
+    return Artifact(**made)
+
+
+def _bucket(row: dict[str, Any]) -> BucketSpec:
+    params = tuple(BucketParam(p["name"], p["offset"], tuple(p["shape"])) for p in row["params"])
+    return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]))
+
+

@@ -1,0 +1,95 @@
+"""What every node of a program depends on, and so which nodes a unit can make for itself.
+
+    FIXED     constants, buffers that never change, nothing          -> computed once per rank
+    PREPARED  inputs or parameters, but not both, no random draw      -> computed again in every unit that reads it
+    MAIN      samples meet parameters, or a random draw               -> belongs to exactly one unit
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.ir import (
+    Program,
+    ResultKind,
+    Role,
+    output_nodes,
+    placeholders,
+    source_of,
+    tensors_in,
+    value_of,
+)
+
+
+class Nature(Enum):
+    FIXED = "fixed"
+    PREPARED = "prepared"
+    MAIN = "main"
+
+
+def natures(program: Program) -> dict[fx.Node, Nature]:
+    """The nature of every call and placeholder."""
+    mutated = {result.name for result in program.results if result.kind == ResultKind.BUFFER}
+    roots: dict[fx.Node, frozenset[str]] = {}
+    found: dict[fx.Node, Nature] = {}
+    for node in program.graph.graph.nodes:
+        if node.op == "placeholder":
+            source = source_of(node)
+            fixed = source.role == Role.CONSTANT or source.role == Role.BUFFER and source.name not in mutated
+            roots[node] = frozenset() if fixed else frozenset({source.role.value})
+        elif node.op == "call_function":
+            roots[node] = frozenset().union(*(roots[source] for source in node.all_input_nodes))
+        else:
+            continue
+        found[node] = _nature(roots[node])
+    return found
+
+
+def _nature(roots: frozenset[str]) -> Nature:
+    samples = roots & {Role.INPUT.value}
+    learned = roots & {Role.PARAM.value, Role.BUFFER.value}
+    drawn = roots & {Role.KEYS.value, Role.STEP_KEYS.value}
+    if drawn or (samples and learned):
+        return Nature.MAIN
+    return Nature.PREPARED if roots else Nature.FIXED
+
+
+class _GradientFlow(fx.Interpreter):
+    """Runs the graph on fake tensors under autograd and notes which values carry gradients."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.flows: set[str] = set()
+
+    def run_node(self, n: fx.Node) -> object:
+        value = super().run_node(n)
+        if n.op != "output" and any(tensor.requires_grad for tensor in tensors_in(value)):
+            self.flows.add(n.name)
+        return value
+
+
+def gradient_nodes(program: Program) -> set[fx.Node]:
+    """Nodes whose value takes part in the gradient: autograd reaches them from the loss and from a parameter."""
+    inputs, mode = [], None
+    for node in placeholders(program.graph.graph):
+        value = value_of(node)
+        mode = getattr(value, "fake_mode", mode)
+        if source_of(node).role == Role.PARAM and program.params[source_of(node).name].trainable:
+            value = value.detach().requires_grad_(True)
+        inputs.append(value)
+    flow = _GradientFlow(program.graph)
+    assert mode is not None
+    with mode, torch.enable_grad():
+        flow.run(*inputs)
+    reached: set[fx.Node] = set()
+    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
+    stack = [node for node, result in outputs if result.kind == ResultKind.LOSS and node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in reached and node.name in flow.flows:
+            reached.add(node)
+            stack.extend(node.all_input_nodes)
+    return reached

@@ -1,0 +1,187 @@
+"""The builder: a configuration in, an artifact and an initial state on disk out. Runs once per job, in the launcher's
+child; workers load what it wrote and never trace.
+
+    build(config, folder) -> Built(artifact=~/.cache/elaswave_fx/programs/3f.., state=RUN/.init/state.safetensors)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import elaswave_fx
+import passes
+from elaswave_fx.config import Config
+from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.data.dataset import Dataset
+from elaswave_fx.models.build import build_model
+from elaswave_fx.models.losses import check_output
+from elaswave_fx.program.artifact import FORMAT, Artifact
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.ir import ParamSpec
+from elaswave_fx.program.samples import coupled_by_rule, coupled_by_trial, refuse_mean_loss
+from elaswave_fx.runtime.optimizer import GROUPS, group_of
+from passes.evaluate import evaluation_agrees
+from passes.lower import lower
+from passes.pipeline import back_passes, front_passes, run_passes
+
+State = Mapping[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where the artifact and the initial state lie; seconds that each part took."""
+
+    artifact: Path
+    state: Path
+    seconds: dict[str, float]
+    cached: bool
+
+
+def build(config: Config, folder: Path) -> Built:
+    """Build the model, capture and lower it unless the cache has its program, and write the initial state.
+
+    Args:
+        folder: where the state goes, and the artifact too when the cache is off.
+
+    Raises:
+        ConfigError, CaptureError, DataError: one line for the user.
+    """
+    clock = _Clock()
+    source = open_source(config)
+    clock.lap("data")
+    model = make_model(config, source.dataset)
+    state = initial_state(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "state.safetensors")
+    clock.lap("model")
+    batches = example_batches(config, source)
+    key = program_key(config, model, batches[0])
+    target = (config.cache.path / "programs" if config.cache.path else folder) / key
+    cached = (target / "artifact.json").is_file()
+    if not cached:
+        dump = Path(config.passes.dump) if config.passes.dump else None
+        artifact, constants = compile_model(config, model, batches, dump)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        artifact.save(target, constants)
+        clock.lap("capture and passes")
+    return Built(target, folder / "state.safetensors", clock.laps, cached)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self.last
+        self.last = now
+
+
+def make_model(config: Config, dataset: Dataset) -> nn.Module:
+    """The model with its fp32 initial weights, seeded."""
+    image_shape = None
+    sample = dataset.sample(0)
+    if "image" in sample and sample["image"].dim() == 3:
+        image_shape = tuple(sample["image"].shape)
+    return build_model(
+        config.model,
+        vocab_size=dataset.vocab_size,
+        seq_len=config.seq_len if "input_ids" in sample else None,
+        seed=config.seed,
+        image_shape=image_shape,  # type: ignore[arg-type]
+        init_from=config.init_from,
+    )
+
+
+def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every logical parameter (fp32) and buffer by its first name."""
+    params = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}
+
+
+def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
+    """Two batches of different samples and sizes, whole granules both."""
+    granule = config.parallel.granule
+    first, second = 2 * max(granule, 1), 3 * max(granule, 1)
+    return (
+        load_batch(source.dataset, source.train, 0, first),
+        load_batch(source.dataset, source.train, first, second),
+    )
+
+
+def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
+    """What the program depends on: structure of the model and the batch, options, and the code that compiles."""
+    structure = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
+    options = [
+        config.as_dict()["model"], config.precision, config.recompute, config.parallel.granule,
+        config.optimizer.no_decay, config.init_from, repr(model), torch.__version__, FORMAT,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps([structure, inputs, options], default=str).encode())
+    digest.update(_code_digest())
+    digest.update(inspect.getsource(importlib.import_module(type(model).__module__)).encode())
+    return digest.hexdigest()[:24]
+
+
+def _code_digest() -> bytes:
+    roots = [Path(elaswave_fx.__path__[0]) / part for part in ("program", "models")] + [Path(passes.__path__[0])]
+    digest = hashlib.sha256()
+    for path in sorted(path for root in roots for path in root.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def compile_model(
+    config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
+) -> tuple[Artifact, State]:
+    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
+    with torch.no_grad():
+        check_output(model(**{name: tensor.clone() for name, tensor in batches[0].items()}))
+    _to_precision(model, config.precision)
+    batches = (_cast_inputs(batches[0], config.precision), _cast_inputs(batches[1], config.precision))
+    program = capture(model, batches, config.parallel.granule)
+    program, front = run_passes(program, front_passes(), dump)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {name: tensor.detach() for name, tensor in state.items()}
+    reasons = coupled_by_rule(program) or coupled_by_trial(program, state, batches[0])
+    program = replace(program, batch_coupled=reasons)
+    refuse_mean_loss(program, state, batches[0])
+    program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
+    exact = evaluation_agrees(program, model, state, batches[0])
+    artifact = lower(program, _group_rule(config), exact)
+    return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
+
+
+def _group_rule(config: Config) -> Any:
+    def rule(name: str, spec: ParamSpec) -> int:
+        return GROUPS.index(group_of(len(spec.shape), config.optimizer.no_decay))
+
+    return rule
+
+
+def _to_precision(model: nn.Module, precision: str) -> None:
+    """Parameters compute in `precision`; buffers (statistics, tables) keep the dtype they were built with."""
+    if precision == "bf16":
+        for parameter in model.parameters():
+            if parameter.dtype == torch.float32:
+                parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _cast_inputs(batch: Batch, precision: str) -> Batch:
+    dtype = {"bf16": torch.bfloat16}.get(precision)
+    return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in batch.items()}
+

@@ -1,0 +1,73 @@
+"""assign_stages: ask the planner who computes what, and attach the answer; the program itself stays as it is.
+
+    AssignStages(dp=2, pp=2).apply(artifact, topology, global_batch=16, state_bytes=8) -> Plan with four tiles
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.topology import Topology
+from elaswave_fx.program.artifact import Artifact, UnitSpec
+
+# Analytic rates for what was not measured: a modest core. Only ratios of costs decide where stages are cut.
+_OPERATIONS_PER_S = 2e10
+_BACKWARD_OVER_FORWARD = 2.0
+_CALL_S = 2e-6
+_MASTER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class AssignStages:
+    """Make the slowest stage as fast as it can be, within every rank's memory."""
+
+    name: ClassVar[str] = "assign_stages"
+    dp: int
+    pp: int
+    micro_batch: int | None = None
+
+    def apply(self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int) -> Plan:
+        """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy.
+
+        Raises ConfigError naming the key for a shape that leaves a rank without work or memory.
+        """
+        workload = make_workload(artifact, global_batch, state_tensors)
+        plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch))
+        check_plan(plan)
+        return plan
+
+
+def make_workload(artifact: Artifact, global_batch: int, state_tensors: int) -> Workload:
+    """What the planner needs to know of a program: measured costs where there are any, analytic ones elsewhere."""
+    itemsize = getattr(torch, artifact.work_dtype).itemsize
+    return Workload(
+        units=tuple(_unit_cost(artifact, unit, itemsize) for unit in artifact.units),
+        values=tuple(
+            Value(v.name, v.producer, v.consumers, v.bytes_per_sample, v.has_grad, None if v.axis < 0 else v.axis)
+            for v in artifact.values
+        ),
+        buckets=tuple(Bucket(bucket.name, bucket.numel, bucket.users) for bucket in artifact.buckets),
+        global_batch=global_batch,
+        granule=artifact.granule,
+        batch_coupled=bool(artifact.batch_coupled),
+        state_bytes_per_element=_MASTER_BYTES + GRADIENT_BYTES + 4 * state_tensors,
+        work_bytes_per_element=itemsize,
+    )
+
+
+def _unit_cost(artifact: Artifact, unit: UnitSpec, itemsize: int) -> UnitCost:
+    calls = len(artifact.programs[f"{unit.kind}.forward"]["instructions"])
+    forward_s = unit.flops / _OPERATIONS_PER_S
+    backward_s = _BACKWARD_OVER_FORWARD * forward_s
+    if unit.kind in artifact.measured:
+        forward_s, backward_s = artifact.measured[unit.kind]
+    own = [bucket for bucket in artifact.buckets if bucket.users[0] == unit.index]
+    params = sum(bucket.numel for bucket in own) * itemsize
+    return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes)

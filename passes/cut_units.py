@@ -1,0 +1,298 @@
+"""cut_units: every unit becomes a graph of its own, closed over what it can make for itself.
+
+What no sample touches is computed once per rank and read as a constant; what only inputs or only parameters touch
+is made again in each unit that reads it. So nothing but true activations crosses a border, always contiguous.
+
+    unit 3 of a GPT: (value h2, params, keys) -> (value h3)
+    unit 9, the head: (value h8, params, input labels) -> (loss, count)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.dependence import Nature, gradient_nodes, natures
+from elaswave_fx.program.ir import (
+    BorderValue,
+    Program,
+    Result,
+    ResultKind,
+    Role,
+    Source,
+    Unit,
+    calls,
+    emit,
+    output_nodes,
+    placeholders,
+    set_source,
+    source_of,
+    statistics_of,
+    unit_of,
+    value_of,
+)
+from elaswave_fx.program.samples import batch_symbol, per_sample_shape, sample_axis
+
+aten = torch.ops.aten
+_DRAW_INDEX = {"elaswave.keyed_dropout": 3, "elaswave.keyed_uniform": 2, "elaswave.keyed_normal": 2}
+
+
+@dataclass(frozen=True)
+class CutUnits:
+    """Build one graph per unit, the values between them, and the graph of what every rank computes once."""
+
+    name: ClassVar[str] = "cut_units"
+
+    def apply(self, program: Program) -> Program:
+        cutter = _Cutter(program)
+        units = tuple(cutter.unit(index) for index in range(program.num_units))
+        folds = tuple(replace(fold, unit=cutter.fold_unit(fold.buffer)) for fold in program.folds)
+        return replace(
+            program, units=units, values=tuple(cutter.values()), folds=folds, invariants=cutter.invariant_graph()
+        )
+
+
+def draws_of(units: tuple[Unit, ...]) -> list[tuple[int, int]]:
+    """(unit, index of the draw in the unit) of every random draw, in the order of execution."""
+    return [(unit.index, int(node.args[at])) for unit in units for node, at in _draws(unit.graph)]  # type: ignore[arg-type]
+
+
+def _draws(module: fx.GraphModule) -> list[tuple[fx.Node, int]]:
+    found = []
+    for node in calls(module.graph):
+        name = str(node.target).rsplit(".", 1)[0]
+        if name in _DRAW_INDEX:
+            found.append((node, _DRAW_INDEX[name]))
+    return found
+
+
+class _Cutter:
+    """What all units share while they are cut: natures, gradients, results by unit, invariants found so far."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.symbol = batch_symbol(program)
+        self.natures = natures(program)
+        self.gradients = gradient_nodes(program)
+        self.buffers = {source_of(n).name: n for n in placeholders(program.graph.graph) if source_of(n).role == Role.BUFFER}
+        self.invariants: dict[fx.Node, str] = {}
+        self.results: dict[int, list[tuple[fx.Node, Result]]] = {}
+        for node, result in zip(output_nodes(program.graph.graph), program.results, strict=True):
+            assert node is not None
+            self.results.setdefault(self._result_unit(node), []).append((node, result))
+
+    def _result_unit(self, node: fx.Node) -> int:
+        unit = unit_of(node) if self.natures[node] == Nature.MAIN else None
+        return self.program.num_units - 1 if unit is None else unit
+
+    def fold_unit(self, buffer: str) -> int:
+        units = [u for u, found in self.results.items() for _, r in found if r.kind == ResultKind.FOLD and r.name == buffer]
+        return max(units, default=self.program.num_units - 1)
+
+    def unit(self, index: int) -> Unit:
+        return _UnitBuilder(self, index).build()
+
+    def crossing(self, index: int) -> list[fx.Node]:
+        """MAIN tensors of a unit that later units read, in graph order."""
+        return [
+            node
+            for node in calls(self.program.graph.graph)
+            if self.natures[node] == Nature.MAIN
+            and unit_of(node) == index
+            and isinstance(value_of(node), torch.Tensor)
+            and any((unit_of(user) or 0) > index for user in node.users if user.op != "output")
+        ]
+
+    def values(self) -> list[BorderValue]:
+        found = []
+        for index in range(self.program.num_units):
+            for node in self.crossing(index):
+                axis = sample_axis(value_of(node), self.symbol)
+                consumers = {unit_of(user) for user in node.users if user.op != "output"} - {index}
+                found.append(
+                    BorderValue(
+                        node.name,
+                        index,
+                        tuple(sorted(u for u in consumers if u is not None)),
+                        per_sample_shape(value_of(node), axis) if axis or self.symbol is None else _granule_shape(node),
+                        value_of(node).dtype,
+                        axis,
+                        node in self.gradients,
+                    )
+                )
+        return found
+
+    def invariant(self, node: fx.Node) -> Source:
+        return Source(Role.CONSTANT, self.invariants.setdefault(node, f"invariant.{node.name}"))
+
+    def invariant_graph(self) -> fx.GraphModule:
+        """constants and buffers -> every invariant; its outputs carry the names that units read."""
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+
+        def copy(node: fx.Node) -> fx.Node:
+            if node not in mapping:
+                for source in node.all_input_nodes:
+                    copy(source)
+                mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+            return mapping[node]
+
+        outputs = tuple(copy(node) for node in self.invariants)
+        graph.output(outputs)
+        _placeholders_first(graph)
+        module = fx.GraphModule(torch.nn.Module(), graph)
+        module.meta["names"] = tuple(self.invariants.values())
+        return module
+
+
+def _granule_shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(int(size) for size in value_of(node).shape)
+
+
+class _UnitBuilder:
+    """Copies one unit's calls and, on demand, what they need."""
+
+    def __init__(self, cutter: _Cutter, index: int) -> None:
+        self.cutter = cutter
+        self.index = index
+        self.graph = fx.Graph()
+        self.mapping: dict[fx.Node, fx.Node] = {}
+        self.inputs: dict[Source, fx.Node] = {}
+        self.grad_inputs: dict[Source, bool] = {}
+        self.batch_size: fx.Node | None = None
+
+    def build(self) -> Unit:
+        program = self.cutter.program
+        crossing = self.cutter.crossing(self.index)
+        for node in calls(program.graph.graph):
+            if self.cutter.natures[node] == Nature.MAIN and unit_of(node) == self.index:
+                self._copy(node)
+        results = [(node, Result(ResultKind.VALUE, node.name)) for node in crossing]
+        results += self.cutter.results.get(self.index, [])
+        self.graph.output(tuple(self._returned(node, result) for node, result in results))
+        self.graph.eliminate_dead_code()
+        _placeholders_first(self.graph)
+        module = fx.GraphModule(torch.nn.Module(), self.graph)
+        for number, (node, at) in enumerate(_draws(module)):
+            node.update_arg(at, number)
+        module.recompile()
+        sources = tuple(source_of(node) for node in placeholders(self.graph))
+        grads_in = tuple(self.grad_inputs[source] for source in sources)
+        grads_out = tuple(r.kind in (ResultKind.VALUE, ResultKind.LOSS) and n in self.cutter.gradients for n, r in results)
+        kinds = tuple(result for _, result in results)
+        return Unit(self.index, module, sources, kinds, grads_in, grads_out, self._hash(module, grads_in, grads_out, kinds))
+
+    def _returned(self, node: fx.Node, result: Result) -> fx.Node:
+        """Values cross contiguous and with memory of their own."""
+        made = self._get(node)
+        value = value_of(node)
+        if result.kind == ResultKind.VALUE and (not value.is_contiguous() or _is_view(node)):
+            return emit(self.graph, aten.clone.default, made, memory_format=torch.contiguous_format)
+        return made
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        self.mapping[node] = self.graph.node_copy(node, self._get)
+        statistics = statistics_of(node)
+        for name in statistics or ():
+            self._input(self.cutter.buffers[name])
+        return self.mapping[node]
+
+    def _get(self, node: fx.Node) -> fx.Node:
+        if node in self.mapping:
+            return self.mapping[node]
+        if isinstance(value_of(node), torch.SymInt):
+            self.mapping[node] = self._size(node)
+        elif node.op == "placeholder":
+            self.mapping[node] = self._input(node)
+        elif self.cutter.natures[node] == Nature.MAIN:
+            self.mapping[node] = self._value(node)
+        elif self.cutter.natures[node] == Nature.FIXED and isinstance(value_of(node), torch.Tensor):
+            self.mapping[node] = self._placeholder(self.cutter.invariant(node), value_of(node), False)
+        else:
+            self.mapping[node] = self.graph.node_copy(node, self._get)
+        return self.mapping[node]
+
+    def _input(self, node: fx.Node) -> fx.Node:
+        source = source_of(node)
+        trained = source.role == Role.PARAM and node in self.cutter.gradients
+        return self._placeholder(source, value_of(node), trained)
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        value = value_of(node)
+        return self._placeholder(
+            Source(Role.VALUE, node.name), value.new_empty(value.shape), node in self.cutter.gradients
+        )
+
+    def _placeholder(self, source: Source, value: Any, grad: bool) -> fx.Node:
+        if source not in self.inputs:
+            node = self.graph.placeholder(f"{source.role.value}_{len(self.inputs)}")
+            node.meta["val"] = value
+            set_source(node, source)
+            self.inputs[source] = node
+            self.grad_inputs[source] = grad
+        return self.inputs[source]
+
+    def _size(self, node: fx.Node) -> fx.Node:
+        """A multiple of the batch size, taken from whatever input of this unit carries samples."""
+        factor = value_of(node).node.expr / self.cutter.symbol
+        base = self._batch_size()
+        if not factor.is_Integer or base is None:
+            return self.graph.node_copy(node, self._get)
+        return base if factor == 1 else emit(self.graph, operator.mul, base, int(factor))
+
+    def _batch_size(self) -> fx.Node | None:
+        if self.batch_size is None:
+            carrier = self._carrier()
+            if carrier is None:
+                return None
+            made = self._get(carrier)
+            axis = sample_axis(value_of(carrier), self.cutter.symbol)
+            assert axis is not None
+            size = emit(self.graph, aten.sym_size.int, made, axis.axis)
+            self.batch_size = size if axis.period == 1 else emit(self.graph, operator.floordiv, size, axis.period)
+        return self.batch_size
+
+    def _carrier(self) -> fx.Node | None:
+        """An input that this unit reads anyway and that holds samples: an incoming value before a program input."""
+        reads: list[fx.Node] = []
+        for node in calls(self.cutter.program.graph.graph):
+            if self.cutter.natures[node] == Nature.MAIN and unit_of(node) == self.index:
+                reads += [s for s in node.all_input_nodes if unit_of(s) != self.index or s.op == "placeholder"]
+        good = [n for n in reads if isinstance(value_of(n), torch.Tensor) and sample_axis(value_of(n), self.cutter.symbol)]
+        good = [n for n in good if n.op == "placeholder" or self.cutter.natures[n] == Nature.MAIN]
+        values = [n for n in good if n.op != "placeholder"]
+        return (values or good or [None])[0]  # type: ignore[list-item]
+
+    def _hash(self, module: fx.GraphModule, *flags: Any) -> str:
+        symbol = str(self.cutter.symbol)
+        grads_in, grads_out, kinds = flags
+        lines = [f"{grads_in} {grads_out} {[(result.kind.value, result.number) for result in kinds]}"]
+        numbers = {node: i for i, node in enumerate(module.graph.nodes)}
+        for node in module.graph.nodes:
+            args = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
+            role = source_of(node).role.value if node.op == "placeholder" else ""
+            value = value_of(node)
+            shape = f"{tuple(map(str, value.shape))} {value.dtype}" if isinstance(value, torch.Tensor) else ""
+            lines.append(f"{node.op} {role or node.target} {args} {shape.replace(symbol, 'B')}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """True when a result may share memory with something else."""
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema) and any(argument.alias_info is not None for argument in schema.returns)
+
+
+def _placeholders_first(graph: fx.Graph) -> None:
+    first: Callable[[], fx.Node] = lambda: next(iter(graph.nodes))  # noqa: E731
+    for node in reversed([n for n in graph.nodes if n.op == "placeholder"]):
+        if first() is not node:
+            first().prepend(node)

@@ -1,0 +1,112 @@
+"""differentiate: the joint forward and backward graph of every distinct unit.
+
+Units of one kind share it, so moving a unit never traces again, and a deep model costs no more than a shallow one.
+
+    forward(params, h) -> h'   =>   joint(params, h, dh') -> (h', dparams, dh)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_export_joint_simple
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.ir import Program, Unit, calls, output_nodes, placeholders, value_of
+from passes.rewrite_rng import refuse_hidden_randomness
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One graph for both directions: inputs are the unit's, then one tangent per differentiable result.
+
+    Outputs are the unit's results, then one gradient (or None) per unit input.
+    """
+
+    graph: fx.GraphModule
+    num_inputs: int
+    num_results: int
+
+
+@dataclass(frozen=True)
+class Differentiate:
+    """Trace the derivative once per distinct unit."""
+
+    name: ClassVar[str] = "differentiate"
+
+    def apply(self, program: Program) -> Program:
+        kinds: dict[str, Any] = {}
+        for unit in program.units:
+            if unit.kind not in kinds:
+                kinds[unit.kind] = differentiate_unit(unit)
+        return replace(program, kinds=kinds)
+
+
+def differentiate_unit(unit: Unit) -> Joint:
+    """The joint graph of one unit.
+
+    Raises CaptureError naming the unit and the operator for which there is no derivative.
+    """
+    inputs = []
+    for node, grad in zip(placeholders(unit.graph.graph), unit.grad_inputs, strict=True):
+        value = value_of(node)
+        inputs.append(value.detach().requires_grad_(grad) if isinstance(value, torch.Tensor) else value)
+    logging.getLogger("torch._functorch").setLevel(logging.ERROR)
+    forward = _only_differentiable(unit)
+    try:
+        joint = aot_export_joint_simple(forward, inputs, trace_joint=any(unit.grad_results))
+    except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        operators = sorted({str(node.target) for node in calls(unit.graph.graph)})
+        raise CaptureError(
+            f"model: unit {unit.index} cannot be differentiated: {first.strip()} (operators: {', '.join(operators)})"
+        ) from error
+    flat = _flatten(joint, len(inputs), forward.meta["order"], unit)
+    refuse_hidden_randomness(flat.graph, "differentiate")
+    return Joint(flat, len(inputs), len(unit.results))
+
+
+def _only_differentiable(unit: Unit) -> fx.GraphModule:
+    """The unit with its differentiable results first: the tracer asks for a tangent of each result that needs one."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    outputs = graph.graph_copy(unit.graph.graph, mapping)
+    assert isinstance(outputs, tuple)
+    order = sorted(range(len(outputs)), key=lambda i: not unit.grad_results[i])
+    stop = torch.ops.aten.detach.default
+    graph.output(tuple(outputs[i] if unit.grad_results[i] else graph.call_function(stop, (outputs[i],)) for i in order))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    module.meta["order"] = order
+    return module
+
+
+def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Unit) -> fx.GraphModule:
+    """A graph with plain placeholders and outputs [results in the unit's order, gradients in input order]."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    nodes = placeholders(joint.graph)
+    for node in joint.graph.nodes:
+        if node.op == "call_function":
+            mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        elif node.op == "placeholder":
+            mapping[node] = graph.placeholder(node.name)
+            mapping[node].meta["val"] = node.meta.get("val")
+    outputs = [mapping[n] if isinstance(n, fx.Node) else None for n in output_nodes(joint.graph)]
+    results: list[fx.Node | None] = [None] * len(order)
+    for position, original in enumerate(order):
+        results[original] = outputs[position]
+    gradients = outputs[len(order) :] if any(unit.grad_results) else [None] * num_inputs
+    kept = [g if wanted else None for g, wanted in zip(gradients, unit.grad_inputs, strict=True)]
+    tangents = [mapping[n] for n in nodes[num_inputs:]]
+    needed = sum(unit.grad_results)
+    for spare in tangents[needed:]:
+        if spare.users:
+            raise CaptureError(f"model: unit {unit.index} wants the derivative of a result that has none")
+        graph.erase_node(spare)
+    graph.output((*results, *kept))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(torch.nn.Module(), graph)

@@ -1,0 +1,79 @@
+"""estimate_cost: floating-point operations per sample of every call, from shapes alone.
+
+Formulas: a product of [m, k] and [k, n] takes 2mkn operations; attention two such products; a convolution
+2 * output elements * kernel elements; everything else one per output element.
+
+    linear [s0, 64, 128] x [384, 128] -> 2 * 64 * 128 * 384 operations per sample
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.ir import Program, calls, is_aten, set_flops, tensors_in, value_of
+
+_PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul")
+VIEWS = (
+    "aten.view", "aten.transpose", "aten.permute", "aten.t", "aten.unsqueeze", "aten.squeeze", "aten.expand",
+    "aten.slice", "aten.select", "aten.detach", "aten.split", "aten.unbind", "aten.chunk", "aten.sym_size",
+    "aten.unsafe_split", "aten.split_with_sizes", "aten.narrow", "aten.alias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EstimateCost:
+    """Count operations, so that cuts and stages can be chosen before anything has run."""
+
+    name: ClassVar[str] = "estimate_cost"
+
+    def apply(self, program: Program) -> Program:
+        program = program.clone()
+        share = 1.0 if program.dynamic_batch else 1.0 / program.granule
+        for node in calls(program.graph.graph):
+            set_flops(node, share * operations(node))
+        return program
+
+
+def elements(value: Any) -> int:
+    """Elements of all tensors in a value, for a batch of one sample (or the fixed batch, where there is one)."""
+    return sum(math.prod(_one_sample(size) for size in tensor.shape) for tensor in tensors_in(value))
+
+
+def _one_sample(size: Any) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+
+
+def value_bytes(value: Any) -> int:
+    """Bytes of all tensors in a value, counted as in `elements`."""
+    return sum(elements(tensor) * tensor.dtype.itemsize for tensor in tensors_in(value))
+
+
+def operations(node: fx.Node) -> float:
+    """Floating-point operations of one call, counted as in `elements`."""
+    out = elements(value_of(node))
+    if is_aten(node, *VIEWS) or not isinstance(node.target, torch._ops.OpOverload):
+        return 0.0
+    if is_aten(node, "aten.linear", "aten.addmm", "aten.baddbmm"):
+        operand = node.args[0] if is_aten(node, "aten.linear") else node.args[1]
+        return 2.0 * out * _inner(operand)
+    if is_aten(node, *_PRODUCTS):
+        return 2.0 * out * _inner(node.args[0])
+    if is_aten(node, "aten.convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d"):
+        weight = value_of(node.args[1])  # type: ignore[arg-type]
+        return 2.0 * out * (weight.numel() // weight.shape[0])
+    if is_aten(node, "aten.scaled_dot_product_attention"):
+        keys = value_of(node.args[1])  # type: ignore[arg-type]
+        return 4.0 * out * int(keys.shape[-2])
+    return float(out)
+
+
+def _inner(operand: Any) -> int:
+    return int(value_of(operand).shape[-1])

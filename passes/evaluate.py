@@ -1,0 +1,123 @@
+"""evaluate: the forward graph that evaluation runs, derived from the training graph of every kind of unit.
+
+    keyed_dropout(x, ...) -> x
+    _native_batch_norm_legit.no_stats(x, ...) -> _native_batch_norm_legit_no_training(x, ..., running mean, var)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.ir import (
+    Program,
+    Result,
+    ResultKind,
+    Role,
+    Unit,
+    calls,
+    copy_graph,
+    emit,
+    is_aten,
+    output_node,
+    output_nodes,
+    placeholders,
+    source_of,
+    statistics_of,
+)
+
+aten = torch.ops.aten
+
+
+def evaluation_graph(unit: Unit) -> fx.GraphModule:
+    """The unit without dropout and with running statistics; same inputs, FOLD results dropped."""
+    module = copy_graph(unit.graph)
+    graph = module.graph
+    buffers = {source_of(n).name: n for n in placeholders(graph) if source_of(n).role == Role.BUFFER}
+    kept = [n for n, r in zip(output_nodes(graph), unit.results, strict=True) if r.kind != ResultKind.FOLD]
+    output_node(graph).args = (tuple(kept),)
+    for node in list(calls(graph)):
+        if is_aten(node, "elaswave.keyed_dropout"):
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        elif statistics_of(node) is not None:
+            _use_running_statistics(graph, node, buffers)
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def evaluation_results(unit: Unit) -> tuple[Result, ...]:
+    return tuple(result for result in unit.results if result.kind != ResultKind.FOLD)
+
+
+def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, fx.Node]) -> None:
+    x, weight, bias, _, momentum, eps = node.args
+    mean, var = (buffers[name] for name in statistics_of(node) or ())
+    with graph.inserting_before(node):
+        op = aten._native_batch_norm_legit_no_training.default
+        steady = emit(graph, op, x, weight, bias, mean, var, momentum, eps)
+        out = emit(graph, operator.getitem, steady, 0)
+    for user in list(node.users):
+        if user.args[1] == 0:
+            user.replace_all_uses_with(out)
+
+
+def run_evaluation(
+    program: Program, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Loss sum and count of the derived evaluation graphs, interpreted unit by unit."""
+    samples = len(next(iter(batch.values())))
+    found: dict[str, torch.Tensor] = {}
+    invariants = _run_invariants(program, state)
+    for unit in program.units:
+        inputs = []
+        for source in unit.sources:
+            if source.role == Role.INPUT:
+                inputs.append(batch[source.name])
+            elif source.role == Role.KEYS:
+                inputs.append(torch.zeros(samples, dtype=torch.int64))
+            elif source.role == Role.STEP_KEYS:
+                inputs.append(torch.zeros(1, dtype=torch.int64))
+            elif source.role == Role.VALUE:
+                inputs.append(found[source.name])
+            elif source.role == Role.CONSTANT:
+                inputs.append(invariants.get(source.name, program.tensors.get(source.name)))
+            else:
+                inputs.append(state[source.name])
+        outputs = evaluation_graph(unit)(*inputs)
+        for result, value in zip(evaluation_results(unit), outputs, strict=True):
+            found[result.name or result.kind.value] = value
+    return found
+
+
+def _run_invariants(program: Program, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    module = program.invariants
+    assert module is not None
+    sources = [source_of(node) for node in placeholders(module.graph)]
+    tensors = [program.tensors[s.name] if s.role == Role.CONSTANT else state[s.name] for s in sources]
+    return dict(zip(module.meta["names"], module(*tensors), strict=True))
+
+
+def evaluation_agrees(
+    program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether the derived evaluation equals the model in evaluation mode, on one batch, within rounding.
+
+    A model that draws random numbers in evaluation too cannot be compared and counts as equal.
+    """
+    if any("elaswave." in str(node.target) for unit in program.units for node in calls(evaluation_graph(unit).graph)):
+        return True
+    samples = program.granule if not program.dynamic_batch else len(next(iter(batch.values())))
+    part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        expected = model(**part)
+        got = run_evaluation(program, state, part)
+    model.train(was_training)
+    tolerance = 1e-5 if all(p.dtype == torch.float32 for p in model.parameters()) else 2e-2
+    pairs = ((expected[0], got["loss"]), (expected[1], got["count"]))
+    return all(abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(a))) for a, b in pairs)

@@ -1,0 +1,198 @@
+"""lower: a compiled program becomes an artifact: native programs by name, buckets, and bindings of every unit.
+
+    kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate"
+    unit 3 -> inputs (("value", 2), ("param", 5, 0, (64,)), ...), grads (("value", 2), ("param", 5, 0, (64,)), ...)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elaswave_fx.program.artifact import (
+    Artifact,
+    Binding,
+    BucketParam,
+    BucketSpec,
+    FoldSpec,
+    TensorInfo,
+    UnitSpec,
+    ValueSpec,
+)
+from elaswave_fx.program.ir import (
+    ParamSpec,
+    Program,
+    Result,
+    ResultKind,
+    Role,
+    Source,
+    Unit,
+    calls,
+    flops_of,
+    output_nodes,
+    placeholders,
+    source_of,
+    value_of,
+)
+from elaswave_fx.program.text import program_text
+from passes.cut_units import draws_of
+from passes.estimate_cost import value_bytes
+from passes.evaluate import evaluation_graph, evaluation_results
+from passes.recompute import Derivative
+from passes.unit_program import lower_graph
+
+GroupOf = Callable[[str, ParamSpec], int]
+
+
+def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifact:
+    """The artifact of a program whose kinds are split derivatives.
+
+    `group_of` gives the optimizer group of a parameter; `evaluation_exact` says whether the derived evaluation graph
+    was found equal to the model in evaluation mode.
+    """
+    buckets = make_buckets(program, group_of)
+    binder = _Binder(program, buckets)
+    programs: dict[str, Any] = {}
+    for unit in program.units:
+        if f"{unit.kind}.forward" not in programs:
+            programs |= _programs(unit, program.kinds[unit.kind])
+    for fold in program.folds:
+        programs[f"fold.{fold.buffer}"] = lower_graph(f"fold.{fold.buffer}", fold.graph)
+    assert program.invariants is not None
+    programs["invariants"] = lower_graph("invariants", program.invariants)
+    return Artifact(
+        granule=program.granule,
+        batch_coupled=program.batch_coupled,
+        work_dtype=_work_dtype(program),
+        inputs=tuple(source_of(n).name for n in placeholders(program.graph.graph) if source_of(n).role == Role.INPUT),
+        params=tuple(_info(name, spec, spec.aliases) for name, spec in program.params.items()),
+        buffers=tuple(_info(name, spec) for name, spec in program.buffers.items()),
+        programs=programs,
+        units=tuple(binder.unit(unit) for unit in program.units),
+        values=tuple(
+            ValueSpec(
+                v.name, v.producer, v.consumers, v.shape, _dtype(v.dtype),
+                v.sample_axis.axis if v.sample_axis else -1, v.has_grad, v.bytes_per_sample,
+            )
+            for v in program.values
+        ),
+        buckets=buckets,
+        folds=tuple(FoldSpec(fold.buffer, fold.unit, fold.num_values) for fold in program.folds),
+        invariant_inputs=tuple(binder.source(source_of(n)) for n in placeholders(program.invariants.graph)),
+        invariant_names=program.invariants.meta["names"],
+        draws=tuple(draws_of(program.units)),
+        evaluation_exact=evaluation_exact,
+        text=program_text(program),
+    )  # fmt: skip
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _info(name: str, spec: Any, aliases: tuple[str, ...] = ()) -> TensorInfo:
+    return TensorInfo(name, spec.shape, _dtype(spec.dtype), aliases)
+
+
+def _work_dtype(program: Program) -> str:
+    trained = [spec.dtype for spec in program.params.values() if spec.trainable]
+    return _dtype(trained[0]) if trained else "float32"
+
+
+def _programs(unit: Unit, derivative: Derivative) -> dict[str, Any]:
+    made = {f"{unit.kind}.forward": lower_graph(f"{unit.kind}.forward", derivative.forward)}
+    if derivative.backward is not None:
+        made[f"{unit.kind}.backward"] = lower_graph(f"{unit.kind}.backward", derivative.backward)
+    made[f"{unit.kind}.evaluate"] = lower_graph(f"{unit.kind}.evaluate", evaluation_graph(unit))
+    return made
+
+
+def make_buckets(program: Program, group_of: GroupOf) -> tuple[BucketSpec, ...]:
+    """Trained parameters by (unit, optimizer group) in order of first use; tied ones alone, with all their users."""
+    users: dict[str, list[int]] = {}
+    for unit in program.units:
+        for source, trained in zip(unit.sources, unit.grad_inputs, strict=True):
+            if source.role == Role.PARAM and trained:
+                users.setdefault(source.name, []).append(unit.index)
+    members: dict[tuple[Any, ...], list[str]] = {}
+    for name, indices in users.items():
+        group = group_of(name, program.params[name])
+        key = (indices[0], group, "") if len(indices) == 1 else (indices[0], group, name)
+        members.setdefault(key, []).append(name)
+    return tuple(
+        _bucket(program, key, names, tuple(users[names[0]]))
+        for key, names in sorted(members.items(), key=lambda item: item[0])
+    )
+
+
+def _bucket(program: Program, key: tuple[Any, ...], names: list[str], users: tuple[int, ...]) -> BucketSpec:
+    unit, group, tied = key
+    offset, params = 0, []
+    for name in names:
+        shape = program.params[name].shape
+        params.append(BucketParam(name, offset, shape))
+        offset += math.prod(shape)
+    label = f"tied.{tied}" if tied else f"unit{unit}.group{group}"
+    return BucketSpec(label, group, offset, tuple(params), users)
+
+
+class _Binder:
+    """Translates sources and results of units to bindings of the runtime."""
+
+    def __init__(self, program: Program, buckets: tuple[BucketSpec, ...]) -> None:
+        self.program = program
+        self.values = {value.name: index for index, value in enumerate(program.values)}
+        self.places = {p.name: (index, p.offset) for index, bucket in enumerate(buckets) for p in bucket.params}
+        self.folds = {fold.buffer: index for index, fold in enumerate(program.folds)}
+
+    def source(self, source: Source) -> Binding:
+        if source.role == Role.PARAM and source.name in self.places:
+            return ("param", *self.places[source.name], self.program.params[source.name].shape)
+        if source.role == Role.PARAM:
+            return ("frozen", source.name)
+        if source.role == Role.VALUE:
+            return ("value", self.values[source.name])
+        if source.role in (Role.KEYS, Role.STEP_KEYS):
+            return (source.role.value,)
+        return (source.role.value, source.name)
+
+    def result(self, result: Result) -> Binding:
+        if result.kind == ResultKind.VALUE:
+            return ("value", self.values[result.name])
+        if result.kind == ResultKind.FOLD:
+            return ("fold", self.folds[result.name], result.number)
+        return (result.kind.value,)
+
+    def unit(self, unit: Unit) -> UnitSpec:
+        derivative = self.program.kinds[unit.kind]
+        gradients = [None] * len(unit.sources)
+        if derivative.backward is not None:
+            gradients = output_nodes(derivative.backward.graph)
+        grads = [
+            self.source(source) if gradient is not None else ("none",)
+            for source, gradient in zip(unit.sources, gradients, strict=True)
+        ]
+        return UnitSpec(
+            unit.index,
+            unit.kind,
+            tuple(self.source(source) for source in unit.sources),
+            tuple(self.result(result) for result in unit.results),
+            tuple(self.result(result) for result in evaluation_results(unit)),
+            tuple(grads),
+            derivative.num_saved,
+            sum(flops_of(node) for node in calls(unit.graph.graph)),
+            _saved_bytes(unit, derivative, 1 if self.program.dynamic_batch else self.program.granule),
+        )
+
+
+def _saved_bytes(unit: Unit, derivative: Derivative, batch: int) -> int:
+    """Bytes per sample kept for backward, without what is kept anyway (parameters, constants)."""
+    held = {
+        node for node, source in zip(placeholders(derivative.forward.graph), unit.sources, strict=True)
+        if source.role in (Role.PARAM, Role.CONSTANT, Role.BUFFER)
+    }  # fmt: skip
+    saved = set(output_nodes(derivative.forward.graph)[len(unit.results) :])
+    return sum(value_bytes(value_of(node)) for node in saved if node is not None and node not in held) // batch

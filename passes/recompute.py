@@ -1,0 +1,139 @@
+"""recompute: split every joint graph into a forward and a backward program, and decide what is kept between them.
+
+    none   keep every forward result that the backward pass reads
+    light  keep results of products, attention and normalization; make elementwise results again
+    full   keep only the unit's inputs; run its forward pass again
+
+Views and keyed draws are always made again: they cost nothing, or less than the memory that would hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import fx
+
+from elaswave_fx.errors import PassError
+from elaswave_fx.program.ir import Program, calls, is_aten, output_nodes, placeholders, value_of
+from passes.differentiate import Joint
+from passes.estimate_cost import VIEWS
+
+_KEYED = ("elaswave.keyed_dropout", "elaswave.keyed_uniform", "elaswave.keyed_normal")
+_HEAVY = (
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.native_layer_norm",
+    "aten._native_batch_norm_legit", "aten.native_group_norm", "aten.embedding",
+    "aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_efficient_attention", "aten._log_softmax", "aten.max_pool2d_with_indices",
+)  # fmt: skip
+Policy = Literal["none", "light", "full"]
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """One kind of unit, split.
+
+    forward: unit inputs -> (results, saved...); backward: (saved..., tangents...) -> gradient or None per unit input.
+    `num_saved` counts tensors and integers alike.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    num_saved: int
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Trade memory against time between forward and backward."""
+
+    name: ClassVar[str] = "recompute"
+    policy: Policy = "none"
+
+    def apply(self, program: Program) -> Program:
+        kinds = {}
+        for kind, joint in program.kinds.items():
+            if not isinstance(joint, Joint):
+                raise PassError("recompute: the program is not differentiated; run `differentiate` first")
+            kinds[kind] = split(joint, self.policy)
+        return replace(program, kinds=kinds)
+
+
+def split(joint: Joint, policy: Policy) -> Derivative:
+    """Forward and backward graphs of a joint graph under a policy."""
+    graph = joint.graph.graph
+    inputs = placeholders(graph)
+    outputs = output_nodes(graph)
+    results, gradients = outputs[: joint.num_results], outputs[joint.num_results :]
+    if all(gradient is None for gradient in gradients):
+        return Derivative(_extract(graph, inputs[: joint.num_inputs], results), None, 0)
+    late = _after(inputs[joint.num_inputs :])
+    saved = _saved(joint, [g for g in gradients if g is not None], late, policy)
+    forward = _extract(graph, inputs[: joint.num_inputs], [*results, *saved])
+    backward = _extract(graph, [*saved, *inputs[joint.num_inputs :]], gradients)
+    return Derivative(forward, backward, len(saved))
+
+
+def _after(tangents: list[fx.Node]) -> set[fx.Node]:
+    found, stack = set(tangents), list(tangents)
+    while stack:
+        for user in stack.pop().users:
+            if user.op != "output" and user not in found:
+                found.add(user)
+                stack.append(user)
+    return found
+
+
+def _saved(joint: Joint, gradients: list[fx.Node], late: set[fx.Node], policy: Policy) -> list[fx.Node]:
+    """Forward values that the backward graph starts from, in graph order."""
+    inputs = set(placeholders(joint.graph.graph)[: joint.num_inputs])
+    saved: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    stack = list(gradients)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in inputs or (node not in late and _keep(node, policy)):
+            saved.add(node)
+        else:
+            stack.extend(node.all_input_nodes)
+    tangents = set(placeholders(joint.graph.graph)[joint.num_inputs :])
+    return [node for node in joint.graph.graph.nodes if node in saved and node not in tangents]
+
+
+def _keep(node: fx.Node, policy: Policy) -> bool:
+    value = value_of(node)
+    if isinstance(value, (tuple, list)):
+        return False
+    if node.target.__class__.__name__ == "builtin_function_or_method" and node.all_input_nodes:
+        owner = node.all_input_nodes[0]
+        if isinstance(value_of(owner), (tuple, list)):
+            return policy == "none" and not is_aten(owner, *VIEWS) or policy == "light" and is_aten(owner, *_HEAVY)
+    if not isinstance(value, torch.Tensor):
+        return policy != "full"
+    if is_aten(node, *_KEYED, *VIEWS):
+        return False
+    return policy == "none" or (policy == "light" and is_aten(node, *_HEAVY))
+
+
+def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any]) -> fx.GraphModule:
+    """The calls that lead from `inputs` to `outputs`, in their order."""
+    new = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        mapping[node] = new.placeholder(node.name)
+        mapping[node].meta["val"] = node.meta.get("val")
+    needed: set[fx.Node] = set()
+    stack = [node for node in outputs if node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in mapping and node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in calls(graph):
+        if node in needed:
+            mapping[node] = new.node_copy(node, lambda n: mapping[n])
+    new.output(tuple(mapping[node] if node is not None else None for node in outputs))
+    return fx.GraphModule(torch.nn.Module(), new)

@@ -1,0 +1,155 @@
+"""replicate_invariants: what is the same for every sample is computed once per rank and only expanded.
+
+Masks and tables are often written out for the whole batch although no sample enters them. Such a value is built for
+one sample instead, from constants alone; `cut_units` then makes it a constant that no block saves or sends.
+
+    before: mask [B, 1, 64, 64] = arange(B) ... le ... expand
+    after:  mask [1, 1, 64, 64] from constants; expand(mask, [B, 1, 64, 64])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.ir import Program, Role, calls, emit, is_aten, placeholders, source_of, value_of
+from elaswave_fx.program.samples import batch_symbol, sample_axis, sample_dims
+
+aten = torch.ops.aten
+# Operators that look at their first argument's shape, dtype and device only.
+_SHAPE_ONLY = (
+    "aten.sym_size", "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like", "aten.new_zeros",
+    "aten.new_ones", "aten.new_full",
+)  # fmt: skip
+_TRIAL_SIZES = (2, 3)
+
+
+@dataclass(frozen=True)
+class ReplicateInvariants:
+    """Build masks, rotary tables and the like once, not per block, and never save or send them."""
+
+    name: ClassVar[str] = "replicate_invariants"
+
+    def apply(self, program: Program) -> Program:
+        program = program.clone()
+        if batch_symbol(program) is not None:
+            _Hoister(program).run()
+        program.graph.graph.eliminate_dead_code()
+        program.graph.recompile()
+        return program
+
+
+class _Hoister:
+    """Finds values that depend on nothing but the batch size, tries them at two sizes, and rebuilds the equal ones."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = program.graph.graph
+        self.symbol = batch_symbol(program)
+        self.fixed = {n for n, nature in natures(program).items() if nature == Nature.FIXED}
+        self.sized = self._sized()
+        self.clones: dict[fx.Node, Any] = {}
+
+    def _sized(self) -> set[fx.Node]:
+        found: set[fx.Node] = set()
+        for node in calls(self.graph):
+            if node in self.fixed:
+                continue
+            inputs = node.all_input_nodes[1:] if is_aten(node, *_SHAPE_ONLY) else node.all_input_nodes
+            if all(source in found or source in self.fixed for source in inputs):
+                found.add(node)
+        return found
+
+    def run(self) -> None:
+        for node in list(calls(self.graph)):
+            if node not in self.sized or not isinstance(value_of(node), torch.Tensor):
+                continue
+            if all(user in self.sized for user in node.users) or self._is_expanded_constant(node):
+                continue
+            if self._same_for_all(node):
+                self._replace(node)
+
+    def _is_expanded_constant(self, node: fx.Node) -> bool:
+        return is_aten(node, "aten.expand") and node.args[0] in self.fixed
+
+    def _same_for_all(self, node: fx.Node) -> bool:
+        axis = sample_axis(value_of(node), self.symbol)
+        if axis is None or axis.period != 1:
+            return False
+        one = self._trial(node, 1)
+        for size in _TRIAL_SIZES:
+            tried = self._trial(node, size) if one is not None else None
+            if tried is None or one is None or not torch.equal(one.expand_as(tried), tried):
+                return False
+        return True
+
+    def _trial(self, node: fx.Node, batch: int) -> torch.Tensor | None:
+        """The value at a concrete batch size; None if it reads a buffer, whose data is not at hand."""
+        known: dict[fx.Node, Any] = {}
+
+        def value(item: fx.Node) -> Any:
+            if item not in known:
+                known[item] = compute(item)
+            return known[item]
+
+        def compute(item: fx.Node) -> Any:
+            if item.op == "placeholder":
+                source = source_of(item)
+                return self.program.tensors[source.name] if source.role == Role.CONSTANT else None
+            if is_aten(item, *_SHAPE_ONLY):
+                known[item.args[0]] = self._blank(item.args[0], batch)  # type: ignore[index,arg-type]
+            if any(value(source) is None for source in item.all_input_nodes):
+                return None
+            args, kwargs = fx.map_arg((item.args, item.kwargs), value)
+            return item.target(*args, **kwargs)  # type: ignore[operator]
+
+        return value(node)
+
+    def _shape(self, tensor: torch.Tensor, batch: int) -> list[int]:
+        symbol = self.symbol
+        return [int(s.node.expr.subs(symbol, batch)) if isinstance(s, torch.SymInt) else int(s) for s in tensor.shape]
+
+    def _blank(self, node: fx.Node, batch: int) -> torch.Tensor:
+        return torch.zeros(self._shape(value_of(node), batch), dtype=value_of(node).dtype)
+
+    def _replace(self, node: fx.Node) -> None:
+        value = value_of(node)
+        axis = sample_dims(value, self.symbol)[0]
+        source = next(n for n in placeholders(self.graph) if source_of(n).role == Role.INPUT)
+        with self.graph.inserting_before(node):
+            single = self._clone(node)
+            size = emit(self.graph, aten.sym_size.int, source, 0)
+            sizes = [size if dim == axis else int(extent) for dim, extent in enumerate(value.shape)]
+            wide = emit(self.graph, aten.expand.default, single, sizes, like=node)
+        node.replace_all_uses_with(wide)
+
+    def _clone(self, node: fx.Node) -> Any:
+        """The same computation for one sample; integers become plain numbers."""
+        if node in self.fixed:
+            return node
+        if node not in self.clones:
+            value = value_of(node)
+            if isinstance(value, (torch.SymInt, int)):
+                self.clones[node] = int(value.node.expr.subs(self.symbol, 1)) if isinstance(value, torch.SymInt) else value
+            else:
+                self.clones[node] = self._clone_call(node)
+        return self.clones[node]
+
+    def _clone_call(self, node: fx.Node) -> fx.Node:
+        args = list(node.args)
+        if is_aten(node, *_SHAPE_ONLY):
+            like = value_of(args[0])  # type: ignore[arg-type]
+            shape = self._shape(like, 1)
+            args[0] = emit(self.graph, aten.zeros.default, shape, dtype=like.dtype, device=like.device)
+            args[0].meta["val"] = like.new_empty(shape)  # type: ignore[union-attr]
+            rest, kwargs = fx.map_arg((tuple(args[1:]), node.kwargs), self._clone)
+            return emit(self.graph, node.target, args[0], *rest, like=node, **kwargs)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._clone)
+        new = emit(self.graph, node.target, *args, like=node, **kwargs)
+        if not hasattr(new.meta["val"], "fake_mode") and isinstance(new.meta["val"], torch.Tensor):
+            new.meta["val"] = value_of(node).new_empty(new.meta["val"].shape, dtype=new.meta["val"].dtype)
+        return new

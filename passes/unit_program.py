@@ -1,0 +1,155 @@
+"""Unit programs: the plain data that an fx graph becomes for the native runtime, which verifies and runs it.
+
+    addmm(bias, x, w_t)  ->  {"op": "aten::addmm", "overload": "", "args": [["slot", 2], ["slot", 7], ["slot", 8],
+                              ["int", 1], ["int", 1]], "outs": [9], "frees": [7, 8]}
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from elaswave_fx.errors import PassError
+from elaswave_fx.program.ir import calls, is_aten, output_nodes, placeholders, value_of
+
+_INTEGERS = {
+    operator.add: "int::add",
+    operator.sub: "int::sub",
+    operator.mul: "int::mul",
+    operator.floordiv: "int::floordiv",
+    operator.mod: "int::mod",
+    operator.neg: "int::neg",
+    operator.eq: "int::eq",
+}
+_ALIASES = ("aten.detach", "aten.alias")
+
+
+def lower_graph(name: str, module: fx.GraphModule) -> dict[str, Any]:
+    """The unit program of a graph. A None output becomes slot -1.
+
+    Raises PassError naming the program and the call that has no native form.
+    """
+    return _Lowering(name, module.graph).run()
+
+
+class _Lowering:
+    """Assigns slots, writes instructions, and frees every slot after its last use."""
+
+    def __init__(self, name: str, graph: fx.Graph) -> None:
+        self.name = name
+        self.graph = graph
+        self.slots: dict[fx.Node, int] = {}
+        self.parts: dict[fx.Node, list[int]] = {}
+        self.instructions: list[dict[str, Any]] = []
+        self.num_slots = 0
+
+    def run(self) -> dict[str, Any]:
+        inputs = placeholders(self.graph)
+        for node in inputs:
+            self.slots[node] = self._new_slot()
+        for node in calls(self.graph):
+            self._call(node)
+        outputs = [-1 if node is None else self.slots[node] for node in output_nodes(self.graph)]
+        self._free(set(outputs))
+        return {
+            "name": self.name,
+            "num_inputs": len(inputs),
+            "num_slots": self.num_slots,
+            "outputs": outputs,
+            "instructions": self.instructions,
+        }
+
+    def _new_slot(self) -> int:
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def _call(self, node: fx.Node) -> None:
+        target = node.target
+        if target is operator.getitem:
+            owner, index = node.args
+            assert isinstance(owner, fx.Node) and isinstance(index, int)
+            self.slots[node] = self.parts[owner][index]
+        elif target in _INTEGERS:
+            args = [self._argument(node, arg) for arg in node.args]
+            self._instruction(_INTEGERS[target], "", args, node)  # type: ignore[index]
+        elif is_aten(node, "aten.sym_size.int"):
+            self._instruction("int::size", "", [self._argument(node, arg) for arg in node.args], node)
+        elif is_aten(node, *_ALIASES):
+            self.slots[node] = self.slots[node.args[0]]  # type: ignore[index]
+        elif isinstance(target, torch._ops.OpOverload):
+            schema = target._schema
+            self._instruction(schema.name, schema.overload_name, self._complete(node), node)
+        else:
+            raise PassError(f"lower: {self.name}: {target} ({node.name}) has no native form")
+
+    def _instruction(self, op: str, overload: str, args: list[Any], node: fx.Node) -> None:
+        value = value_of(node)
+        entry: dict[str, Any] = {"op": op, "overload": overload, "args": args, "frees": []}
+        if isinstance(value, (tuple, list)):
+            self.parts[node] = [self._new_slot() for _ in value]
+            entry["outs"] = list(self.parts[node])
+            schema = getattr(node.target, "_schema", None)
+            if schema is not None and len(schema.returns) == 1:
+                entry["unpack"] = True
+        else:
+            self.slots[node] = self._new_slot()
+            entry["outs"] = [self.slots[node]]
+        self.instructions.append(entry)
+
+    def _complete(self, node: fx.Node) -> list[Any]:
+        """Positional arguments for every parameter of the schema, defaults filled in."""
+        args = []
+        for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+            if position < len(node.args) and not parameter.kwarg_only:
+                given = node.args[position]
+            elif parameter.name in node.kwargs:
+                given = node.kwargs[parameter.name]
+            elif parameter.has_default_value():
+                given = parameter.default_value
+            else:
+                raise PassError(f"lower: {self.name}: {node.target} lacks its argument '{parameter.name}'")
+            args.append(self._argument(node, given))
+        return args
+
+    def _argument(self, node: fx.Node, value: Any) -> list[Any]:
+        if isinstance(value, fx.Node):
+            if value not in self.slots:
+                return ["list", [["slot", slot] for slot in self.parts[value]]]
+            return ["slot", self.slots[value]]
+        if value is None:
+            return ["none"]
+        if isinstance(value, (list, tuple)):
+            return ["list", [self._argument(node, item) for item in value]]
+        kinds = (bool, "bool"), (int, "int"), (float, "float"), (str, "str")
+        for kind, tag in kinds:
+            if isinstance(value, kind):
+                return [tag, value]
+        names = (torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format")
+        for kind, tag in names:
+            if isinstance(value, kind):
+                return [tag, str(value).removeprefix("torch.")]
+        if isinstance(value, torch.device):
+            return ["device", str(value)]
+        raise PassError(f"lower: {self.name}: {node.target} has an argument of type {type(value).__name__}")
+
+    def _free(self, outputs: set[int]) -> None:
+        last: dict[int, int] = {}
+        for index, entry in enumerate(self.instructions):
+            for slot in [*_slots(entry["args"]), *entry["outs"]]:
+                last[slot] = index
+        for slot, index in sorted(last.items()):
+            if slot not in outputs:
+                self.instructions[index]["frees"].append(slot)
+
+
+def _slots(args: Any) -> list[int]:
+    found = []
+    for arg in args:
+        if arg[0] == "slot":
+            found.append(arg[1])
+        elif arg[0] == "list":
+            found += _slots(arg[1])
+    return found
