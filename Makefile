@@ -37,7 +37,7 @@ demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks,
 
 .PHONY: test
 test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
-	$(RUN) -m pytest -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+	$(RUN) -m pytest --color=$(if $(CI),no,auto) -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)

@@ -1,0 +1,107 @@
+"""Imports run one way: program <- plan <- passes <- runtime <- commands (the right side may import the left side).
+
+Read from the syntax trees, so imports inside functions count and nothing is executed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a layer may import of this project, beside itself and `errors`.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "program": set(),
+    "plan": {"program"},
+    "passes": {"program", "plan"},
+}
+# What starts processes, talks to users or is called by them; configuration, data, models and runtime stand before it.
+COMMANDS = {"train", "inspect", "simulate", "verify", "worker", "coordinator", "launch", "observe", "bench"}
+BEFORE_COMMANDS = {"runtime", "config", "data", "models"}
+# Torch is an effect of a kind: who computes what is decided without it.
+NO_TORCH = {"plan"}
+
+
+def python_files() -> list[Path]:
+    return sorted(path for top in ("elaswave_fx", "passes") for path in (ROOT / top).rglob("*.py"))
+
+
+def module_parts(path: Path) -> tuple[str, ...]:
+    """elaswave_fx/plan/box.py -> ("elaswave_fx", "plan", "box"); a package's __init__ is the package itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of every import in `tree`, which lies in `package`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join((*base, *((node.module or "").split(".") if node.module else ())))
+            # `from elaswave_fx import plan` names a layer only together with its last word.
+            yield from ((node.lineno, f"{stem}.{alias.name}") for alias in node.names)
+
+
+def layer_of(name: str) -> str | None:
+    """The layer that a dotted name belongs to; None for other people's modules and for the bare package."""
+    parts = name.split(".")
+    if parts[0] == "passes":
+        return "passes"
+    return parts[1] if parts[0] == "elaswave_fx" and len(parts) > 1 else None
+
+
+def violations(parts: tuple[str, ...], is_package: bool, source: str) -> list[str]:
+    """Every import of module `parts` that its layer forbids, in words."""
+    own = layer_of(".".join(parts))
+    package = parts if is_package else parts[:-1]
+    found = []
+    for line, name in imported(ast.parse(source), package):
+        place, layer = f"{'.'.join(parts)}:{line} imports {name}", layer_of(name)
+        if own in NO_TORCH and name.split(".")[0] == "torch":
+            found.append(f"{place}; {own} is decided without torch")
+        if layer is None or layer in {own, "errors", "__version__"}:
+            continue
+        if own in ALLOWED and layer not in ALLOWED[own]:
+            found.append(f"{place}; {own} may import {sorted(ALLOWED[own])} only")
+        if own in BEFORE_COMMANDS and layer in COMMANDS:
+            found.append(f"{place}; {own} stands before the commands")
+    return found
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path: Path) -> None:
+    assert violations(module_parts(path), path.name == "__init__.py", path.read_text()) == []
+
+
+def test_every_layer_of_the_rule_exists() -> None:
+    layers = {layer_of(".".join(module_parts(path))) for path in python_files()}
+    assert set(ALLOWED) | BEFORE_COMMANDS <= layers, "a layer was renamed: the rule above would check nothing"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("elaswave_fx.plan.box", "import torch", "decided without torch"),
+        ("elaswave_fx.plan.box", "from torch.fx import Graph", "decided without torch"),
+        ("elaswave_fx.plan.box", "from ..runtime import engine", "imports elaswave_fx.runtime.engine"),
+        ("elaswave_fx.plan.box", "def f():\n    from elaswave_fx import launch", "box:2 imports elaswave_fx.launch"),
+        ("elaswave_fx.program.ir", "import passes.lower", "imports passes.lower"),
+        ("elaswave_fx.runtime.loop", "from ..launch.channel import Channel", "stands before the commands"),
+        ("passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe.metrics"),
+    ],
+)
+def test_the_rule_sees(module: str, source: str, expected: str) -> None:
+    (message,) = violations(tuple(module.split(".")), False, source)
+    assert expected in message
+
+
+def test_the_rule_allows_the_right_direction() -> None:
+    source = (
+        "import torch\nfrom elaswave_fx.plan.box import Box\nfrom . import pipeline\nfrom elaswave_fx import errors"
+    )
+    assert violations(("passes", "lower"), False, source) == []
