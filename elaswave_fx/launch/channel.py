@@ -1,0 +1,114 @@
+"""The control channel between the launcher and one of its children: messages of JSON with a length before them.
+
+    launcher, child = Channel.pair()
+    child.send("hello", port=4711)
+    launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
+
+Kinds from a worker: hello{port} step{…} eval{…} event{…} at{step} done{summary} error{name, message, traceback};
+from the launcher: peers{…} halt{} stop{before}. From the builder: built{plan, data, lines} or error. Not for tensors:
+a message has at most `MESSAGE_BYTES_MAX` bytes. One thread uses an end at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elaswave_fx.errors import CommError
+
+MESSAGE_BYTES_MAX = 64 << 20
+_LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 16
+
+
+class ChannelClosed(CommError):
+    """The other end is gone."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: its kind and JSON fields."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+class Channel:
+    """One end. Sending blocks while the other end does not read; reading blocks as long as the caller allows."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._buffer = bytearray()
+        self._messages: deque[Message] = deque()
+        self.closed = False  # the other end is gone; messages that came before may still be waiting
+
+    @staticmethod
+    def pair() -> tuple[Channel, Channel]:
+        """Two connected ends, for a process and the child that it is about to fork."""
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return Channel(left), Channel(right)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Raises `ChannelClosed` when the other end is gone, `CommError` for a message that is too long."""
+        body = json.dumps([kind, fields], separators=(",", ":")).encode()
+        if len(body) > MESSAGE_BYTES_MAX:
+            raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
+        try:
+            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        except OSError as error:
+            raise ChannelClosed(f"channel: {kind} was not sent, the other end is gone") from error
+
+    def drain(self) -> list[Message]:
+        """Every message that has arrived, without waiting; sets `closed` at the end of the stream."""
+        while not self.closed:
+            try:
+                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            self.closed = not data
+            self._buffer += data
+            self._split()
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message; None when none came in time. Raises `ChannelClosed` when none can come any more."""
+        end = time.monotonic() + timeout_s
+        while True:
+            self._messages.extend(self.drain())
+            if self._messages:
+                return self._messages.popleft()
+            if self.closed:
+                raise ChannelClosed("channel: the other end is gone")
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                return None
+
+    def _split(self) -> None:
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MESSAGE_BYTES_MAX:
+                raise CommError(f"channel: a message of {length} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
+            if len(self._buffer) < _LENGTH.size + length:
+                return
+            body = self._buffer[_LENGTH.size : _LENGTH.size + length]
+            del self._buffer[: _LENGTH.size + length]
+            kind, fields = json.loads(body)
+            self._messages.append(Message(kind, fields))

@@ -1,0 +1,145 @@
+"""What a job is, seen from the launcher, and what a worker is given.
+
+    spec = JobSpec(ranks=4, hosts=("host-0", "host-0", "host-1", "host-1"), run_dir=…, steps=200, builder=…, worker=…)
+    launch(spec)   ->  exit code
+
+The builder runs once, in a child of its own; then the worker runs in one child per rank. Both are called after a
+fork, so they may be closures and see what the launcher held, `BuildResult` included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.errors import CommError
+from elaswave_fx.launch.channel import Channel, Message
+from elaswave_fx.observe.metrics import StepReport
+
+REPLY_S = 60.0
+"""The launcher answers within milliseconds; a worker that waits longer gives up rather than hang."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user."""
+
+    plan: str
+    units: int  # of the program: the height of the work plane
+    samples: int  # of a step: its width
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a rank listens. Equal `host` ids may share memory."""
+
+    host: str
+    port: int
+    host_id: str
+
+
+class WorkerContext:
+    """A worker's side of the job. Used by the worker's main thread alone."""
+
+    def __init__(
+        self, *, rank: int, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
+        channel: Channel,
+    ) -> None:  # fmt: skip
+        self.rank, self.world = rank, len(hosts)
+        self.host, self.host_id = "127.0.0.1", hosts[rank]  # where to listen; the emulated host
+        self.port = port  # to listen on; 0: any
+        self.run_dir, self.token, self.build = run_dir, token, build
+        self.channel = channel
+        self._peers: dict[int, Peer] | None = None
+        self._asked = False
+        self._stop_before: int | None = None
+
+    def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
+        """Say where this rank listens, wait until all have, and return every rank's place, one's own included.
+
+        Raises `CommError` when a rank has not said so in time.
+        """
+        self.channel.send("hello", port=port)
+        end = time.monotonic() + timeout_s
+        while self._peers is None and time.monotonic() < end:
+            self._take(self.channel.receive(end - time.monotonic()))
+        if self._peers is None:
+            raise CommError(f"start: not all of {self.world} ranks said within {timeout_s:g} s where they listen")
+        return self._peers
+
+    def report_step(self, report: StepReport) -> None:
+        """A finished step; every rank reports every step, in order."""
+        self.channel.send("step", **dataclasses.asdict(report))
+
+    def report_eval(self, step: int, loss: float, count: int) -> None:
+        """Mean held-out loss over `count` targets after `step` steps; from one rank."""
+        self.channel.send("eval", step=step, loss=loss, count=count)
+
+    def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
+        """A line of `events.jsonl`; see contracts for the kinds."""
+        self.channel.send("event", event=kind, epoch=epoch, **fields)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to end before `step`; to be asked by every rank before each training step. Costs one system call.
+
+        All ranks get the same answer for a step. A step ends on all ranks or on none, so when the one rank that the
+        launcher asks (`halt`) waits before step n, no rank is past step n: it says so (`at`), and the launcher tells
+        everyone, that rank last, to stop before n + 1. Whoever ends step n finds that message in its channel.
+        """
+        for message in self.channel.drain():
+            self._take(message)
+        if self._asked:
+            self._asked = False
+            self.channel.send("at", step=step)
+            end = time.monotonic() + REPLY_S
+            while self._stop_before is None and time.monotonic() < end:
+                self._take(self.channel.receive(end - time.monotonic()))
+            if self._stop_before is None:
+                raise CommError(f"stop: the launcher did not answer within {REPLY_S:g} s")
+        return self._stop_before is not None and step >= self._stop_before
+
+    def _take(self, message: Message | None) -> None:
+        if message is None:
+            return
+        if message.kind == "peers":
+            self._peers = {int(rank): Peer(*place) for rank, place in message.fields["places"].items()}
+        elif message.kind == "halt":
+            self._asked = True
+        elif message.kind == "stop":
+            self._stop_before = message.fields["before"]
+        else:
+            raise CommError(f"channel: a worker does not know the message {message.kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One run. Raises nothing itself; `launch` checks it.
+
+    Args:
+        hosts: the host id of each rank; their number is the number of ranks.
+        builder: raises `ConfigError` and its kin for the user's mistakes.
+        worker: returns its share of `summary.json` (rank 0 wins where two say the same key); `params_digest` is one.
+        steps: how many steps the run is to commit, for the progress.
+        port: rank r listens on port + r; 0: any.
+        preload: modules imported before the forks, so that every child finds them in memory.
+        grace_s: seconds between SIGTERM and SIGKILL when workers are ended.
+    """
+
+    hosts: tuple[str, ...]
+    run_dir: Path
+    steps: int
+    builder: Callable[[], BuildResult]
+    worker: Callable[[WorkerContext], Mapping[str, Any]]
+    port: int = 0
+    preload: tuple[str, ...] = ("torch",)
+    grace_s: float = 5.0
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts)

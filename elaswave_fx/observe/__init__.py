@@ -1,0 +1,1 @@
+"""What the user sees of a run: progress, metrics, events and the files of the run directory."""
