@@ -23,6 +23,7 @@ from elaswave_fx.program.artifact import (
     ValueSpec,
 )
 from elaswave_fx.program.ir import (
+    Fold,
     ParamSpec,
     Program,
     Result,
@@ -80,7 +81,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
             for v in program.values
         ),
         buckets=buckets,
-        folds=tuple(FoldSpec(fold.buffer, fold.unit, fold.num_values) for fold in program.folds),
+        folds=tuple(FoldSpec(fold.buffer, fold.unit, _fold_values(fold)) for fold in program.folds),
         invariant_inputs=tuple(binder.source(source_of(n)) for n in placeholders(program.invariants.graph)),
         invariant_names=program.invariants.meta["names"],
         draws=tuple(draws_of(program.units)),
@@ -95,6 +96,11 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _info(name: str, spec: Any, aliases: tuple[str, ...] = ()) -> TensorInfo:
     return TensorInfo(name, spec.shape, _dtype(spec.dtype), aliases)
+
+
+def _fold_values(fold: Fold) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    values = [value_of(node) for node in placeholders(fold.graph.graph)[1:]]
+    return tuple((_dtype(value.dtype), tuple(int(size) for size in value.shape)) for value in values)
 
 
 def _work_dtype(program: Program) -> str:

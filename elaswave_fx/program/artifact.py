@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from elaswave_fx.errors import PlanError
 
-FORMAT = 3
+FORMAT = 4
 Binding = tuple[Any, ...]
 """("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
 ("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
@@ -82,11 +82,11 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class FoldSpec:
-    """The update of a mutable buffer; its program is `fold.BUFFER`."""
+    """The update of a mutable buffer; its program is `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields."""
 
     buffer: str
     unit: int
-    num_values: int
+    values: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)

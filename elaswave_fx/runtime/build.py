@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,11 +28,14 @@ from elaswave_fx.data import Source, load_batch, open_source
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.losses import check_output
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.samples import coupled_by_rule, coupled_by_trial, refuse_mean_loss
-from elaswave_fx.runtime.optimizer import GROUPS, group_of
+from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
+from passes.assign_stages import AssignStages
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
 from passes.pipeline import back_passes, front_passes, run_passes
@@ -45,16 +49,16 @@ class Built:
     """Where the artifact and the initial state lie; seconds that each part took."""
 
     artifact: Path
-    state: Path
+    state: Path | None
     seconds: dict[str, float]
     cached: bool
 
 
-def build(config: Config, folder: Path) -> Built:
+def build(config: Config, folder: Path | None) -> Built:
     """Build the model, capture and lower it unless the cache has its program, and write the initial state.
 
     Args:
-        folder: where the state goes, and the artifact too when the cache is off.
+        folder: where the state goes, and the artifact too when the cache is off; None: no state is wanted.
 
     Raises:
         ConfigError, CaptureError, DataError: one line for the user.
@@ -63,13 +67,15 @@ def build(config: Config, folder: Path) -> Built:
     source = open_source(config)
     clock.lap("data")
     model = make_model(config, source.dataset)
-    state = initial_state(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / "state.safetensors")
+    state = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        state = folder / "state.safetensors"
+        save_file(initial_state(model), state)
     clock.lap("model")
     batches = example_batches(config, source)
     key = program_key(config, model, batches[0])
-    target = (config.cache.path / "programs" if config.cache.path else folder) / key
+    target = (config.cache.path / "programs" if config.cache.path else folder or Path(tempfile.mkdtemp())) / key
     cached = (target / "artifact.json").is_file()
     if not cached:
         dump = Path(config.passes.dump) if config.passes.dump else None
@@ -77,7 +83,16 @@ def build(config: Config, folder: Path) -> Built:
         target.parent.mkdir(parents=True, exist_ok=True)
         artifact.save(target, constants)
         clock.lap("capture and passes")
-    return Built(target, folder / "state.safetensors", clock.laps, cached)
+    return Built(target, state, clock.laps, cached)
+
+
+def plan_of(config: Config, artifact: Artifact, memory_bytes: int | None = None) -> Plan:
+    """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
+    parallel = config.parallel
+    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory_bytes)
+    optimizer = make_optimizer(config.optimizer)
+    stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch)
+    return stages.apply(artifact, topology, config.global_batch, len(optimizer.init(torch.zeros(1))))
 
 
 class _Clock:

@@ -1,0 +1,102 @@
+"""executor: forward and backward of transformer blocks, the native unit programs against eager autograd.
+
+One thread, same weights and inputs, dropout 0; both compute the gradients of all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx import _native
+from elaswave_fx.bench.results import Entry, compare
+from elaswave_fx.models.gpt import Block
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.capture import capture
+from passes.lower import lower
+from passes.pipeline import back_passes, front_passes, run_passes
+
+_LAYERS = 4
+_HEADS = 4
+_CASES = ((64, 32, 60), (64, 256, 40), (512, 256, 8))
+"""Width, tokens, runs."""
+
+
+class Stack(nn.Module):
+    """Blocks under a sum: (1, tokens, width) to (loss sum, count)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width, _HEADS, 0.0, 0.0, True) for _ in range(_LAYERS)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.blocks(x).sum(), torch.ones_like(x).sum()
+
+
+def run(progress: Callable[[str], None]) -> list[Entry]:
+    """All cases; `progress` is told what is being measured."""
+    torch.set_num_threads(1)
+    entries = []
+    for width, tokens, runs in _CASES:
+        progress(f"width {width}, {tokens} tokens")
+        torch.manual_seed(0)
+        model = Stack(width).train()
+        x = torch.randn(1, tokens, width)
+        entries.append(compare(f"width {width}, {tokens} tokens", _native_step(model, x), _eager_step(model, x), runs))
+    return entries
+
+
+def _eager_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    params = list(model.parameters())
+
+    def step() -> None:
+        loss, _ = model(x)
+        torch.autograd.grad(loss, params)
+
+    return step
+
+
+def _native_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    """The same work as a chain of unit programs."""
+    batches = ({"x": torch.randn(2, *x.shape[1:])}, {"x": torch.randn(3, *x.shape[1:])})
+    program, _ = run_passes(capture(model, batches, 1), front_passes())
+    program, _ = run_passes(program, back_passes("none"))
+    artifact = lower(program, lambda name, spec: 0, True)
+    runner = _Runner(artifact, {name: p.detach() for name, p in model.named_parameters()}, x)
+    return runner.step
+
+
+class _Runner:
+    """Binds unit programs to tensors and runs them forward, then backward."""
+
+    def __init__(self, artifact: Artifact, params: dict[str, Tensor], x: Tensor) -> None:
+        self.units = artifact.units
+        self.programs = {name: _native.Program(data) for name, data in artifact.programs.items()}
+        self.params = {p.name: params[p.name] for bucket in artifact.buckets for p in bucket.params}
+        self.names = {(i, p.offset): p.name for i, bucket in enumerate(artifact.buckets) for p in bucket.params}
+        self.x = x
+        self.one = torch.ones(())
+
+    def step(self) -> None:
+        values: dict[Any, Tensor] = {}
+        saved = []
+        for unit in self.units:
+            inputs = [self._input(binding, values) for binding in unit.inputs]
+            outputs = self.programs[f"{unit.kind}.forward"].run(inputs)
+            values |= dict(zip(unit.outputs, outputs, strict=False))
+            saved.append(outputs[len(unit.outputs) :])
+        grads: dict[Any, Tensor] = {}
+        for unit, kept in zip(reversed(self.units), reversed(saved), strict=True):
+            tangents = [self.one if o == ("loss",) else grads[o] for o in unit.outputs if o[0] in ("loss", "value")]
+            outputs = self.programs[f"{unit.kind}.backward"].run([*kept, *tangents])
+            for binding, grad in zip(unit.grads, outputs, strict=True):
+                if binding[0] == "value":
+                    grads[binding] = grads[binding] + grad if binding in grads else grad
+
+    def _input(self, binding: Any, values: dict[Any, Tensor]) -> Tensor:
+        if binding[0] == "param":
+            return self.params[self.names[binding[1], binding[2]]]
+        return self.x if binding[0] == "input" else values[binding]

@@ -1,0 +1,48 @@
+"""`python -m elaswave_fx.inspect [recipe=NAME …] out=DIR`: what would run where, without running it.
+
+Captures and partitions the model, prints the plan as a table, and writes `graph.txt` (stable text of the partitioned
+program) and `plan.json` to `out`.
+"""
+
+import sys
+from pathlib import Path
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.hydra_app import Job, run_hydra
+
+
+def inspect(job: Job) -> int:
+    """Write the files and print the table; raises ConfigError for what cannot be captured or planned."""
+    import torch
+
+    from elaswave_fx.plan.describe import describe
+    from elaswave_fx.program.artifact import Artifact
+    from elaswave_fx.runtime.build import build, plan_of
+
+    if job.extra.get("lose"):
+        raise ConfigError(f"lose={job.extra['lose']} is not available yet")
+    torch.set_num_threads(1)
+    out = Path(job.run_dir)
+    built = build(job.config, None)
+    artifact = Artifact.load(built.artifact)
+    plan = plan_of(job.config, artifact)
+    (out / "graph.txt").write_text(graph_text(artifact, plan))
+    (out / "plan.json").write_text(plan.to_json())
+    print(describe(plan))
+    print(f"\nwrote {out / 'graph.txt'} and {out / 'plan.json'}")
+    return 0
+
+
+def graph_text(artifact: object, plan: object) -> str:
+    """The stages of the plan, then the program's units."""
+    lines = []
+    for tile in plan.tiles:  # type: ignore[attr-defined]
+        lines.append(
+            f"rank {tile.rank}: units {tile.units.lo}..{tile.units.hi - 1}, "
+            f"samples {tile.samples.lo}..{tile.samples.hi - 1} in {len(tile.micro_batches)} micro-batches"
+        )
+    return "\n".join(lines) + "\n\n" + artifact.text  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(run_hydra(inspect, "inspect", ("out", "lose")))

@@ -1,0 +1,93 @@
+"""A rank's share of the state: which parts of which logical tensors it holds, read from and returned to files.
+
+    bucket "unit3.group0" of 198144 elements, owner span [0, 99072) -> master fp32 [99072], moments, work copy [198144]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from elaswave_fx.program.artifact import Artifact, BucketSpec
+
+_DIGEST_CHUNK_BYTES = 16 << 20
+
+
+class InitialState:
+    """The memory-mapped tensors that the builder wrote: fp32 parameters and buffers by logical name."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = safe_open(str(path), framework="pt")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._file.get_tensor(name)
+
+    def bucket(self, bucket: BucketSpec) -> torch.Tensor:
+        """All of a bucket's parameters, flat, fp32 [numel]."""
+        flat = torch.empty(bucket.numel, dtype=torch.float32)
+        for param in bucket.params:
+            size = math.prod(param.shape)
+            flat[param.offset : param.offset + size] = self.tensor(param.name).reshape(-1)
+        return flat
+
+
+def split_bucket(bucket: BucketSpec, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of every parameter in a flat bucket; views."""
+    for param in bucket.params:
+        yield param.name, flat[param.offset : param.offset + math.prod(param.shape)].view(param.shape)
+
+
+def tensor_digest(tensor: torch.Tensor) -> bytes:
+    """The SHA-256 of each 16 MiB chunk of a tensor's bytes, joined."""
+    data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    chunks = range(0, max(len(data), 1), _DIGEST_CHUNK_BYTES)
+    return b"".join(hashlib.sha256(data[at : at + _DIGEST_CHUNK_BYTES]).digest() for at in chunks)
+
+
+def params_digest(artifact: Artifact, digests: Mapping[str, bytes]) -> str:
+    """SHA-256 over the chunk digests of all logical parameters in canonical (name) order."""
+    total = hashlib.sha256()
+    for info in sorted(artifact.params, key=lambda info: info.name):
+        total.update(digests[info.name])
+    return total.hexdigest()
+
+
+def write_model(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """All logical parameters and buffers as one safetensors file; a reader never sees half of it."""
+    partial = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    partial.replace(path)
+
+
+def gather_parameters(
+    artifact: Artifact,
+    initial: InitialState,
+    collect: Callable[[int], torch.Tensor | None],
+    buffer: Callable[[str], torch.Tensor | None],
+) -> dict[str, torch.Tensor]:
+    """Every logical parameter (fp32) and buffer by name.
+
+    `collect(bucket)` returns the whole flat fp32 bucket on the collecting rank, None elsewhere; `buffer(name)` likewise
+    for a mutable buffer. What training never touches comes from the initial state.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for index, bucket in enumerate(artifact.buckets):
+        flat = collect(index)
+        if flat is not None:
+            found |= dict(split_bucket(bucket, flat))
+    mutable = {fold.buffer for fold in artifact.folds}
+    for name in sorted(mutable):
+        tensor = buffer(name)
+        if tensor is not None:
+            found[name] = tensor
+    for info in (*artifact.params, *artifact.buffers):
+        if info.name not in found and info.name not in mutable:
+            found[info.name] = initial.tensor(info.name)
+    return found
