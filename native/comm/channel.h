@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -23,8 +24,12 @@ class Channel {
   // is read before kClosed shows.
   virtual std::ptrdiff_t read(void* data, std::size_t bytes) = 0;
   virtual std::ptrdiff_t write(const iovec* parts, int count) = 0;
+  // Has the socket reported to `epoll` under `number`.
+  virtual void watch(int epoll, std::uint64_t number) = 0;
   // Called before the IO thread sleeps, for the directions that it waits for. True: look again, there is something.
   virtual bool arm(bool for_read, bool for_write) = 0;
+  // The IO thread need not be woken: somebody else looks. Until `arm`.
+  virtual void disarm() = 0;
   // epoll reported `fd`.
   virtual void on_event() = 0;
   // Ends the own direction; what was written is still delivered.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "comm/errors.h"
@@ -36,12 +37,43 @@ Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std
   return Transfer(std::move(request));
 }
 
+// A waiter's hold on the links that it waits on: meanwhile it makes progress itself, and the IO threads of both ends
+// sleep. Letting go hands the links back to the IO thread.
+class EndpointCore::Driving {
+ public:
+  Driving(EndpointCore& core, std::span<Request* const> pending) : core_(core) {
+    for (const Request* request : pending) {
+      if (std::find(links_.begin(), links_.end(), request->link) == links_.end()) links_.push_back(request->link);
+    }
+    for (const LinkPtr& link : links_) link->enter();
+  }
+  ~Driving() {
+    for (const LinkPtr& link : links_) {
+      if (link->leave()) core_.kick(link);
+    }
+  }
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+  bool progress() {
+    bool moved = false;
+    for (const LinkPtr& link : links_) moved = link->try_progress(kWaiterBudget) || moved;
+    return moved;
+  }
+
+ private:
+  EndpointCore& core_;
+  std::vector<LinkPtr> links_;
+};
+
 void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline) {
   std::vector<Request*> pending;
   pending.reserve(transfers.size());
   for (const Transfer& transfer : transfers) {
     if (transfer.valid()) pending.push_back(transfer.request().get());
   }
+  std::optional<Driving> driving;
+  bool spun = false;
   auto spin_until = Deadline::Clock::now() + kSpin;
   for (;;) {
     const std::uint32_t ticket = signal_.ticket();
@@ -59,26 +91,20 @@ void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline) 
       cancel(transfers);
       raise_deadline(pending);
     }
-    if (drive_waiting(pending)) {
+    if (spun) {
+      signal_.sleep(ticket, deadline);
+      continue;
+    }
+    if (!driving) driving.emplace(*this, pending);
+    if (driving->progress()) {
       spin_until = now + kSpin;
     } else if (now < spin_until) {
       std::this_thread::yield();
     } else {
-      signal_.sleep(ticket, deadline);
+      driving.reset();  // what comes in from now on is the IO thread's; look once more, then sleep
+      spun = true;
     }
   }
-}
-
-bool EndpointCore::drive_waiting(std::span<Request* const> pending) {
-  bool moved = false;
-  const Link* previous = nullptr;
-  for (const Request* request : pending) {
-    if (request->link.get() == previous) continue;  // neighbours in a list often share a link
-    previous = request->link.get();
-    moved = request->link->try_progress(kWaiterBudget) || moved;
-    if (request->state.load() != Request::State::kPending) return true;
-  }
-  return moved;
 }
 
 bool EndpointCore::test(const Transfer& transfer) {

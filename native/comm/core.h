@@ -80,7 +80,7 @@ class EndpointCore {
   void kick(const LinkPtr& link);
 
   // waiting
-  bool drive_waiting(std::span<Request* const> pending);
+  class Driving;
   void raise_deadline(std::span<Request* const> pending) const;
 
   const EndpointOptions options_;

@@ -138,24 +138,24 @@ void EndpointCore::detach(const LinkPtr& link) {
   table_changed_.notify_all();
   const std::unique_ptr<Channel> channel = link->take_channel();
   if (!channel) return;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->fd(), nullptr);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->fd(), nullptr);  // a forked child may hold the socket open
 }
 
 void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
-  const int fd = channel->fd();
+  LinkPtr link;
   {
     const std::unique_lock lock(table_mutex_);
     const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
-    auto link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_);
+    link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_);
     if (aborted_) link->abort(aborted_);
     table_[peer] = link;
     const std::uint64_t number = next_number_++;
     watched_[number] = link;
     numbers_[link.get()] = number;
     refusals_.erase(peer);
-    // Adding reports what has arrived by now as an event, and the IO thread looks the number up after this lock.
-    watch(epoll_, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, number);
+    link->watch(epoll_.get(), number);
   }
+  kick(link);  // the IO thread's first look arms it
   table_changed_.notify_all();
 }
 

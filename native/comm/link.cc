@@ -129,7 +129,25 @@ bool Link::try_progress(std::size_t budget) {
 bool Link::arm() {
   const std::lock_guard lock(mutex_);
   if (lost_) return false;
-  return !channel_->arm(!stalled_, !outgoing_.empty() && !write_broken_);
+  return drivers_ > 0 || arm_channel();
+}
+
+bool Link::arm_channel() { return !channel_->arm(!stalled_, !outgoing_.empty() && !write_broken_); }
+
+void Link::enter() {
+  const std::lock_guard lock(mutex_);
+  if (drivers_++ == 0 && !lost_) channel_->disarm();
+}
+
+bool Link::leave() {
+  const std::lock_guard lock(mutex_);
+  if (--drivers_ > 0) return false;
+  return lost_ || !arm_channel();
+}
+
+void Link::watch(int epoll, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  channel_->watch(epoll, number);
 }
 
 void Link::on_event(bool hangup) {

@@ -48,8 +48,13 @@ class Link {
   Progress progress(std::size_t budget);
   // For a waiter: the same unless another thread is at it. True when bytes moved.
   bool try_progress(std::size_t budget);
+  void watch(int epoll, std::uint64_t number);
   // For the IO thread: true when it may sleep on this link's events.
   bool arm();
+  // Between these the caller looks after the link and the IO thread is not woken for it. `leave` returns true when the
+  // IO thread has to look at once.
+  void enter();
+  bool leave();
   void on_event(bool hangup);
 
   // The library does not touch the request's buffer once these return.
@@ -103,6 +108,7 @@ class Link {
     std::size_t sent = 0;               // of header and data together
   };
 
+  bool arm_channel();
   std::size_t progress_send(std::size_t budget);
   std::size_t progress_receive(std::size_t budget);
   bool begin_message();
@@ -138,6 +144,7 @@ class Link {
   Slots slots_;
   std::size_t receives_posted_ = 0;
   std::size_t pool_bytes_ = 0;
+  int drivers_ = 0;       // threads between `enter` and `leave`
   bool stalled_ = false;  // a message waits in the stream for the pool to have room
 
   bool in_message_ = false;

@@ -1,6 +1,7 @@
 #include "comm/shm_channel.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -101,6 +102,20 @@ class ShmChannel final : public Channel {
     out_.header->tail.store(tail + written);
     if (out_.header->reader_sleeps.load() != 0 && out_.header->reader_sleeps.exchange(0) != 0) ring_doorbell();
     return static_cast<std::ptrdiff_t>(written);
+  }
+
+  void watch(int epoll, std::uint64_t number) override {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP | EPOLLET;
+    event.data.u64 = number;
+    if (::epoll_ctl(epoll, EPOLL_CTL_ADD, socket_.get(), &event) != 0) {
+      throw CommError("a socket cannot be watched: " + describe_errno(errno));
+    }
+  }
+
+  void disarm() override {
+    in_.header->reader_sleeps.store(0);
+    out_.header->writer_sleeps.store(0);
   }
 
   bool arm(bool for_read, bool for_write) override {

@@ -1,8 +1,10 @@
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 
 #include "comm/channel.h"
+#include "comm/errors.h"
 
 namespace elaswave::comm {
 namespace {
@@ -33,8 +35,17 @@ class TcpChannel final : public Channel {
     }
   }
 
-  // epoll is told of both directions, at their edges, all the time.
-  bool arm(bool, bool) override { return false; }
+  void watch(int epoll, std::uint64_t number) override {
+    epoll_ = epoll;
+    number_ = number;
+    tell_epoll(EPOLL_CTL_ADD, kReading);
+  }
+  // A change of what is watched reports what is there already, so nothing is missed in between.
+  bool arm(bool for_read, bool for_write) override {
+    tell_epoll(EPOLL_CTL_MOD, (for_read ? kReading : kNothing) | (for_write ? kWriting : kNothing));
+    return false;
+  }
+  void disarm() override { tell_epoll(EPOLL_CTL_MOD, kNothing); }
   void on_event() override {}
 
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
@@ -44,12 +55,30 @@ class TcpChannel final : public Channel {
   LinkKind kind() const override { return LinkKind::kTcp; }
 
  private:
+  // Hang-ups are always reported, also while reading stands still for a full pool.
+  static constexpr std::uint32_t kNothing = EPOLLRDHUP | EPOLLET;
+  static constexpr std::uint32_t kReading = EPOLLIN | kNothing;
+  static constexpr std::uint32_t kWriting = EPOLLOUT | kNothing;
+
+  void tell_epoll(int operation, std::uint32_t events) {
+    if (operation == EPOLL_CTL_MOD && events == watched_) return;
+    epoll_event event{};
+    event.events = watched_ = events;
+    event.data.u64 = number_;
+    if (::epoll_ctl(epoll_, operation, socket_.get(), &event) != 0 && operation == EPOLL_CTL_ADD) {
+      throw CommError("a socket cannot be watched: " + describe_errno(errno));
+    }
+  }
+
   std::ptrdiff_t close_with(const std::string& trouble) {
     if (trouble_.empty()) trouble_ = trouble;
     return kClosed;
   }
 
   Fd socket_;
+  int epoll_ = -1;
+  std::uint64_t number_ = 0;
+  std::uint32_t watched_ = 0;
   std::string trouble_;
 };
 

@@ -164,7 +164,7 @@ TEST_BOTH(the_hard_bound_of_the_pool_is_an_error) {
   Cluster pair(2, kind, base);
   const auto sent = pattern(std::size_t{1} << 19, 9);
   std::vector<Transfer> sends;
-  for (std::uint64_t i = 0; i < 4; ++i) sends.push_back(pair.at(0).send(1, i, sent.data(), sent.size()));
+  for (std::uint64_t i = 0; i < 64; ++i) sends.push_back(pair.at(0).send(1, i, sent.data(), sent.size()));
   std::vector<std::uint8_t> got(sent.size());
   CHECK_THROWS(CommError, "hard bound of 1048576 bytes",
                pair.at(1).wait(pair.at(1).recv(0, 99, got.data(), got.size()), plenty()));
