@@ -10,6 +10,7 @@ Coverage is counted from what ranks say that they consumed, never from the plan.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ Consumed = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one rank says of a step that it has finished. Sums over the step (loss, tokens, norm) are the same on all."""
+    """What one rank says of a step that it has finished. Sums over the step (loss, tokens, norm) are equal on all."""
 
     step: int
     loss: float  # mean over the step: loss sum / count
@@ -75,7 +76,7 @@ def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
     tiles = tuple(tiles)
     borders = sorted({0, samples, *(min(max(b, 0), samples) for tile in tiles for b in tile[2:])})
     total = Coverage()
-    for lo, hi in zip(borders, borders[1:], strict=False):
+    for lo, hi in itertools.pairwise(borders):
         times = [0] * units
         for first, last, start, end in tiles:
             if start <= lo and hi <= end:
@@ -103,7 +104,7 @@ class StepBook:
             if len(self._pending[step]) < self.world:
                 break
             reports = self._pending.pop(step)
-            tiles = [tile for rank in sorted(reports) for tile in reports[rank].consumed]
+            tiles = [tile for _, each in sorted(reports.items()) for tile in each.consumed]
             self.covered += coverage(tiles, self.units, self.samples)
             lines.append(step_line(reports, self.world))
         return tuple(lines)

@@ -1,8 +1,8 @@
 """The files of a run, as other programs read them while it goes on: whole lines only, whole files only.
 
-    directory = RunDirectory.create(Path("runs/today"))
-    directory.step(line)          # a line of metrics.jsonl, on disk when the call returns to the reader's view
-    directory.summary(summary)    # summary.json: written beside, then renamed
+directory = RunDirectory.create(Path("runs/today"))
+directory.step(line)          # a line of metrics.jsonl, on disk when the call returns to the reader's view
+directory.summary(summary)    # summary.json: written beside, then renamed
 """
 
 from __future__ import annotations

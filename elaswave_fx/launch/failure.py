@@ -1,0 +1,91 @@
+"""Why a run failed: from what its children said and how they ended to the one cause that the user is shown.
+
+cause_of([PeerLost on rank 0, killed rank 2])  ->  killed rank 2
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx import errors
+
+LOG_LINES = 20
+"""Of the log of a child that could say nothing itself."""
+
+_FOLLOWS = ("PeerLost", "DeadlineExceeded", "ChannelClosed")
+"""Errors that a rank has because another one is gone."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One child's end. `classes`: of the exception and its bases, nearest first; empty for a signal or an exit."""
+
+    name: str
+    message: str
+    details: str = ""
+    classes: tuple[str, ...] = ()
+    lost_rank: int | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is likely the consequence of another rank's failure."""
+        return any(kind in _FOLLOWS for kind in self.classes)
+
+    @property
+    def reason(self) -> str:
+        """One line."""
+        kind = f"{self.classes[0]}: " if self.classes else ""
+        return f"{self.name.replace('-', ' ')}: {kind}{' '.join(self.message.split())}"
+
+    def expected(self) -> errors.ElasWaveError | None:
+        """The error as the entry points know it, when it is the user's to mend (`ConfigError` and its kin)."""
+        for kind in self.classes:
+            known = getattr(errors, kind, None)
+            if isinstance(known, type) and issubclass(known, errors.ConfigError):
+                return known(self.message)
+        return None
+
+
+def from_message(name: str, fields: Mapping[str, Any]) -> Failure:
+    """The failure that a child's `error` message tells of."""
+    return Failure(name, fields["message"], fields["traceback"], tuple(fields["classes"]), fields["lost_rank"])
+
+
+def from_exit(name: str, status: int, log: Path) -> Failure:
+    """The failure of a child that ended without a word; `status` as of `os.waitpid`."""
+    tail = log_tail(log, LOG_LINES)
+    return Failure(name, describe_exit(status), f"last lines of {log}:\n{tail}" if tail else f"{log} is empty")
+
+
+def describe_exit(status: int) -> str:
+    """ "killed by SIGKILL …", "exited with code 3"."""
+    if os.WIFSIGNALED(status):
+        number = signal.Signals(os.WTERMSIG(status))
+        hint = " (by someone, or by the system when memory ran out)" if number is signal.SIGKILL else ""
+        return f"killed by {number.name}{hint}"
+    code = os.waitstatus_to_exitcode(status)
+    return f"exited with code {code}" if code else "exited before its work was done"
+
+
+def log_tail(log: Path, lines: int) -> str:
+    """The last lines of a log, empty when there is none."""
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def cause_of(failures: Sequence[Failure]) -> Failure:
+    """The failure to show, of at least one in the order in which they were noticed: the first that is nobody else's
+    consequence; else that of a rank which others lost; else the first."""
+    for failure in failures:
+        if not failure.follows:
+            return failure
+    lost = {f"rank-{failure.lost_rank}" for failure in failures}
+    return next((failure for failure in failures if failure.name in lost), failures[0])

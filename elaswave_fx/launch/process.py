@@ -1,0 +1,165 @@
+"""Children of the launcher: forked, logged to a file, dead when the launcher is dead.
+
+    child = fork_child("rank-0", body, log, keep=channel)   # `body` runs in the child
+    child.pid, child.pidfd (readable once it has ended), child.reap()
+
+Forking after `import torch` costs milliseconds and shares memory, where a new interpreter costs seconds. It is sound
+as long as no thread pool was used before: the launcher computes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from elaswave_fx.launch.channel import Channel, ChannelClosed
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Child:
+    """A process that we started. `status`: as of `os.waitpid`, None while it runs."""
+
+    name: str
+    pid: int
+    pidfd: int
+    channel: Channel
+    log: Path
+    status: int | None = None
+
+    def reap(self) -> int:
+        """Wait for its end (it has come when `pidfd` is readable), keep and return its status."""
+        if self.status is None:
+            _, self.status = os.waitpid(self.pid, 0)
+            os.close(self.pidfd)
+        return self.status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has been reaped: its id may be another process's by then."""
+        if self.status is None:
+            signal.pidfd_send_signal(self.pidfd, number)
+
+
+def fork_child(name: str, body: Callable[[Channel], None], log: Path, siblings: Iterable[Child]) -> Child:
+    """Start `body(channel)` in a child. An exception of `body` is sent as `error` and ends the child with code 1.
+
+    Args:
+        siblings: children started before; the new one closes its copies of our ends of their channels, so that a
+            channel's end is seen as soon as its one owner is gone.
+    """
+    ours, theirs = Channel.pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_child(parent, body, theirs, [ours, *(sibling.channel for sibling in siblings)], log)
+    theirs.close()
+    return Child(name, pid, os.pidfd_open(pid), ours, log)
+
+
+@contextmanager
+def frozen_memory() -> Iterator[None]:
+    """Around several forks: what is there is collected once and then left alone, so that its pages stay shared."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def end_children(children: Iterable[Child]) -> None:
+    """Kill those that still run, wait for them, close their channels."""
+    for child in children:
+        child.signal(signal.SIGKILL)
+        child.reap()
+        child.channel.close()
+
+
+def _run_child(
+    parent: int, body: Callable[[Channel], None], channel: Channel, foreign: list[Channel], log: Path
+) -> NoReturn:
+    """Everything of a child, from the fork to its end; never returns into the launcher's code."""
+    code = 1
+    try:
+        _die_with(parent)
+        # The terminal sends Ctrl-C to all processes at once; it is for the launcher to decide what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        for other in foreign:
+            other.close()
+        _redirect(log)
+        _one_thread()
+        code = _call(body, channel)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _call(body: Callable[[Channel], None], channel: Channel) -> int:
+    """The child's entry point: whatever goes wrong in it is the launcher's to show. Returns the exit code."""
+    try:
+        body(channel)
+        return 0
+    except BaseException as error:  # noqa: BLE001
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        try:
+            channel.send("error", **error_fields(error, text))
+        except ChannelClosed:
+            print("the launcher is gone", file=sys.stderr, flush=True)
+        return 1
+
+
+def error_fields(error: BaseException, text: str) -> dict[str, object]:
+    """What a message says of an exception: its classes' names (nearest first), its words, its traceback."""
+    return {
+        "classes": [kind.__name__ for kind in type(error).__mro__],
+        "message": str(error) or type(error).__name__,
+        "traceback": text,
+        "lost_rank": getattr(error, "rank", None),
+    }
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the launcher dies, however it dies."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _redirect(log: Path) -> None:
+    """Standard output and error go to the log, input is empty; also for native code and after a crash."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    for spare in {file, nothing} - {0, 1, 2}:
+        os.close(spare)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(2)
+
+
+def _one_thread() -> None:
+    """Ranks share the cores, and the number of threads changes bits."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

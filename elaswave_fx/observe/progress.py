@@ -1,0 +1,107 @@
+"""What stands on the console while a run goes on: a live bar on a terminal, a line now and then elsewhere.
+
+    step 120/200  loss 2.4131  118,204 tokens/s  34.7 ms/step  0:00:03 left
+
+Drawn by whoever calls, never by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from elaswave_fx.observe.metrics import StepLine
+
+LINE_EVERY_S = 2.0
+DRAW_EVERY_S = 0.1
+_SMOOTHING = 0.1
+"""Weight of the newest step in the shown means: about ten steps."""
+
+
+class StepProgress:
+    """Progress over `steps`. A context manager; `message` prints a line that stays."""
+
+    def __init__(self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.steps, self._clock = steps, clock
+        self._last: StepLine | None = None
+        self._done = 0
+        self._step_s = 0.0  # between commits, smoothed: what the time left is made of
+        self._committed_at: float | None = None
+        self._drawn_at = -float("inf")
+        self._shown = 0
+        self._bar: Progress | None = None
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}"))
+            self._bar = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
+            self._task = self._bar.add_task("starting", total=steps, line="")
+
+    def __enter__(self) -> StepProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.draw(last=True)
+        if self._bar is not None:
+            self._bar.stop()
+            if self._last is not None:
+                self._print(self.line())
+
+    def message(self, text: str) -> None:
+        """A line above the bar."""
+        self._print(text)
+
+    def phase(self, text: str) -> None:
+        """What is going on before the first step."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+            self._bar.refresh()
+        else:
+            self._print(text)
+
+    def step(self, line: StepLine) -> None:
+        """A committed step; drawn when it is time."""
+        now = self._clock()
+        since = line.step_ms / 1e3 if self._committed_at is None else now - self._committed_at
+        self._committed_at = now
+        self._step_s = since if self._last is None else self._step_s + _SMOOTHING * (since - self._step_s)
+        self._last, self._done = line, self._done + 1
+        self.draw()
+
+    def draw(self, last: bool = False) -> None:
+        """Show the newest step, at most every `LINE_EVERY_S` (lines) or `DRAW_EVERY_S` (bar), and at the end."""
+        every = LINE_EVERY_S if self._bar is None else DRAW_EVERY_S
+        now = self._clock()
+        if self._last is None or not (last or now - self._drawn_at >= every):
+            return
+        self._drawn_at = now
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description="training", line=self.line())
+            self._bar.refresh()
+        elif self._shown != self._done:
+            self._print(self.line())
+        self._shown = self._done
+
+    def line(self) -> str:
+        """The newest step in words; empty before the first."""
+        if self._last is None:
+            return ""
+        step_s = max(self._step_s, 1e-9)
+        left = timedelta(seconds=round(step_s * (self.steps - self._done)))
+        rate = self._last.tokens / step_s
+        return (
+            f"step {self._done}/{self.steps}  loss {self._last.loss:.4f}  {rate:,.0f} tokens/s  "
+            f"{step_s * 1e3:.1f} ms/step  {left} left"
+        )
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)

@@ -1,0 +1,105 @@
+"""Writes down what a run does, as it does it, and sums it up at its end.
+
+recorder = Recorder.create(run_dir)
+recorder.planned(plan_text, units=14, samples=32, world=4)
+recorder.step(rank, report)  ->  the lines that became complete
+recorder.finish("completed", None)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.observe.metrics import Coverage, StepBook, StepLine, StepReport, Summary
+from elaswave_fx.observe.run_directory import RunDirectory
+
+
+class Recorder:
+    """Owned by the launcher's one thread."""
+
+    def __init__(self, directory: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
+        self.directory = directory
+        self.steps = 0  # committed
+        self._clock, self._started = clock, clock()
+        self._book: StepBook | None = None
+        self._first: StepLine | None = None
+        self._last: StepLine | None = None
+        self._tokens, self._first_at = 0, 0.0
+        self._eval_loss: float | None = None
+        self._ends: dict[int, Mapping[str, Any]] = {}
+
+    @staticmethod
+    def create(run_dir: Path) -> Recorder:
+        """Raises `ConfigError` when the directory cannot be written."""
+        return Recorder(RunDirectory.create(run_dir))
+
+    def planned(self, plan: str, units: int, samples: int, world: int) -> None:
+        """The first plan; steps can be recorded from here on."""
+        self.directory.plan(0, plan)
+        self._book = StepBook(world, units, samples)
+        self.event("planned", units=units, samples=samples, world_size=world)
+
+    def event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
+        """A line of `events.jsonl`, stamped with the time since the launcher began."""
+        self.directory.event(1e3 * (self._clock() - self._started), kind, epoch, **fields)
+
+    def step(self, rank: int, report: StepReport) -> tuple[StepLine, ...]:
+        """What a rank finished. Lines that became complete are written and returned."""
+        assert self._book is not None, "a step before the plan"
+        lines = self._book.add(rank, report)
+        for line in lines:
+            self.directory.step(line)
+            if self._first is None:
+                self._first, self._first_at = line, self._clock() - line.step_ms / 1e3
+            self._last = line
+            self.steps += 1
+            self._tokens += line.tokens
+        return lines
+
+    def evaluation(self, step: int, loss: float, count: int) -> None:
+        """A mean held-out loss."""
+        self.directory.evaluation(step, loss, count)
+        self._eval_loss = loss
+
+    def ended(self, rank: int, summary: Mapping[str, Any]) -> None:
+        """What a rank adds to the summary."""
+        self._ends[rank] = summary
+
+    def finish(self, outcome: str, reason: str | None) -> None:
+        """Write the summary and close the files."""
+        extra: dict[str, Any] = {}
+        for rank in sorted(self._ends, reverse=True):
+            extra.update(self._ends[rank])
+        covered = self._book.covered if self._book is not None else Coverage()
+        self.event("finished", outcome=outcome, steps=self.steps)
+        self.directory.summary(
+            Summary(
+                steps=self.steps,
+                loss_first=self._first.loss if self._first else None,
+                loss_last=self._last.loss if self._last else None,
+                samples_seen=covered.seen,
+                samples_duplicated=covered.duplicated,
+                samples_skipped=covered.skipped,
+                params_digest=extra.pop("params_digest", None),
+                eval_loss_last=self._eval_loss,
+                outcome=outcome,
+                reason=reason,
+                wall_s=round(self._clock() - self._started, 3),
+                extra=extra,
+            )
+        )
+        self.directory.close()
+
+    def closing_line(self) -> str:
+        """The run in one line."""
+        if self._first is None or self._last is None:
+            return f"no steps; {self.directory.path}"
+        spent = self._clock() - self._first_at
+        held_out = f", held-out {self._eval_loss:.4f}" if self._eval_loss is not None else ""
+        return (
+            f"{self.steps} steps: loss {self._first.loss:.4f} -> {self._last.loss:.4f}{held_out}, {spent:.1f} s, "
+            f"{self._tokens / max(spent, 1e-9):,.0f} tokens/s; {self.directory.path}"
+        )
