@@ -59,7 +59,7 @@ def from_message(name: str, fields: Mapping[str, Any]) -> Failure:
 def from_exit(name: str, status: int, log: Path) -> Failure:
     """The failure of a child that ended without a word; `status` as of `os.waitpid`."""
     tail = log_tail(log, LOG_LINES)
-    return Failure(name, describe_exit(status), f"last lines of {log}:\n{tail}" if tail else f"{log} is empty")
+    return Failure(name, describe_exit(status), f"from {log}:\n{tail}" if tail else f"{log} is empty")
 
 
 def describe_exit(status: int) -> str:
@@ -73,12 +73,13 @@ def describe_exit(status: int) -> str:
 
 
 def log_tail(log: Path, lines: int) -> str:
-    """The last lines of a log, empty when there is none."""
+    """The last lines of a log, or the first ones of a crash report in it, which names the newest call first."""
     try:
-        text = log.read_text(errors="replace")
+        text = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    crashes = [index for index, line in enumerate(text) if line.startswith("Fatal Python error")]
+    return "\n".join(text[crashes[-1] :][:lines] if crashes else text[-lines:])
 
 
 def cause_of(failures: Sequence[Failure]) -> Failure:

@@ -1,0 +1,66 @@
+"""Messages arrive whole, in order, and the end of the other side is seen."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from elaswave_fx.errors import CommError
+from elaswave_fx.launch import channel as channel_module
+from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+
+
+def test_messages_arrive_in_order_and_whole() -> None:
+    left, right = Channel.pair()
+    left.send("hello", port=4711)
+    left.send("step", loss=float("nan"), text="später")
+    assert right.receive(1.0) == Message("hello", {"port": 4711})
+    message = right.receive(1.0)
+    assert message is not None
+    assert message.fields["loss"] != message.fields["loss"]
+    assert message.fields["text"] == "später"
+    assert right.drain() == []
+    assert right.receive(0.0) is None
+
+
+def test_a_message_larger_than_the_socket_arrives() -> None:
+    left, right = Channel.pair()
+    text = "x" * (3 << 20)
+    sender = threading.Thread(target=left.send, args=("big",), kwargs={"text": text})
+    sender.start()
+    assert right.receive(30.0) == Message("big", {"text": text})
+    sender.join()
+
+
+def test_bytes_that_come_one_by_one_make_one_message() -> None:
+    left, right = Channel.pair()
+    left.send("step", n=1)
+    whole = os.read(right.fileno(), 1 << 16)
+    for byte in whole[:-1]:
+        os.write(left.fileno(), bytes([byte]))
+        assert right.drain() == []
+    os.write(left.fileno(), whole[-1:])
+    assert right.drain() == [Message("step", {"n": 1})]
+
+
+def test_what_was_sent_before_the_end_is_still_read() -> None:
+    left, right = Channel.pair()
+    left.send("done", summary={})
+    left.close()
+    assert right.receive(1.0) == Message("done", {"summary": {}})
+    with pytest.raises(ChannelClosed, match="the other end is gone"):
+        right.receive(1.0)
+    with pytest.raises(ChannelClosed, match="hello was not sent"):
+        right.send("hello")
+
+
+def test_a_message_that_is_too_long_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = Channel.pair()
+    monkeypatch.setattr(channel_module, "MESSAGE_BYTES_MAX", 100)
+    with pytest.raises(CommError, match="message big has 2.. bytes; at most 100"):
+        left.send("big", text="x" * 200)
+    os.write(left.fileno(), (101).to_bytes(4, "big"))
+    with pytest.raises(CommError, match="a message of 101 bytes; at most 100"):
+        right.drain()

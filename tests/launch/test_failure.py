@@ -1,0 +1,70 @@
+"""Which of several failures is shown, and in which words."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx import errors
+from elaswave_fx.launch.failure import Failure, cause_of, describe_exit, from_message, log_tail
+from elaswave_fx.launch.process import error_fields
+
+LOST_BY_0 = Failure("rank-0", "gone", classes=("PeerLost", "CommError"), lost_rank=2)
+LOST_BY_1 = Failure("rank-1", "gone", classes=("PeerLost", "CommError"), lost_rank=2)
+LATE = Failure("rank-2", "too late", classes=("DeadlineExceeded", "CommError"))
+KILLED = Failure("rank-2", "killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([LOST_BY_0, LOST_BY_1, KILLED], KILLED),
+        ([LOST_BY_0, LATE, LOST_BY_1], LATE),
+        ([LOST_BY_0, LOST_BY_1], LOST_BY_0),
+        ([KILLED, LOST_BY_0], KILLED),
+    ],
+)
+def test_the_cause_is_what_others_follow_from(failures: list[Failure], cause: Failure) -> None:
+    assert cause_of(failures) is cause
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (signal.SIGSEGV, "killed by SIGSEGV"),
+        (signal.SIGKILL, "killed by SIGKILL (by someone, or by the system when memory ran out)"),
+        (3 << 8, "exited with code 3"),
+        (0, "exited before its work was done"),
+    ],
+)
+def test_exits_in_words(status: int, words: str) -> None:
+    assert describe_exit(status) == words
+
+
+def test_errors_come_back_as_their_class_when_the_user_can_mend_them() -> None:
+    def back(error: Exception) -> Failure:
+        return from_message("rank-0", error_fields(error, "traceback"))
+
+    mended = back(errors.CaptureError("aten::nonzero in block.3")).expected()
+    assert type(mended) is errors.CaptureError
+    assert str(mended) == "aten::nonzero in block.3"
+
+    class OwnError(errors.ConfigError):
+        """Not known by name to the launcher."""
+
+    assert type(back(OwnError("x")).expected()) is errors.ConfigError
+    assert back(errors.ExecError("x")).expected() is None
+    assert back(KeyError("k")).reason == "rank 0: KeyError: 'k'"
+    lost = back(errors.PeerLost("gone", rank=3))
+    assert (lost.follows, lost.lost_rank) == (True, 3)
+
+
+def test_the_tail_of_a_log_is_its_end_or_its_crash(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    assert log_tail(log, 2) == ""
+    log.write_text("one\ntwo\nthree\n")
+    assert log_tail(log, 2) == "two\nthree"
+    log.write_text("one\nFatal Python error: Aborted\n\nnewest call\nolder\noldest\n")
+    assert log_tail(log, 3) == "Fatal Python error: Aborted\n\nnewest call"

@@ -1,0 +1,149 @@
+"""The launcher with workers that compute nothing: every way in which a run can end."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from elaswave_fx.errors import ConfigError, DataError
+from elaswave_fx.launch.local import launch
+from tests.launch.fake_job import broken_builder, job, refusing_builder
+
+METRICS = {
+    "step", "loss", "tokens", "step_ms", "epoch", "world_size", "lr", "grad_norm", "tokens_per_s", "memory_peak_mb",
+}  # fmt: skip
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def started_pids(run_dir: Path) -> list[int]:
+    (started,) = (event for event in lines_of(run_dir / "events.jsonl") if event["kind"] == "started")
+    return list(started["pids"].values())
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_run_that_ends_well_leaves_all_its_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(job(tmp_path, ranks=4)) == 0
+    metrics = lines_of(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4]
+    assert all(set(line) == METRICS for line in metrics)
+    # Times and memory are the slowest and the fullest rank's; NaN is not JSON.
+    assert metrics[1] == {
+        "step": 1, "loss": 1.0, "tokens": 64, "step_ms": 4.0, "epoch": 0, "world_size": 4, "lr": 1e-3,
+        "grad_norm": None, "tokens_per_s": 16000.0, "memory_peak_mb": 40.0,
+    }  # fmt: skip
+    summary = summary_of(tmp_path)
+    assert summary["steps"] == 5
+    assert (summary["loss_first"], summary["loss_last"]) == (2.0, 0.4)
+    assert (summary["samples_seen"], summary["samples_duplicated"], summary["samples_skipped"]) == (40, 0, 0)
+    assert (summary["params_digest"], summary["recoveries"], summary["outcome"]) == ("00ff", [], "completed")
+    assert summary["ports"] == [9000, 9001, 9002, 9003]
+    assert summary["host_ids"] == ["host-0", "host-0", "host-1", "host-1"]
+    assert json.loads((tmp_path / "plan-0.json").read_text()) == {"epoch": 0}
+    assert lines_of(tmp_path / "eval.jsonl") == [{"step": 5, "loss": 0.25, "count": 100}]
+    assert [event["kind"] for event in lines_of(tmp_path / "events.jsonl")] == ["planned", "started", "finished"]
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {
+        "builder.log", "rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log",
+    }  # fmt: skip
+    out = capfd.readouterr().out
+    assert "built it" in out
+    assert all(f"rank {rank} pid {pid}" in out for rank, pid in enumerate(started_pids(tmp_path)))
+    assert "5 steps: loss 2.0000 -> 0.4000, held-out 0.2500" in out.splitlines()[-1]
+
+
+def test_a_second_run_in_the_same_directory_starts_afresh(tmp_path: Path) -> None:
+    assert launch(job(tmp_path, ranks=3, steps=4)) == 0
+    assert launch(job(tmp_path, ranks=1, steps=2)) == 0
+    assert [line["world_size"] for line in lines_of(tmp_path / "metrics.jsonl")] == [1, 1]
+    assert not (tmp_path / "logs" / "rank-2.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("modes", "reason", "shown"),
+    [
+        ({1: "dies at start"}, "rank 1: RuntimeError: no such device: npu:7", "in at_start"),
+        ({2: "raises"}, "rank 2: ValueError: bad value in rank 2", "in in_step"),
+        (
+            {1: "killed"},
+            "rank 1: killed by SIGKILL (by someone, or by the system when memory ran out)",
+            "rank was here",
+        ),
+        ({0: "crashes"}, "rank 0: killed by SIGABRT", "Fatal Python error: Aborted"),
+        ({2: "leaves"}, "rank 2: exited before its work was done", "rank-2.log is empty"),
+        ({0: "loses 1", 1: "raises later"}, "rank 1: ValueError: the cause", "in in_step"),
+    ],
+)
+def test_a_worker_that_dies_ends_the_run(
+    modes: dict[int, str], reason: str, shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(job(tmp_path, ranks=3, modes=modes)) == 1
+    err = capfd.readouterr().err
+    assert err.splitlines()[-1] == f"error: {reason}"
+    assert shown in err
+    summary = summary_of(tmp_path)
+    assert (summary["outcome"], summary["reason"]) == ("failed", reason)
+    assert summary["steps"] == (0 if "start" in str(modes) else 3)
+    assert "detected" in [event["kind"] for event in lines_of(tmp_path / "events.jsonl")]
+
+
+def test_what_the_user_can_mend_comes_as_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="device=npu: no device answers"):
+        launch(job(tmp_path, modes={1: "config error"}))
+    assert summary_of(tmp_path)["outcome"] == "failed"
+
+
+def test_a_builder_that_refuses_comes_as_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="give at least one"):
+        launch(job(tmp_path, builder=refusing_builder))
+    assert summary_of(tmp_path)["steps"] == 0
+    assert not (tmp_path / "plan-0.json").exists()
+    assert "refusing_builder" in (tmp_path / "logs" / "builder.log").read_text()
+
+
+def test_a_builder_that_breaks_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(job(tmp_path, builder=broken_builder)) == 1
+    err = capfd.readouterr().err
+    assert "in broken_builder" in err
+    assert err.splitlines()[-1] == "error: builder: KeyError: 'layer9'"
+
+
+def test_workers_that_leave_steps_undone_fail_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(job(tmp_path, steps=5, short=True)) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "error: the workers ended after 4 of 5 steps"
+
+
+def test_a_busy_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"launch.port={port - 1}: port {port} \(rank 1\) is busy; nearest valid"
+        ):
+            launch(job(tmp_path / "run", ranks=2, port=port - 1))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="launch.port=65535: 2 ranks need ports 65535 to 65536; nearest valid: 65534"):
+        launch(job(tmp_path, ranks=2, port=65535))
+
+
+def test_an_unwritable_run_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        launch(job(tmp_path / "file" / "run"))

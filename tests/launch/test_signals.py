@@ -1,0 +1,128 @@
+"""Ctrl-C, SIGTERM, and the launcher's own death, with a launcher in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.test_local import lines_of, started_pids, summary_of
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 60.0
+"""How long anything may take on a busy machine; nothing here waits for so long when it works."""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def wait_until(happened: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not happened():
+        assert time.monotonic() < end, f"did not happen: {what}"
+        time.sleep(0.02)
+
+
+def steps_written(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def is_gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the fake job in a process group of its own, as a shell does; nothing of it survives the test."""
+    groups: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/launch/fake_job.py"), str(tmp_path), *words],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        groups.append(process)
+        return process
+
+    yield begin
+    for process in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = start("steps=100000", "pause_s=0.002")
+    wait_until(lambda: steps_written(tmp_path) >= 3, "three steps")
+    # Ctrl-C reaches the whole group; SIGTERM comes to the launcher alone.
+    (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (code, "")
+    steps = steps_written(tmp_path)
+    summary = summary_of(tmp_path)
+    assert (summary["outcome"], summary["steps"]) == ("interrupted", steps)
+    # Every step that a rank ended, all ended: none is half written down. Workers said goodbye in order.
+    assert (summary["samples_seen"], summary["params_digest"]) == (6 * steps, "00ff")
+    assert out.splitlines()[-1].startswith(f"stopped by {number.name} after {steps} of 100000 steps; the run directory")
+    assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == list(range(steps))
+
+
+def test_a_second_ctrl_c_ends_workers_that_do_not_stop(start: Start, tmp_path: Path) -> None:
+    process = start("steps=1000", "pause_s=600")
+    wait_until(
+        lambda: (tmp_path / "events.jsonl").exists() and "started" in (tmp_path / "events.jsonl").read_text(), "start"
+    )
+    pids = started_pids(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_until(lambda: "stopping" in (tmp_path / "events.jsonl").read_text(), "the first Ctrl-C is heeded")
+    assert not any(is_gone(pid) for pid in pids)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert all(is_gone(pid) for pid in pids)
+    assert summary_of(tmp_path)["outcome"] == "interrupted"
+
+
+def test_ctrl_c_while_building_ends_the_builder(start: Start, tmp_path: Path) -> None:
+    process = start("builder=slow")
+    wait_until(lambda: (tmp_path / "logs" / "builder.log").exists(), "the builder starts")
+    (builder,) = psutil.Process(process.pid).children()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert is_gone(builder.pid)
+    assert summary_of(tmp_path)["reason"] == "SIGINT after 0 of 5 steps"
+
+
+def test_no_worker_outlives_a_killed_launcher(start: Start, tmp_path: Path) -> None:
+    process = start("steps=1000000", "pause_s=0.01")
+    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    pids = started_pids(tmp_path)
+    assert len(pids) == 3
+    process.kill()
+    process.wait(timeout=WAIT_S)
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "the workers end with their launcher")
+
+
+def test_a_worker_killed_from_outside_is_named(start: Start, tmp_path: Path) -> None:
+    process = start("steps=1000000", "pause_s=0.01")
+    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    pids = started_pids(tmp_path)
+    os.kill(pids[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith("error: rank 1: killed by SIGKILL")
+    assert all(is_gone(pid) for pid in pids)
+    assert summary_of(tmp_path)["steps"] == steps_written(tmp_path)
