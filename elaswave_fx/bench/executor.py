@@ -6,16 +6,14 @@ One thread, same weights and inputs, dropout 0; both compute the gradients of al
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from elaswave_fx import _native
 from elaswave_fx.bench.results import Entry, compare
 from elaswave_fx.models.gpt import Block
-from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
+from elaswave_fx.runtime.chain import Chain
 from passes.lower import lower
 from passes.pipeline import back_passes, front_passes, run_passes
 
@@ -64,39 +62,11 @@ def _native_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     batches = ({"x": torch.randn(2, *x.shape[1:])}, {"x": torch.randn(3, *x.shape[1:])})
     program, _ = run_passes(capture(model, batches, 1), front_passes())
     program, _ = run_passes(program, back_passes("none"))
-    artifact = lower(program, lambda name, spec: 0, True)
-    runner = _Runner(artifact, {name: p.detach() for name, p in model.named_parameters()}, x)
-    return runner.step
+    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    chain = Chain(lower(program, lambda name, spec: 0, True), program.tensors, params.__getitem__)
+    keys = torch.ones(1, dtype=torch.int64)
 
+    def step() -> None:
+        chain.step({"x": x}, keys)
 
-class _Runner:
-    """Binds unit programs to tensors and runs them forward, then backward."""
-
-    def __init__(self, artifact: Artifact, params: dict[str, Tensor], x: Tensor) -> None:
-        self.units = artifact.units
-        self.programs = {name: _native.Program(data) for name, data in artifact.programs.items()}
-        self.params = {p.name: params[p.name] for bucket in artifact.buckets for p in bucket.params}
-        self.names = {(i, p.offset): p.name for i, bucket in enumerate(artifact.buckets) for p in bucket.params}
-        self.x = x
-        self.one = torch.ones(())
-
-    def step(self) -> None:
-        values: dict[Any, Tensor] = {}
-        saved = []
-        for unit in self.units:
-            inputs = [self._input(binding, values) for binding in unit.inputs]
-            outputs = self.programs[f"{unit.kind}.forward"].run(inputs)
-            values |= dict(zip(unit.outputs, outputs, strict=False))
-            saved.append(outputs[len(unit.outputs) :])
-        grads: dict[Any, Tensor] = {}
-        for unit, kept in zip(reversed(self.units), reversed(saved), strict=True):
-            tangents = [self.one if o == ("loss",) else grads[o] for o in unit.outputs if o[0] in ("loss", "value")]
-            outputs = self.programs[f"{unit.kind}.backward"].run([*kept, *tangents])
-            for binding, grad in zip(unit.grads, outputs, strict=True):
-                if binding[0] == "value":
-                    grads[binding] = grads[binding] + grad if binding in grads else grad
-
-    def _input(self, binding: Any, values: dict[Any, Tensor]) -> Tensor:
-        if binding[0] == "param":
-            return self.params[self.names[binding[1], binding[2]]]
-        return self.x if binding[0] == "input" else values[binding]
+    return step

@@ -46,9 +46,13 @@ def _seconds(action: Callable[[], None]) -> float:
 def table(entries: Sequence[Entry]) -> str:
     """Aligned text, one line per entry."""
     rows = [("", "ours", "peer", "peer/ours", "runs")]
-    rows += [(e.name, f"{e.ours:.3f} {e.unit}", f"{e.peer:.3f} {e.unit}", f"{e.ratio:.2f}x", str(e.runs)) for e in entries]
+    rows += [
+        (e.name, f"{e.ours:.3f} {e.unit}", f"{e.peer:.3f} {e.unit}", f"{e.ratio:.2f}x", str(e.runs)) for e in entries
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def write_json(path: Path, entries: Sequence[Entry]) -> None:

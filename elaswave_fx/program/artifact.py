@@ -1,7 +1,8 @@
 """The artifact: a lowered program as plain data, what workers load instead of tracing.
 
-    artifact.json          programs, units, values, buckets, folds, costs
+    artifact.json          programs, units, values, buckets, folds
     constants.safetensors  lifted constants
+    costs.json             measured seconds by kind of unit, once something measured them
 
 It depends on the model and its options, never on ranks, stages or the cluster.
 """
@@ -138,9 +139,18 @@ class Artifact:
             partial.rmdir()
 
     @staticmethod
+    def save_costs(folder: Path, measured: Mapping[str, tuple[float, float]]) -> None:
+        """Add measured costs to an artifact on disk, whole or not at all."""
+        partial = folder / f"costs.{os.getpid()}.partial"
+        partial.write_text(json.dumps(measured))
+        partial.replace(folder / "costs.json")
+
+    @staticmethod
     def load(folder: Path) -> Artifact:
-        """Read `artifact.json`. Raises PlanError for another format."""
+        """Read `artifact.json`, and the costs where they were measured. Raises PlanError for another format."""
         data = json.loads((folder / "artifact.json").read_text())
+        if (folder / "costs.json").is_file():
+            data["measured"] = json.loads((folder / "costs.json").read_text())
         if data.get("format") != FORMAT:
             raise PlanError(f"{folder}: artifact format {data.get('format')}, this version reads {FORMAT}")
         return _from_json(data)

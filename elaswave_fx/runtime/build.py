@@ -12,7 +12,7 @@ import inspect
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ import passes
 from elaswave_fx.config import Config
 from elaswave_fx.data import Source, load_batch, open_source
 from elaswave_fx.data.dataset import Dataset
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.plan.plan import Plan
@@ -34,6 +36,8 @@ from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.samples import coupled_by_rule, coupled_by_trial, refuse_mean_loss
+from elaswave_fx.runtime.chain import Chain, measure_kinds
+from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
 from passes.assign_stages import AssignStages
 from passes.evaluate import evaluation_agrees
@@ -42,6 +46,7 @@ from passes.pipeline import back_passes, front_passes, run_passes
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
+Planner = Callable[[Config, Artifact], Plan]
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,12 @@ class Built:
     cached: bool
 
 
-def build(config: Config, folder: Path | None) -> Built:
+def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
     """Build the model, capture and lower it unless the cache has its program, and write the initial state.
 
     Args:
         folder: where the state goes, and the artifact too when the cache is off; None: no state is wanted.
+        calibrate: measure every kind of unit, unless that was done before.
 
     Raises:
         ConfigError, CaptureError, DataError: one line for the user.
@@ -83,16 +89,53 @@ def build(config: Config, folder: Path | None) -> Built:
         target.parent.mkdir(parents=True, exist_ok=True)
         artifact.save(target, constants)
         clock.lap("capture and passes")
+    if calibrate and not (target / "costs.json").is_file():
+        Artifact.save_costs(target, measure(config, model, target, batches[0]))
+        clock.lap("measuring")
     return Built(target, state, clock.laps, cached)
 
 
-def plan_of(config: Config, artifact: Artifact, memory_bytes: int | None = None) -> Plan:
+def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
+    """Seconds per sample of every kind of unit, on this machine with one thread."""
+    _to_precision(model, config.precision)
+    artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    chain = Chain(artifact, constants, lambda name: tensors[name].detach())
+    part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
+    return measure_kinds(chain, artifact, _cast_inputs(part, config.precision))
+
+
+def plan_of(config: Config, artifact: Artifact) -> Plan:
     """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
     parallel = config.parallel
-    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory_bytes)
+    memory = make_device(config.device).memory_total_bytes() // parallel.ranks
+    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
     optimizer = make_optimizer(config.optimizer)
     stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch)
     return stages.apply(artifact, topology, config.global_batch, len(optimizer.init(torch.zeros(1))))
+
+
+def build_job(config: Config, run_dir: Path, planner: Planner = plan_of) -> BuildResult:
+    """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie."""
+    built = build(config, run_dir / ".init", calibrate=True)
+    artifact = Artifact.load(built.artifact)
+    plan = planner(config, artifact)
+    eval_batches = open_source(config).eval_batches
+    if eval_batches and not artifact.evaluation_exact:
+        raise ConfigError(
+            f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
+            "running statistics explain; nearest valid: eval.every=0"
+        )
+    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
+    kinds = len({unit.kind for unit in artifact.units})
+    program = "program from the cache" if built.cached else "program captured"
+    return BuildResult(
+        plan=plan.to_json(),
+        units=len(artifact.units),
+        samples=config.global_batch,
+        data={"artifact": str(built.artifact), "state": str(built.state), "eval_batches": eval_batches},
+        lines=(f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})", f"plan: {plan.reason}"),
+    )
 
 
 class _Clock:
@@ -199,4 +242,3 @@ def _to_precision(model: nn.Module, precision: str) -> None:
 def _cast_inputs(batch: Batch, precision: str) -> Batch:
     dtype = {"bf16": torch.bfloat16}.get(precision)
     return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in batch.items()}
-

@@ -16,8 +16,8 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import eval_program, step_program
-from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec
-from elaswave_fx.runtime.optimizer import Optimizer, hyper_row, trace_update
+from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec, FoldSpec
+from elaswave_fx.runtime.optimizer import Optimizer, trace_update
 from elaswave_fx.runtime.state import InitialState
 from passes.unit_program import lower_graph
 
@@ -87,9 +87,7 @@ class _Declaration:
         for value in self.artifact.values:
             self.engine.add_value(value.name, value.axis, value.dtype, list(value.shape), value.has_grad)
         for fold in self.artifact.folds:
-            group = [tile.rank for tile in self.plan.tiles if fold.unit in tile.units]
-            buffer = self._tensor(fold.buffer, fold.buffer)
-            self.engine.add_fold(buffer, self._program(f"fold.{fold.buffer}"), fold.num_values, group)
+            self._fold(fold)
         for index in self.share.units:
             self._unit(index)
         train = step_program(self.plan, self.rank)  # type: ignore[arg-type]
@@ -97,6 +95,15 @@ class _Declaration:
         spans = [(span.lo, span.hi) for span in train.micro_batches]
         self.engine.set_schedule(list(train.instructions), list(evaluate.instructions), spans, train.first_sample)
         return self.engine
+
+    def _fold(self, fold: FoldSpec) -> None:
+        tiles = [tile for tile in self.plan.tiles if fold.unit in tile.units]
+        self.engine.add_fold(
+            program=self._program(f"fold.{fold.buffer}"),
+            buffers=[self._tensor(fold.buffer, fold.buffer)],
+            values=[(dtype, list(shape)) for dtype, shape in fold.values],
+            group=[(tile.rank, tile.samples.lo, tile.samples.hi) for tile in tiles],
+        )
 
     def _program(self, name: str) -> int:
         if name not in self.programs:
@@ -178,12 +185,13 @@ class _Declaration:
         return binding
 
 
-def hyper_values(optimizer: Optimizer, groups: tuple[Any, ...], step: int, lr: float) -> list[list[float]]:
-    """The hyper inputs of every optimizer group at a step."""
-    return [hyper_row(optimizer, step, lr, group) for group in groups]
-
-
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:
     """The artifact and its constants."""
     return Artifact.load(folder), Artifact.load_constants(folder)
 
+
+def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
+    """The program inputs that a rank's units read; ranks in the middle of a pipeline read none."""
+    units = Share.of(plan, rank).units
+    read = {binding[1] for index in units for binding in artifact.units[index].inputs if binding[0] == "input"}
+    return tuple(name for name in artifact.inputs if name in read)

@@ -163,14 +163,24 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     param = torch.randn(_PROBE_ELEMENTS, generator=generator)
     state = _checked_state(optimizer, name, param)
     cuts = ((0, 1), (1, 4), (3, 520), (517, _PROBE_ELEMENTS))
-    for step in range(_PROBE_STEPS):
+    for step, hyper in enumerate(_checked_hyper(optimizer, name)):
         grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
-        hyper = tuple(torch.tensor(float(value)) for value in optimizer.hyper_values(step, 1e-3, "decay"))
         after = _checked_update(optimizer, name, (param, grad, state, hyper))
         for lo, hi in cuts:
             part = (param[lo:hi].clone(), grad[lo:hi].clone(), tuple(each[lo:hi].clone() for each in state), hyper)
             _compare(name, _checked_update(optimizer, name, part), [each[lo:hi] for each in after])
         param, state = after[0], tuple(after[1:])
+
+
+def _checked_hyper(optimizer: Optimizer, name: str) -> list[tuple[Tensor, ...]]:
+    try:
+        rows = [hyper_row(optimizer, step, 1e-3, group)[1:] for step in range(_PROBE_STEPS) for group in GROUPS]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer._target_={name}: hyper_values fails: {error}") from error
+    counts = {len(row) for row in rows}
+    if len(counts) > 1:
+        raise ConfigError(f"optimizer._target_={name}: hyper_values gives {sorted(counts)} values, not always as many")
+    return [tuple(torch.tensor(value, dtype=torch.float32) for value in row) for row in rows]
 
 
 def _checked_state(optimizer: Optimizer, name: str, param: Tensor) -> State:

@@ -1,6 +1,6 @@
 """A rank's share of the state: which parts of which logical tensors it holds, read from and returned to files.
 
-    bucket "unit3.group0" of 198144 elements, owner span [0, 99072) -> master fp32 [99072], moments, work copy [198144]
+bucket "unit3.group0" of 198144 elements, owner span [0, 99072) -> master fp32 [99072], moments, work copy [198144]
 """
 
 from __future__ import annotations

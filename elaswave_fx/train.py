@@ -1,0 +1,51 @@
+"""`python -m elaswave_fx.train [recipe=NAME] [key=value …]`: train a model. `--help` lists the keys."""
+
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
+
+from elaswave_fx.hydra_app import Job, run_hydra
+
+_PRELOAD = (
+    "torch",
+    "safetensors.torch",
+    "elaswave_fx._native",
+    "elaswave_fx.runtime.loop",
+    "elaswave_fx.runtime.build",
+)
+
+
+def train(job: Job) -> int:
+    """Run one job to its end; returns the exit code."""
+    from elaswave_fx.launch.job import BuildResult, JobSpec
+    from elaswave_fx.launch.local import launch
+
+    config = job.config
+    hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
+
+    def builder() -> BuildResult:
+        from elaswave_fx.runtime.build import build_job
+
+        return build_job(config, job.run_dir)
+
+    def worker(context):  # type: ignore[no-untyped-def]
+        from elaswave_fx.runtime.loop import run_worker
+
+        return run_worker(config, context)
+
+    return launch(
+        JobSpec(
+            hosts=hosts,
+            run_dir=job.run_dir,
+            steps=config.steps,
+            builder=builder,
+            worker=worker,
+            port=config.launch.port,
+            preload=_PRELOAD,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_hydra(train))

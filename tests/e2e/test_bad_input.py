@@ -1,0 +1,104 @@
+"""What cannot work is said in one line, before a worker starts, with exit code 2; what dies is shown, with 1."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runs import SMALL
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "elaswave_fx.train", f"hydra.run.dir={folder / 'run'}", *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+
+
+def train(folder: Path, *words: str) -> tuple[int, str]:
+    process = start(folder, *words)
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output + errors
+
+
+def refused(folder: Path, *words: str) -> str:
+    code, output = train(folder, *words)
+    assert code == 2, output
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in output
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("stepz=3",), "steps"),
+        (("recipe=two_tower", "parallel.pp=9"), "parallel.pp=9"),
+        (("recipe=two_tower", "parallel.dp=64"), "parallel.dp=64"),
+        (("data=files", "data.paths=[nothing/*.txt]"), "nothing"),
+        (("recipe=gpt_stdlib", "device=cuda"), "device=cuda is not available yet"),
+        (("recipe=gpt_stdlib", "device=gpu"), "device=gpu"),
+        (("recipe=hf_gpt2", "model.name=gtp2"), "gpt2"),
+    ],
+)
+def test_one_clear_line(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    assert expected in refused(tmp_path, *words)
+
+
+def test_a_busy_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in refused(tmp_path, "recipe=two_tower", f"launch.port={port}")
+
+
+def test_an_unwritable_run_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    code, output = train(tmp_path, "recipe=two_tower", f"hydra.run.dir={tmp_path / 'file' / 'run'}")
+    assert code == 2
+    assert "hydra.run.dir" in output
+
+
+def small(recipe: str, *words: str) -> tuple[str, ...]:
+    return (f"recipe={recipe}", *SMALL[recipe], "eval.every=0", *words)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_all_ranks_and_leaves_the_directory_whole(tmp_path: Path) -> None:
+    process = start(tmp_path, *small("two_tower", "steps=1000000", "schedule=constant"))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert metrics.read_text().endswith("\n")
+
+
+def test_a_killed_worker_is_named_and_ends_the_run(tmp_path: Path) -> None:
+    process = start(tmp_path, *small("two_tower", "steps=1000000", "schedule=constant"))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, output + errors
+    assert "SIGKILL" in output + errors
+    for child in children:
+        wait_for(lambda pid=child: not Path(f"/proc/{pid}").exists(), 10)

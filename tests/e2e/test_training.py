@@ -1,0 +1,158 @@
+"""What else a run promises: the same bits twice, evaluation, bf16, weights from a folder, tiles that do not line up."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from elaswave_fx.config import Config, load_config
+from elaswave_fx.launch.job import JobSpec
+from elaswave_fx.launch.local import launch
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import plan_columns, plan_rows
+from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.runtime.build import build_job
+from elaswave_fx.runtime.loop import run_worker
+from passes.assign_stages import make_workload
+from tests.reference import relative_difference
+from tests.runs import Run, reference, run_job, small_config
+
+
+def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    config = small_config("gpt_stdlib", "parallel.dp=2", "parallel.pp=2")
+    first, second = (run_job(config, tmp_path / name) for name in ("a", "b"))
+    assert first.losses == second.losses
+    assert first.summary["params_digest"] == second.summary["params_digest"]
+    assert first.summary["params_digest"] is not None
+
+
+def test_held_out_samples_are_evaluated_alike_on_every_layout(tmp_path: Path) -> None:
+    found = []
+    for dp, pp in ((1, 1), (2, 2)):
+        config = small_config("two_tower", f"parallel.dp={dp}", f"parallel.pp={pp}", "eval.every=10", "steps=20")
+        run = run_job(config, tmp_path / f"{dp}x{pp}")
+        assert run.code == 0
+        found.append([json.loads(line) for line in (run.folder / "eval.jsonl").read_text().splitlines()])
+    alone, spread = found
+    assert [line["step"] for line in alone] == [10, 20]
+    assert [line["loss"] for line in spread] == pytest.approx([line["loss"] for line in alone], rel=1e-5)
+    assert [line["count"] for line in spread] == [line["count"] for line in alone]
+
+
+def test_running_statistics_serve_evaluation(tmp_path: Path) -> None:
+    config = small_config("resnet_digits", "parallel.dp=2", "parallel.pp=1", "eval.every=20", "optimizer.lr=0.02")
+    run = run_job(config, tmp_path)
+    assert run.code == 0
+    (line,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    assert line["loss"] < run.losses[0]
+
+
+def test_bf16_follows_fp32_and_keeps_an_fp32_master(tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        config = small_config("gpt_stdlib", "parallel.dp=2", "parallel.pp=2", f"precision={precision}")
+        run = run_job(config, tmp_path / precision)
+        assert run.code == 0
+        assert all(tensor.dtype == torch.float32 for tensor in run.tensors.values())
+        losses[precision] = run.losses
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2e-2)
+    assert losses["bf16"] != losses["fp32"]
+
+
+@pytest.mark.parametrize("recompute", ["full"])
+def test_recomputing_changes_nothing_but_memory(recompute: str, tmp_path: Path) -> None:
+    runs = []
+    for choice in ("none", recompute):
+        config = small_config("gpt_stdlib", "parallel.dp=1", "parallel.pp=2", f"recompute={choice}", "steps=5")
+        runs.append(run_job(config, tmp_path / choice))
+    assert [run.code for run in runs] == [0, 0]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-6)
+
+
+FAMILIES = {
+    "bert": ("model.task=masked_lm", "model.config.num_hidden_layers=2", "model.config.hidden_size=32",
+             "model.config.num_attention_heads=2", "model.config.intermediate_size=64"),
+    "vit": ("model.task=image_classification", "model.config.num_hidden_layers=2", "model.config.hidden_size=32",
+            "model.config.num_attention_heads=2", "model.config.intermediate_size=64", "model.config.patch_size=4",
+            "data=digits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(("dp", "pp"), [(1, 1), (2, 2)])
+def test_families_train_from_their_configuration_alone(family: str, dp: int, pp: int, tmp_path: Path) -> None:
+    common = ("model=hf", f"model.name={family}", "seq_len=32", "global_batch=8", "steps=20", "data.limit_mb=1")
+    words = [word for word in (*common, *FAMILIES[family]) if family != "vit" or word != "data.limit_mb=1"]
+    config = load_config([*words, f"parallel.dp={dp}", f"parallel.pp={pp}"])
+    run = run_job(config, tmp_path)
+    assert run.code == 0
+    expected = reference(config)
+    assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+    tensors = run.tensors
+    assert relative_difference({name: tensors[name] for name in expected.parameters}, expected.parameters) < 1e-4
+
+
+def test_weights_come_from_a_folder(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    settings = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 256, "n_positions": 32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **settings))
+    model.save_pretrained(tmp_path / "weights")
+    config = load_config(
+        ["model=hf", f"init_from={tmp_path / 'weights'}", "seq_len=32", "global_batch=4", "steps=1", "data.limit_mb=1",
+         "optimizer=sgd", "optimizer.lr=1e-30", "optimizer.momentum=0", "parallel.pp=2"]
+    )  # fmt: skip
+    run = run_job(config, tmp_path / "run")
+    assert run.code == 0
+    found = {name.removeprefix("model."): tensor for name, tensor in run.tensors.items()}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name], parameter.detach()), name
+
+
+def run_with_plan(config: Config, folder: Path, planner: object) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
+    spec = JobSpec(
+        hosts=hosts,
+        run_dir=folder,
+        steps=config.steps,
+        builder=lambda: build_job(config, folder, planner),  # type: ignore[arg-type]
+        worker=lambda context: run_worker(config, context),
+    )
+    return Run(launch(spec), folder)
+
+
+def rows(widths: tuple[int, ...]) -> object:
+    def planner(config: Config, artifact: Artifact) -> Plan:
+        workload = make_workload(artifact, config.global_batch, 2)
+        return plan_rows(workload, local_topology(sum(widths)), widths)
+
+    return planner
+
+
+def columns(depths: tuple[int, ...]) -> object:
+    def planner(config: Config, artifact: Artifact) -> Plan:
+        workload = make_workload(artifact, config.global_batch, 2)
+        return plan_columns(workload, local_topology(sum(depths)), depths)
+
+    return planner
+
+
+@pytest.mark.parametrize(
+    ("planner", "ranks"),
+    [(rows((1, 2)), 3), (rows((3, 2)), 5), (rows((2, 3, 1)), 6), (columns((1, 2)), 3), (columns((3, 1)), 4)],
+)
+@pytest.mark.parametrize("recipe", ["gpt_stdlib", "resnet_digits"])
+def test_tiles_that_do_not_line_up(planner: object, ranks: int, recipe: str, tmp_path: Path) -> None:
+    config = small_config(
+        recipe, f"parallel.dp={ranks}", "parallel.granule=4" if recipe == "resnet_digits" else "steps=20"
+    )
+    run = run_with_plan(config, tmp_path, planner)
+    assert run.code == 0
+    expected = reference(config)
+    assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+    tensors = run.tensors
+    assert relative_difference({name: tensors[name] for name in expected.parameters}, expected.parameters) < 1e-4

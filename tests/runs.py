@@ -1,0 +1,86 @@
+"""Real runs for tests: launcher, builder and workers as processes, forked from the test's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from elaswave_fx.config import Config, load_config
+from elaswave_fx.data import load_batch, open_source
+from elaswave_fx.hydra_app import Job
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.runtime.build import build, make_model
+from elaswave_fx.runtime.learning_rate import make_schedule
+from elaswave_fx.train import train
+from tests.reference import RandomOp, ReferenceRun, reference_run
+
+# Every recipe at a size at which 20 steps take seconds; the learning rate as the equality promise allows.
+SMALL: dict[str, tuple[str, ...]] = {
+    "gpt_stdlib": ("model.layers=2", "model.width=32", "seq_len=32", "global_batch=8", "data.limit_mb=1"),
+    "hf_gpt2": ("seq_len=32", "global_batch=8", "data.limit_mb=1", "model.config.n_layer=2", "model.config.n_embd=32"),
+    "hf_llama": (
+        "seq_len=32", "global_batch=8", "data.limit_mb=1", "model.config.num_hidden_layers=2", "tokenizer=bytes",
+    ),
+    "resnet_digits": ("optimizer.lr=1e-3", "global_batch=32"),
+    "two_tower": ("global_batch=16",),
+}  # fmt: skip
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left behind."""
+
+    code: int
+    folder: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / "model.safetensors")
+
+
+def small_config(recipe: str, *overrides: str) -> Config:
+    return load_config([f"recipe={recipe}", *SMALL[recipe], f"steps={STEPS}", "eval.every=0", *overrides])
+
+
+def run_job(config: Config, folder: Path) -> Run:
+    """Train as the command would, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Run(train(Job(config, folder, {}, ())), folder)
+
+
+def reference(config: Config) -> ReferenceRun:
+    """The plain PyTorch loop on the same model, data, seed and keyed draws."""
+    torch.set_num_threads(1)
+    artifact = Artifact.load(build(config, None).artifact)
+    source = open_source(config)
+    batch, granule = config.global_batch, config.parallel.granule
+    spans = [(lo, lo + granule) for lo in range(0, batch, granule)] if artifact.batch_coupled else None
+    return reference_run(
+        lambda: make_model(config, source.dataset),
+        (load_batch(source.dataset, source.train, step * batch, batch) for step in range(config.steps)),
+        optimizer=config.optimizer,
+        global_batch=batch,
+        factor=make_schedule(config.schedule, config.steps),
+        clip_norm=config.clip_norm,
+        seed=config.seed,
+        spans=spans,
+        random_ops=[RandomOp(unit, op) for unit, op in artifact.draws],
+    )
