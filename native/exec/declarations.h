@@ -27,7 +27,7 @@ struct Binding {
 // An activation that crosses a unit border.
 struct ValueSpec {
   std::string name;
-  int sample_axis = -1;             // -1: none
+  int sample_axis = -1;  // -1: none
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> shape;  // of one sample; the sample axis holds how many entries a sample has there
   bool has_grad = false;
@@ -44,7 +44,7 @@ struct BucketSpec {
   std::int64_t numel = 0;
   std::vector<OwnedSpan> owners;  // ascending, disjoint, covering
   std::vector<int> group;         // ranks that hold a user unit, ascending
-  at::Tensor work;                // the whole working copy, flat, in the working dtype; written in place
+  at::Tensor work;                // the whole working copy, flat, written in place; undefined outside of the group
   at::Tensor master;              // fp32 own slice; undefined if this rank owns nothing
   std::vector<at::Tensor> state;  // own slices
   int optimizer = -1;             // program id
@@ -61,9 +61,9 @@ struct FoldValue {
 // once per granule of the step, in granule order.
 struct FoldSpec {
   int program = -1;
-  std::vector<int> buffers;          // table entries that are replaced
+  std::vector<int> buffers;  // table entries that are replaced
   std::vector<FoldValue> values;
-  std::vector<OwnedSpan> group;      // samples of each rank that holds the unit, ascending, covering the step
+  std::vector<OwnedSpan> group;  // samples of each rank that holds the unit; together the step's
 };
 
 struct UnitSpec {

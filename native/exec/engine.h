@@ -38,12 +38,13 @@ struct Timing {
 };
 
 struct StepResult {
-  double loss = 0.0;       // sum over the step's samples, all ranks
-  double count = 0.0;      // what the loss is to be divided by
-  double grad_norm = 0.0;  // of the mean gradient, before clipping
-  double scale = 0.0;      // what gradients were multiplied by: clip coefficient / count
-  bool finite = true;      // false: the norm or the loss is not finite
-  bool updated = false;    // false: not finite, or count is 0; no rank updated anything
+  std::int64_t step = 0;
+  double loss = 0.0;              // sum over the step's samples, all ranks
+  double count = 0.0;             // what the loss is to be divided by
+  double grad_norm = 0.0;         // of the mean gradient, before clipping
+  double scale = 0.0;             // what gradients were multiplied by: clip coefficient / count
+  bool finite = true;             // false: the norm or the loss is not finite
+  bool updated = false;           // false: not finite, or count is 0; no rank updated anything
   std::int64_t version = 0;       // steps committed by this engine
   std::int64_t memory_bytes = 0;  // largest resident set of any rank so far
   double seconds = 0.0;
@@ -78,7 +79,7 @@ class Engine {
   void add_unit(int unit, UnitSpec spec);
   // All ranks of the vote, ascending, this one included. A new engine is alone.
   void set_world(std::vector<int> ranks);
-  // Checks both lists against the declarations. Transient data of earlier steps is dropped.
+  // Checks both lists against the declarations. Comes after them and before steps; again after any of them changed.
   void set_schedule(Schedule schedule);
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
@@ -89,6 +90,9 @@ class Engine {
   EvalResult evaluate(std::int64_t step_index, const Inputs& inputs, double deadline_s);
   // Waits for the gathers of the last step, so that working copies may be read.
   void sync(double deadline_s);
+  // Working copies from masters: each owner writes its own part and sends it to the group. All ranks of the groups call
+  // it, in no step: after masters were set, or to repair stale buckets.
+  void refresh_work(double deadline_s);
 
   // State, for reading and loading. Tensors are the engine's own: do not write to them. `set_*` copy, and check sizes.
   at::Tensor bucket_master(const std::string& name) const;
@@ -101,6 +105,10 @@ class Engine {
   void set_table(const std::string& name, const at::Tensor& value);
   std::vector<std::string> stale_buckets() const;
   std::int64_t version() const;
+  // Of the last committed step: also when `step` threw after it committed (its timings are incomplete then).
+  std::optional<StepResult> last_committed() const;
+  int find_bucket(const std::string& name) const;  // index; throws ExecError that lists what there is
+  int find_table(const std::string& name) const;
 
  private:
   class Impl;

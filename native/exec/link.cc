@@ -58,43 +58,66 @@ const std::map<std::string_view, BuiltinInfo>& builtins() {
 
 Content content_of(const c10::Type& type) {
   switch (type.kind()) {
-    case TypeKind::TensorType: return Content::kTensor;
+    case TypeKind::TensorType:
+      return Content::kTensor;
     case TypeKind::IntType:
-    case TypeKind::SymIntType: return Content::kInt;
+    case TypeKind::SymIntType:
+      return Content::kInt;
     case TypeKind::FloatType:
-    case TypeKind::SymFloatType: return Content::kReal;
+    case TypeKind::SymFloatType:
+      return Content::kReal;
     case TypeKind::BoolType:
-    case TypeKind::SymBoolType: return Content::kBool;
-    case TypeKind::ListType: return Content::kList;
-    default: return Content::kOther;
+    case TypeKind::SymBoolType:
+      return Content::kBool;
+    case TypeKind::ListType:
+      return Content::kList;
+    default:
+      return Content::kOther;
   }
 }
 
 const char* describe(const Arg& arg) {
   switch (arg.kind) {
-    case Arg::Kind::kSlot: return "a slot";
-    case Arg::Kind::kNone: return "None";
-    case Arg::Kind::kBool: return "a bool";
-    case Arg::Kind::kInt: return "an int";
-    case Arg::Kind::kReal: return "a float";
-    case Arg::Kind::kString: return "a string";
-    case Arg::Kind::kDtype: return "a dtype";
-    case Arg::Kind::kDevice: return "a device";
-    case Arg::Kind::kLayout: return "a layout";
-    case Arg::Kind::kMemoryFormat: return "a memory format";
-    case Arg::Kind::kList: return "a list";
+    case Arg::Kind::kSlot:
+      return "a slot";
+    case Arg::Kind::kNone:
+      return "None";
+    case Arg::Kind::kBool:
+      return "a bool";
+    case Arg::Kind::kInt:
+      return "an int";
+    case Arg::Kind::kReal:
+      return "a float";
+    case Arg::Kind::kString:
+      return "a string";
+    case Arg::Kind::kDtype:
+      return "a dtype";
+    case Arg::Kind::kDevice:
+      return "a device";
+    case Arg::Kind::kLayout:
+      return "a layout";
+    case Arg::Kind::kMemoryFormat:
+      return "a memory format";
+    case Arg::Kind::kList:
+      return "a list";
   }
   return "?";
 }
 
 const char* describe(Content content) {
   switch (content) {
-    case Content::kTensor: return "a tensor";
-    case Content::kInt: return "an int";
-    case Content::kReal: return "a float";
-    case Content::kBool: return "a bool";
-    case Content::kList: return "a list";
-    default: return "something else";
+    case Content::kTensor:
+      return "a tensor";
+    case Content::kInt:
+      return "an int";
+    case Content::kReal:
+      return "a float";
+    case Content::kBool:
+      return "a bool";
+    case Content::kList:
+      return "a list";
+    default:
+      return "something else";
   }
 }
 
@@ -145,11 +168,19 @@ class Linker {
   Operand number(const Arg& arg) {
     Operand operand;
     switch (arg.kind) {
-      case Arg::Kind::kSlot: return slot_operand(arg);
-      case Arg::Kind::kInt: operand.constant = arg.integer; return operand;
-      case Arg::Kind::kReal: operand.constant = arg.real; return operand;
-      case Arg::Kind::kBool: operand.constant = arg.integer != 0; return operand;
-      default: fail(std::string("takes slots and numbers, not ") + describe(arg));
+      case Arg::Kind::kSlot:
+        return slot_operand(arg);
+      case Arg::Kind::kInt:
+        operand.constant = arg.integer;
+        return operand;
+      case Arg::Kind::kReal:
+        operand.constant = arg.real;
+        return operand;
+      case Arg::Kind::kBool:
+        operand.constant = arg.integer != 0;
+        return operand;
+      default:
+        fail(std::string("takes slots and numbers, not ") + describe(arg));
     }
   }
 
@@ -236,28 +267,38 @@ class Linker {
       case TypeKind::BoolType:
       case TypeKind::SymBoolType:
         return kind == Arg::Kind::kBool ? (constant = arg.integer != 0, true) : false;
-      case TypeKind::StringType: return kind == Arg::Kind::kString ? (constant = arg.text, true) : false;
+      case TypeKind::StringType:
+        return kind == Arg::Kind::kString ? (constant = arg.text, true) : false;
       case TypeKind::DeviceObjType:
         return kind == Arg::Kind::kDevice ? (constant = device_from(arg.text), true) : false;
       case TypeKind::IntType:
       case TypeKind::SymIntType:
       case TypeKind::ScalarTypeType:
       case TypeKind::LayoutType:
-      case TypeKind::MemoryFormatType: return enumeration_for(arg, constant);
-      default: return false;
+      case TypeKind::MemoryFormatType:
+        return enumeration_for(arg, constant);
+      default:
+        return false;
     }
   }
 
   // Schemas hold dtypes, layouts and memory formats as integers.
   bool enumeration_for(const Arg& arg, c10::IValue& constant) const {
     switch (arg.kind) {
-      case Arg::Kind::kInt: constant = arg.integer; return true;
-      case Arg::Kind::kDtype: constant = static_cast<std::int64_t>(dtype_from(arg.text)); return true;
-      case Arg::Kind::kLayout: constant = static_cast<std::int64_t>(layout_from(arg.text)); return true;
+      case Arg::Kind::kInt:
+        constant = arg.integer;
+        return true;
+      case Arg::Kind::kDtype:
+        constant = static_cast<std::int64_t>(dtype_from(arg.text));
+        return true;
+      case Arg::Kind::kLayout:
+        constant = static_cast<std::int64_t>(layout_from(arg.text));
+        return true;
       case Arg::Kind::kMemoryFormat:
         constant = static_cast<std::int64_t>(memory_format_from(arg.text));
         return true;
-      default: return false;
+      default:
+        return false;
     }
   }
 
@@ -280,14 +321,21 @@ class Linker {
 
   ListKind list_kind(const c10::Type& element, const c10::Argument& parameter) const {
     switch (element.kind()) {
-      case TypeKind::TensorType: return ListKind::kTensor;
-      case TypeKind::OptionalType: return ListKind::kOptionalTensor;
+      case TypeKind::TensorType:
+        return ListKind::kTensor;
+      case TypeKind::OptionalType:
+        return ListKind::kOptionalTensor;
       case TypeKind::IntType:
-      case TypeKind::SymIntType: return ListKind::kInt;
-      case TypeKind::FloatType: return ListKind::kReal;
-      case TypeKind::BoolType: return ListKind::kBool;
-      case TypeKind::NumberType: return ListKind::kNumber;
-      default: fail("argument " + parameter.name() + " is a list of " + element.str() + ", which is not supported");
+      case TypeKind::SymIntType:
+        return ListKind::kInt;
+      case TypeKind::FloatType:
+        return ListKind::kReal;
+      case TypeKind::BoolType:
+        return ListKind::kBool;
+      case TypeKind::NumberType:
+        return ListKind::kNumber;
+      default:
+        fail("argument " + parameter.name() + " is a list of " + element.str() + ", which is not supported");
     }
   }
 
@@ -299,10 +347,14 @@ class Linker {
       operand.kind = Operand::Kind::kConstant;
     };
     switch (operand.list) {
-      case ListKind::kInt: return collect(c10::List<std::int64_t>(), [](const auto& v) { return v.toInt(); });
-      case ListKind::kReal: return collect(c10::List<double>(), [](const auto& v) { return v.toDouble(); });
-      case ListKind::kBool: return collect(c10::List<bool>(), [](const auto& v) { return v.toBool(); });
-      default: return;
+      case ListKind::kInt:
+        return collect(c10::List<std::int64_t>(), [](const auto& v) { return v.toInt(); });
+      case ListKind::kReal:
+        return collect(c10::List<double>(), [](const auto& v) { return v.toDouble(); });
+      case ListKind::kBool:
+        return collect(c10::List<bool>(), [](const auto& v) { return v.toBool(); });
+      default:
+        return;
     }
   }
 

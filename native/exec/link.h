@@ -15,10 +15,29 @@ namespace elaswave::exec {
 // Operations on plain numbers, for sizes that depend on the batch.
 enum class Builtin {
   kNone,
-  kSize, kNumel,
-  kIntAdd, kIntSub, kIntMul, kIntFloorDiv, kIntMod, kIntNeg, kIntMin, kIntMax,
-  kIntEq, kIntNe, kIntLt, kIntLe, kIntGt, kIntGe,
-  kFloatAdd, kFloatSub, kFloatMul, kFloatTrueDiv, kFloatNeg, kFloatFromInt, kIntFromFloat,
+  kSize,
+  kNumel,
+  kIntAdd,
+  kIntSub,
+  kIntMul,
+  kIntFloorDiv,
+  kIntMod,
+  kIntNeg,
+  kIntMin,
+  kIntMax,
+  kIntEq,
+  kIntNe,
+  kIntLt,
+  kIntLe,
+  kIntGt,
+  kIntGe,
+  kFloatAdd,
+  kFloatSub,
+  kFloatMul,
+  kFloatTrueDiv,
+  kFloatNeg,
+  kFloatFromInt,
+  kIntFromFloat,
 };
 
 enum class ListKind { kTensor, kOptionalTensor, kInt, kReal, kBool, kNumber };

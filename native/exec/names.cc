@@ -22,9 +22,18 @@ T find(const std::map<std::string_view, T>& table, const std::string& name, cons
 c10::ScalarType dtype_from(const std::string& name) {
   using enum c10::ScalarType;
   static const std::map<std::string_view, c10::ScalarType> table = {
-      {"float32", Float}, {"float64", Double}, {"float16", Half},         {"bfloat16", BFloat16},
-      {"int64", Long},    {"int32", Int},      {"int16", Short},          {"int8", Char},
-      {"uint8", Byte},    {"bool", Bool},      {"complex64", ComplexFloat}, {"complex128", ComplexDouble},
+      {"float32", Float},
+      {"float64", Double},
+      {"float16", Half},
+      {"bfloat16", BFloat16},
+      {"int64", Long},
+      {"int32", Int},
+      {"int16", Short},
+      {"int8", Char},
+      {"uint8", Byte},
+      {"bool", Bool},
+      {"complex64", ComplexFloat},
+      {"complex128", ComplexDouble},
   };
   return find(table, name, "dtype");
 }

@@ -48,9 +48,12 @@ class SlotCheck {
 
   void read_slot(std::int64_t slot) {
     switch (state(slot, "reads")) {
-      case SlotState::kFull: return;
-      case SlotState::kEmpty: fail("reads slot " + std::to_string(slot) + " before anything was written to it");
-      case SlotState::kFreed: fail("reads slot " + std::to_string(slot) + " after it was freed");
+      case SlotState::kFull:
+        return;
+      case SlotState::kEmpty:
+        fail("reads slot " + std::to_string(slot) + " before anything was written to it");
+      case SlotState::kFreed:
+        fail("reads slot " + std::to_string(slot) + " after it was freed");
     }
   }
 

@@ -1,12 +1,10 @@
 #include "unit_program.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/AutogradState.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+
+#include "plain_dispatch.h"
 
 namespace elaswave::exec {
 namespace {
@@ -30,46 +28,63 @@ c10::IValue compute_int(Builtin builtin, const std::vector<c10::IValue>& args) {
   const std::int64_t a = int_of(args[0]);
   const std::int64_t b = args.size() > 1 ? int_of(args[1]) : 0;
   switch (builtin) {
-    case Builtin::kIntAdd: return a + b;
-    case Builtin::kIntSub: return a - b;
-    case Builtin::kIntMul: return a * b;
-    case Builtin::kIntFloorDiv: return floor_div(a, b);
-    case Builtin::kIntMod: return a - b * floor_div(a, b);
-    case Builtin::kIntNeg: return -a;
-    case Builtin::kIntMin: return std::min(a, b);
-    case Builtin::kIntMax: return std::max(a, b);
-    case Builtin::kIntEq: return a == b;
-    case Builtin::kIntNe: return a != b;
-    case Builtin::kIntLt: return a < b;
-    case Builtin::kIntLe: return a <= b;
-    case Builtin::kIntGt: return a > b;
-    default: return a >= b;  // kIntGe
+    case Builtin::kIntAdd:
+      return a + b;
+    case Builtin::kIntSub:
+      return a - b;
+    case Builtin::kIntMul:
+      return a * b;
+    case Builtin::kIntFloorDiv:
+      return floor_div(a, b);
+    case Builtin::kIntMod:
+      return a - b * floor_div(a, b);
+    case Builtin::kIntNeg:
+      return -a;
+    case Builtin::kIntMin:
+      return std::min(a, b);
+    case Builtin::kIntMax:
+      return std::max(a, b);
+    case Builtin::kIntEq:
+      return a == b;
+    case Builtin::kIntNe:
+      return a != b;
+    case Builtin::kIntLt:
+      return a < b;
+    case Builtin::kIntLe:
+      return a <= b;
+    case Builtin::kIntGt:
+      return a > b;
+    default:
+      return a >= b;  // kIntGe
   }
 }
 
 c10::IValue compute(Builtin builtin, const std::vector<c10::IValue>& args) {
   switch (builtin) {
-    case Builtin::kSize: return args[0].toTensor().size(int_of(args[1]));
-    case Builtin::kNumel: return args[0].toTensor().numel();
-    case Builtin::kFloatAdd: return real_of(args[0]) + real_of(args[1]);
-    case Builtin::kFloatSub: return real_of(args[0]) - real_of(args[1]);
-    case Builtin::kFloatMul: return real_of(args[0]) * real_of(args[1]);
-    case Builtin::kFloatTrueDiv: return real_of(args[0]) / real_of(args[1]);
-    case Builtin::kFloatNeg: return -real_of(args[0]);
-    case Builtin::kFloatFromInt: return real_of(args[0]);
-    case Builtin::kIntFromFloat: return static_cast<std::int64_t>(real_of(args[0]));
-    default: return compute_int(builtin, args);
+    case Builtin::kSize:
+      return args[0].toTensor().size(int_of(args[1]));
+    case Builtin::kNumel:
+      return args[0].toTensor().numel();
+    case Builtin::kFloatAdd:
+      return real_of(args[0]) + real_of(args[1]);
+    case Builtin::kFloatSub:
+      return real_of(args[0]) - real_of(args[1]);
+    case Builtin::kFloatMul:
+      return real_of(args[0]) * real_of(args[1]);
+    case Builtin::kFloatTrueDiv:
+      return real_of(args[0]) / real_of(args[1]);
+    case Builtin::kFloatNeg:
+      return -real_of(args[0]);
+    case Builtin::kFloatFromInt:
+      return real_of(args[0]);
+    case Builtin::kIntFromFloat:
+      return static_cast<std::int64_t>(real_of(args[0]));
+    default:
+      return compute_int(builtin, args);
   }
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-// Operators run as they stand: no autograd, no views recorded for it, no autocast of the calling thread.
-struct PlainDispatch {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::AutoGradMode no_grad{false};
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
 
 }  // namespace
 
@@ -139,15 +154,22 @@ void UnitProgram::call(const Linked& linked) {
 
 void UnitProgram::push(const Operand& operand) {
   switch (operand.kind) {
-    case Operand::Kind::kConstant: stack_.push_back(operand.constant); return;
-    case Operand::Kind::kSlot: stack_.push_back(slots_[static_cast<std::size_t>(operand.slot)]); return;
-    case Operand::Kind::kMove: stack_.push_back(std::move(slots_[static_cast<std::size_t>(operand.slot)])); return;
+    case Operand::Kind::kConstant:
+      stack_.push_back(operand.constant);
+      return;
+    case Operand::Kind::kSlot:
+      stack_.push_back(slots_[static_cast<std::size_t>(operand.slot)]);
+      return;
+    case Operand::Kind::kMove:
+      stack_.push_back(std::move(slots_[static_cast<std::size_t>(operand.slot)]));
+      return;
     case Operand::Kind::kReal: {
       const c10::IValue& value = slots_[static_cast<std::size_t>(operand.slot)];
       stack_.push_back(value.isInt() || value.isBool() ? c10::IValue(real_of(value)) : value);
       return;
     }
-    case Operand::Kind::kList: break;
+    case Operand::Kind::kList:
+      break;
   }
   // The items go through the stack above what is there already, then are folded into one list.
   const std::size_t base = stack_.size();
@@ -159,14 +181,19 @@ void UnitProgram::push(const Operand& operand) {
     stack_.emplace_back(std::move(list));
   };
   switch (operand.list) {
-    case ListKind::kTensor: return collect(c10::List<at::Tensor>(), [](const auto& v) { return v.toTensor(); });
+    case ListKind::kTensor:
+      return collect(c10::List<at::Tensor>(), [](const auto& v) { return v.toTensor(); });
     case ListKind::kOptionalTensor:
       return collect(c10::List<std::optional<at::Tensor>>(),
                      [](const auto& v) { return v.isNone() ? std::nullopt : std::make_optional(v.toTensor()); });
-    case ListKind::kInt: return collect(c10::List<std::int64_t>(), int_of);
-    case ListKind::kReal: return collect(c10::List<double>(), real_of);
-    case ListKind::kBool: return collect(c10::List<bool>(), [](const auto& v) { return v.toBool(); });
-    case ListKind::kNumber: return collect(c10::List<at::Scalar>(), [](const auto& v) { return v.toScalar(); });
+    case ListKind::kInt:
+      return collect(c10::List<std::int64_t>(), int_of);
+    case ListKind::kReal:
+      return collect(c10::List<double>(), real_of);
+    case ListKind::kBool:
+      return collect(c10::List<bool>(), [](const auto& v) { return v.toBool(); });
+    case ListKind::kNumber:
+      return collect(c10::List<at::Scalar>(), [](const auto& v) { return v.toScalar(); });
   }
 }
 

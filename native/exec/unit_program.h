@@ -20,9 +20,9 @@ class UnitProgram {
   int num_inputs() const { return spec_.num_inputs; }
   std::size_t num_outputs() const { return spec_.outputs.size(); }
 
-  // Runs all instructions on `inputs` (tensors, numbers) and returns the outputs, None for -1. An output may be a view of
-  // an input, or an input itself. Throws ExecError that names the instruction and the operator that failed; all slots
-  // are empty then, and the program can be run again.
+  // Runs all instructions on `inputs` (tensors, numbers) and returns the outputs, None for -1. An output may be a view
+  // of an input, or an input itself. Throws ExecError that names the instruction and the operator that failed; all
+  // slots are empty then, and the program can be run again.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
 
  private:

@@ -29,8 +29,8 @@ SampleLayout layout_of(const char* op, at::IntArrayRef sizes, const at::Tensor& 
   }
   const auto dims = static_cast<std::int64_t>(sizes.size());
   TORCH_CHECK(axis >= 0 && axis < dims, "elaswave::", op, ": axis ", axis, " of a tensor with ", dims, " dimensions");
-  TORCH_CHECK(period >= 1 && sizes[axis] == keys.numel() * period, "elaswave::", op, ": dimension ", axis,
-              " has size ", sizes[axis], ", but ", keys.numel(), " keys x period ", period, " were given");
+  TORCH_CHECK(period >= 1 && sizes[axis] == keys.numel() * period, "elaswave::", op, ": dimension ", axis, " has size ",
+              sizes[axis], ", but ", keys.numel(), " keys x period ", period, " were given");
   layout.samples = keys.numel();
   layout.run = period;
   for (std::int64_t d = 0; d < axis; ++d) layout.outer *= sizes[d];
@@ -53,16 +53,21 @@ void for_all_elements(const SampleLayout& layout, const at::Tensor& keys, std::i
 template <typename Body>
 void with_floating_type(const char* op, at::ScalarType dtype, const Body& body) {
   switch (dtype) {
-    case at::kFloat: return body(float{});
-    case at::kDouble: return body(double{});
-    case at::kBFloat16: return body(c10::BFloat16{});
-    case at::kHalf: return body(c10::Half{});
-    default: TORCH_CHECK(false, "elaswave::", op, ": ", dtype, " is not float32, float64, bfloat16 or float16");
+    case at::kFloat:
+      return body(float{});
+    case at::kDouble:
+      return body(double{});
+    case at::kBFloat16:
+      return body(c10::BFloat16{});
+    case at::kHalf:
+      return body(c10::Half{});
+    default:
+      TORCH_CHECK(false, "elaswave::", op, ": ", dtype, " is not float32, float64, bfloat16 or float16");
   }
 }
 
-at::Tensor keyed_dropout_cpu(const at::Tensor& x, const at::Tensor& keys, double p, std::int64_t op,
-                             std::int64_t axis, std::int64_t period) {
+at::Tensor keyed_dropout_cpu(const at::Tensor& x, const at::Tensor& keys, double p, std::int64_t op, std::int64_t axis,
+                             std::int64_t period) {
   TORCH_CHECK(p >= 0.0 && p <= 1.0, "elaswave::keyed_dropout: p = ", p, " is not in [0, 1]");
   const SampleLayout layout = layout_of("keyed_dropout", x.sizes(), keys, axis, period);
   const at::Tensor input = x.contiguous();
@@ -138,8 +143,8 @@ at::Tensor sample_keys(std::int64_t seed, std::int64_t first, std::int64_t count
   at::Tensor keys = at::empty({count}, at::kLong);
   auto* out = keys.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<std::int64_t>(sample_key(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(first + i),
-                                                  static_cast<std::uint32_t>(unit)));
+    out[i] = static_cast<std::int64_t>(sample_key(
+        static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(first + i), static_cast<std::uint32_t>(unit)));
   }
   return keys;
 }

@@ -1,4 +1,5 @@
-// The `elaswave` operators as C++ functions, for callers inside this library; Python reaches them as torch.ops.elaswave.
+// The `elaswave` operators as C++ functions, for callers inside this library; Python reaches them as
+// torch.ops.elaswave.
 //
 // Keys are int64 [samples] on the CPU. A tensor with a sample axis has size samples * period there, sample index
 // outermost; axis -1: no sample axis and one key. See layout.h for the numbering of elements and philox.h for words.

@@ -1,9 +1,9 @@
 // Where a sample's elements lie in a tensor, and the words that belong to them. No torch in here.
 //
 // Dimension `axis` has size samples * period with the sample index outermost in it. Row-major memory is then
-// [outer][samples][run]: `outer` is the product of the sizes before the axis, `run` = period * (product of those after).
-// Element (o, sample, r) has number o * run + r within its sample: the row-major index with the sample index removed.
-// Without a sample axis everything is one run of one sample.
+// [outer][samples][run]: `outer` is the product of the sizes before the axis, `run` = period * (product of those
+// after). Element (o, sample, r) has number o * run + r within its sample: the row-major index with the sample index
+// removed. Without a sample axis everything is one run of one sample.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ void for_each_word(const SampleLayout& layout, const std::int64_t* keys, std::ui
       const std::int64_t block = (number + done) / 4;
       const std::int64_t skip = (number + done) % 4;
       const std::int64_t count = std::min(layout.run - done, 4 * kBlocks - skip);
-      element_words(key, op, static_cast<std::uint64_t>(block), static_cast<std::size_t>((skip + count + 3) / 4), words);
+      element_words(key, op, static_cast<std::uint64_t>(block), static_cast<std::size_t>((skip + count + 3) / 4),
+                    words);
       consume(row * layout.run + done, words, skip, count);
       done += count;
     }

@@ -18,8 +18,8 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-at::Tensor call_keyed_dropout(const at::Tensor& x, const at::Tensor& keys, double p, std::int64_t op,
-                              std::int64_t axis, const c10::SymInt& period) {
+at::Tensor call_keyed_dropout(const at::Tensor& x, const at::Tensor& keys, double p, std::int64_t op, std::int64_t axis,
+                              const c10::SymInt& period) {
   static const auto handle =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("elaswave::keyed_dropout", "")
@@ -64,12 +64,12 @@ at::Tensor keyed_dropout_autograd(const at::Tensor& x, const at::Tensor& keys, d
 }
 
 at::Tensor keyed_dropout_meta(const at::Tensor& x, const at::Tensor& /*keys*/, double /*p*/, std::int64_t /*op*/,
-                              std::int64_t /*axis*/, const c10::SymInt& /*period*/) {
+                              std::int64_t /*axis*/, c10::SymInt /*period*/) {
   return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous);
 }
 
 at::Tensor keyed_draw_meta(const at::Tensor& /*keys*/, c10::SymIntArrayRef size, std::int64_t /*op*/,
-                           std::int64_t /*axis*/, const c10::SymInt& /*period*/, at::ScalarType dtype,
+                           std::int64_t /*axis*/, c10::SymInt /*period*/, at::ScalarType dtype,
                            at::Device /*device*/) {
   return at::empty_symint(size, at::TensorOptions(dtype).device(at::kMeta));
 }

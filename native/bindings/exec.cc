@@ -1,0 +1,385 @@
+// Python's view of exec/: Program, Engine. Translates tuples and dicts to declarations; the rules are checked in C++.
+#include <ATen/core/Tensor.h>
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "exec/engine.h"
+#include "exec/names.h"
+#include "exec/unit_program.h"
+
+namespace py = pybind11;
+
+namespace elaswave {
+namespace {
+
+using exec::Arg;
+using exec::Binding;
+using exec::Engine;
+using exec::ExecError;
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const ExecError& error) {
+    py::set_error(py::module_::import("elaswave_fx.errors").attr("ExecError"), error.what());
+  }
+}
+
+// "float32" or torch.float32.
+at::ScalarType dtype_of(const py::handle& object) {
+  std::string name = py::str(object);
+  if (name.starts_with("torch.")) name.erase(0, 6);
+  return exec::dtype_from(name);
+}
+
+Arg arg_of(const py::handle& object) {
+  static const std::map<std::string, Arg::Kind> kinds = {
+      {"slot", Arg::Kind::kSlot},     {"none", Arg::Kind::kNone},
+      {"bool", Arg::Kind::kBool},     {"int", Arg::Kind::kInt},
+      {"float", Arg::Kind::kReal},    {"str", Arg::Kind::kString},
+      {"dtype", Arg::Kind::kDtype},   {"device", Arg::Kind::kDevice},
+      {"layout", Arg::Kind::kLayout}, {"memory_format", Arg::Kind::kMemoryFormat},
+      {"list", Arg::Kind::kList},
+  };
+  const auto parts = py::cast<py::sequence>(object);
+  const auto name = py::cast<std::string>(parts[0]);
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) throw ExecError("program: unknown kind of argument \"" + name + "\"");
+  Arg arg;
+  arg.kind = found->second;
+  switch (arg.kind) {
+    case Arg::Kind::kNone:
+      break;
+    case Arg::Kind::kBool:
+      arg.integer = py::cast<bool>(parts[1]) ? 1 : 0;
+      break;
+    case Arg::Kind::kSlot:
+    case Arg::Kind::kInt:
+      arg.integer = py::cast<std::int64_t>(parts[1]);
+      break;
+    case Arg::Kind::kReal:
+      arg.real = py::cast<double>(parts[1]);
+      break;
+    case Arg::Kind::kList:
+      for (const py::handle item : py::cast<py::sequence>(parts[1])) arg.items.push_back(arg_of(item));
+      break;
+    default:
+      arg.text = py::cast<std::string>(parts[1]);
+  }
+  return arg;
+}
+
+exec::ProgramSpec program_of(const py::dict& data) {
+  exec::ProgramSpec spec;
+  spec.name = py::cast<std::string>(data["name"]);
+  spec.num_inputs = py::cast<int>(data["num_inputs"]);
+  spec.num_slots = py::cast<int>(data["num_slots"]);
+  spec.outputs = py::cast<std::vector<int>>(data["outputs"]);
+  for (const py::handle item : data["instructions"]) {
+    const auto entry = py::cast<py::dict>(item);
+    exec::Instruction instruction;
+    instruction.op = py::cast<std::string>(entry["op"]);
+    if (entry.contains("overload")) instruction.overload = py::cast<std::string>(entry["overload"]);
+    for (const py::handle arg : entry["args"]) instruction.args.push_back(arg_of(arg));
+    instruction.outs = py::cast<std::vector<int>>(entry["outs"]);
+    if (entry.contains("frees")) instruction.frees = py::cast<std::vector<int>>(entry["frees"]);
+    instruction.unpack = entry.contains("unpack") && py::cast<bool>(entry["unpack"]);
+    spec.instructions.push_back(std::move(instruction));
+  }
+  return spec;
+}
+
+c10::IValue ivalue_of(const py::handle& object) {
+  if (py::isinstance<py::bool_>(object)) return py::cast<bool>(object);
+  if (py::isinstance<py::int_>(object)) return py::cast<std::int64_t>(object);
+  if (py::isinstance<py::float_>(object)) return py::cast<double>(object);
+  if (object.is_none()) return {};
+  return py::cast<at::Tensor>(object);
+}
+
+py::object object_of(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? py::cast(value.toTensor()) : py::none();
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isTensorList()) return py::cast(value.toTensorVector());
+  return py::none();
+}
+
+// A unit program for Python. Threads that call it at once take turns.
+class PyProgram {
+ public:
+  explicit PyProgram(const py::dict& data) : program_(program_of(data)) {}
+  const std::string& name() const { return program_.name(); }
+
+  py::list run(const py::sequence& inputs) {
+    std::vector<c10::IValue> values;
+    for (const py::handle input : inputs) values.push_back(ivalue_of(input));
+    {
+      const py::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
+      values = program_.run(std::move(values));
+    }
+    py::list outputs;
+    for (const c10::IValue& value : values) outputs.append(object_of(value));
+    return outputs;
+  }
+
+ private:
+  exec::UnitProgram program_;
+  std::mutex mutex_;
+};
+
+Binding binding_of(const Engine& engine, const py::handle& object) {
+  using Kind = Binding::Kind;
+  static const std::map<std::string, Kind> kinds = {
+      {"none", Kind::kNone},   {"param", Kind::kParam}, {"buffer", Kind::kTable}, {"constant", Kind::kTable},
+      {"value", Kind::kValue}, {"input", Kind::kInput}, {"keys", Kind::kKeys},    {"step_keys", Kind::kStepKeys},
+      {"loss", Kind::kLoss},   {"count", Kind::kCount}, {"fold", Kind::kFold},
+  };
+  const auto parts = py::cast<py::sequence>(object);
+  const auto name = py::cast<std::string>(parts[0]);
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) throw ExecError("unit: unknown kind of binding \"" + name + "\"");
+  Binding binding;
+  binding.kind = found->second;
+  const bool named = parts.size() > 1 && py::isinstance<py::str>(parts[1]);
+  if (binding.kind == Kind::kInput) {
+    binding.name = py::cast<std::string>(parts[1]);
+  } else if (binding.kind == Kind::kParam && named) {
+    binding.index = engine.find_bucket(py::cast<std::string>(parts[1]));
+  } else if (binding.kind == Kind::kTable && named) {
+    binding.index = engine.find_table(py::cast<std::string>(parts[1]));
+  } else if (parts.size() > 1) {
+    binding.index = py::cast<int>(parts[1]);
+  }
+  if (binding.kind == Kind::kParam) {
+    binding.offset = py::cast<std::int64_t>(parts[2]);
+    binding.shape = py::cast<std::vector<std::int64_t>>(parts[3]);
+    if (parts.size() > 4) binding.strides = py::cast<std::vector<std::int64_t>>(parts[4]);
+  }
+  if (binding.kind == Kind::kFold) binding.item = parts.size() > 2 ? py::cast<int>(parts[2]) : 0;
+  return binding;
+}
+
+std::vector<Binding> bindings_of(const Engine& engine, const py::sequence& list) {
+  std::vector<Binding> bindings;
+  for (const py::handle item : list) bindings.push_back(binding_of(engine, item));
+  return bindings;
+}
+
+using Spans = std::vector<std::tuple<int, std::int64_t, std::int64_t>>;  // (rank, lo, hi)
+
+std::vector<exec::OwnedSpan> owned_of(const Spans& spans) {
+  std::vector<exec::OwnedSpan> owned;
+  for (const auto& [rank, lo, hi] : spans) owned.push_back({rank, lo, hi});
+  return owned;
+}
+
+at::Tensor tensor_or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor ? tensor->detach() : at::Tensor();
+}
+
+int add_bucket(Engine& engine, const std::string& name, std::int64_t numel, const Spans& owners,
+               const std::vector<int>& group, const std::optional<at::Tensor>& master,
+               const std::vector<at::Tensor>& state, std::optional<int> optimizer_program, int hyper_group,
+               const std::optional<at::Tensor>& work) {
+  exec::BucketSpec spec;
+  spec.name = name;
+  spec.numel = numel;
+  spec.owners = owned_of(owners);
+  spec.group = group;
+  spec.work = tensor_or_undefined(work);
+  spec.master = tensor_or_undefined(master);
+  for (const at::Tensor& tensor : state) spec.state.push_back(tensor.detach());
+  spec.optimizer = optimizer_program.value_or(-1);
+  spec.hyper_group = hyper_group;
+  return engine.add_bucket(std::move(spec));
+}
+
+int add_value(Engine& engine, const std::string& name, std::optional<int> sample_axis, const py::object& dtype,
+              const std::vector<std::int64_t>& shape, bool has_grad) {
+  return engine.add_value({name, sample_axis.value_or(-1), dtype_of(dtype), shape, has_grad});
+}
+
+int add_fold(Engine& engine, int program, const std::vector<int>& buffers, const py::sequence& values,
+             const Spans& group) {
+  exec::FoldSpec spec;
+  spec.program = program;
+  spec.buffers = buffers;
+  spec.group = owned_of(group);
+  for (const py::handle item : values) {
+    const auto parts = py::cast<py::sequence>(item);
+    spec.values.push_back({dtype_of(parts[0]), py::cast<std::vector<std::int64_t>>(parts[1])});
+  }
+  return engine.add_fold(std::move(spec));
+}
+
+void add_unit(Engine& engine, int unit, std::optional<int> forward, std::optional<int> backward,
+              std::optional<int> evaluate, const py::sequence& inputs, const py::sequence& outputs,
+              const py::sequence& grads, int num_saved, const std::optional<py::sequence>& eval_inputs,
+              const std::optional<py::sequence>& eval_outputs) {
+  exec::UnitSpec spec;
+  spec.forward = forward.value_or(-1);
+  spec.backward = backward.value_or(-1);
+  spec.eval = evaluate.value_or(-1);
+  spec.inputs = bindings_of(engine, inputs);
+  spec.outputs = bindings_of(engine, outputs);
+  spec.grads = bindings_of(engine, grads);
+  spec.eval_inputs = eval_inputs ? bindings_of(engine, *eval_inputs) : spec.inputs;
+  spec.eval_outputs = eval_outputs ? bindings_of(engine, *eval_outputs) : spec.outputs;
+  spec.num_saved = num_saved;
+  engine.add_unit(unit, std::move(spec));
+}
+
+std::vector<exec::Step> steps_of(const py::sequence& list) {
+  std::vector<exec::Step> steps;
+  for (const py::handle item : list) {
+    const auto parts = py::cast<py::sequence>(item);
+    std::vector<std::uint64_t> operands;
+    for (std::size_t i = 1; i < parts.size(); ++i) operands.push_back(py::cast<std::uint64_t>(parts[i]));
+    steps.push_back(exec::parse_step(py::cast<std::string>(parts[0]), operands));
+  }
+  return steps;
+}
+
+void set_schedule(Engine& engine, const py::sequence& train, const py::sequence& evaluate,
+                  const std::vector<std::pair<std::int64_t, std::int64_t>>& micro_batches, std::int64_t first_sample) {
+  exec::Schedule schedule;
+  schedule.train = steps_of(train);
+  schedule.eval = steps_of(evaluate);
+  for (const auto& [lo, hi] : micro_batches) schedule.micro_batches.push_back({lo, hi});
+  schedule.first_sample = first_sample;
+  engine.set_schedule(std::move(schedule));
+}
+
+py::dict dict_of(const exec::StepResult& result) {
+  py::dict times;
+  for (int code = 0; code < exec::kOpCodes; ++code) {
+    const exec::Timing& timing = result.timings[static_cast<std::size_t>(code)];
+    if (timing.count == 0) continue;
+    py::dict entry;
+    entry["count"] = timing.count;
+    entry["seconds"] = timing.seconds;
+    entry["wait_seconds"] = timing.wait_seconds;
+    times[exec::name_of(static_cast<exec::OpCode>(code))] = entry;
+  }
+  py::dict data;
+  data["step"] = result.step;
+  data["loss"] = result.loss;
+  data["count"] = result.count;
+  data["grad_norm"] = result.grad_norm;
+  data["scale"] = result.scale;
+  data["finite"] = result.finite;
+  data["updated"] = result.updated;
+  data["version"] = result.version;
+  data["memory_bytes"] = result.memory_bytes;
+  data["seconds"] = result.seconds;
+  data["times"] = times;
+  return data;
+}
+
+py::dict step(Engine& engine, std::int64_t step_index, const exec::Inputs& inputs,
+              const std::vector<std::vector<double>>& hyper, std::optional<double> clip_norm, double deadline_s) {
+  exec::StepResult result;
+  {
+    const py::gil_scoped_release release;
+    result = engine.step(step_index, inputs, hyper, clip_norm, deadline_s);
+  }
+  return dict_of(result);
+}
+
+py::dict evaluate(Engine& engine, std::int64_t step_index, const exec::Inputs& inputs, double deadline_s) {
+  exec::EvalResult result;
+  {
+    const py::gil_scoped_release release;
+    result = engine.evaluate(step_index, inputs, deadline_s);
+  }
+  py::dict data;
+  data["loss"] = result.loss;
+  data["count"] = result.count;
+  data["seconds"] = result.seconds;
+  return data;
+}
+
+void bind_declarations(py::class_<Engine>& engine) {
+  engine
+      .def(
+          "add_program",
+          [](Engine& self, const std::string& name, const py::dict& data) {
+            return self.add_program(name, program_of(data));
+          },
+          py::arg("name"), py::arg("program"))
+      .def(
+          "add_bucket", &add_bucket, py::kw_only(), py::arg("name"), py::arg("numel"), py::arg("owners"),
+          py::arg("group"), py::arg("master"), py::arg("state"), py::arg("optimizer_program"), py::arg("hyper_group"),
+          py::arg("work"),
+          "owners [(rank, lo, hi)]; work: the flat working copy, written in place (None outside of the group); master, "
+          "state: the own slice, or None and [].")
+      .def("add_buffer", &Engine::add_table, py::arg("name"), py::arg("tensor"))
+      .def("add_constant", &Engine::add_table, py::arg("name"), py::arg("tensor"))
+      .def("add_value", &add_value, py::arg("name"), py::arg("sample_axis"), py::arg("dtype"), py::arg("shape"),
+           py::arg("has_grad"))
+      .def("add_fold", &add_fold, py::kw_only(), py::arg("program"), py::arg("buffers"), py::arg("values"),
+           py::arg("group"), "values [(dtype, shape)] of one granule; group [(rank, first sample, last + 1)].")
+      .def("add_unit", &add_unit, py::kw_only(), py::arg("unit"), py::arg("forward"), py::arg("backward"),
+           py::arg("evaluate"), py::arg("inputs"), py::arg("outputs"), py::arg("grads"), py::arg("num_saved"),
+           py::arg("eval_inputs") = py::none(), py::arg("eval_outputs") = py::none())
+      .def("set_world", &Engine::set_world, py::arg("ranks"))
+      .def("set_schedule", &set_schedule, py::arg("train"), py::arg("evaluate"), py::arg("micro_batches"),
+           py::arg("first_sample"));
+}
+
+void bind_state(py::class_<Engine>& engine) {
+  engine.def("bucket_master", &Engine::bucket_master, py::arg("name"))
+      .def("bucket_state", &Engine::bucket_state, py::arg("name"))
+      .def("bucket_work", &Engine::bucket_work, py::arg("name"))
+      .def("buffer", &Engine::table, py::arg("name"))
+      .def("table", &Engine::table, py::arg("name"))
+      .def("set_bucket_master", &Engine::set_bucket_master, py::arg("name"), py::arg("value"))
+      .def("set_bucket_state", &Engine::set_bucket_state, py::arg("name"), py::arg("values"))
+      .def("set_bucket_work", &Engine::set_bucket_work, py::arg("name"), py::arg("value"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("set_buffer", &Engine::set_table, py::arg("name"), py::arg("value"))
+      .def_property_readonly("stale_buckets", &Engine::stale_buckets)
+      .def_property_readonly("version", &Engine::version)
+      .def_property_readonly("last_committed", [](const Engine& self) -> py::object {
+        const std::optional<exec::StepResult> result = self.last_committed();
+        return result ? py::object(dict_of(*result)) : py::none();
+      });
+}
+
+}  // namespace
+
+void bind_exec(py::module_& module) {
+  py::register_local_exception_translator(&translate);
+  py::class_<PyProgram>(module, "Program", "A verified unit program; see passes.unit_program for its data.")
+      .def(py::init<const py::dict&>(), py::arg("data"))
+      .def_property_readonly("name", &PyProgram::name)
+      .def("run", &PyProgram::run, py::arg("inputs"), "Tensors and numbers in, tensors, numbers and None out.");
+
+  py::class_<Engine> engine(module, "Engine",
+                            "One rank's state and the interpreter of its step program. One thread at a time.");
+  engine.def(py::init<int, std::shared_ptr<comm::Endpoint>, std::int64_t, std::int64_t, std::int64_t>(),
+             py::arg("rank"), py::arg("endpoint").none(true), py::arg("seed"), py::arg("global_batch"),
+             py::arg("granule") = 1);
+  bind_declarations(engine);
+  engine
+      .def("step", &step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("clip_norm"),
+           py::arg("deadline_s"))
+      .def("evaluate", &evaluate, py::arg("step_index"), py::arg("inputs"), py::arg("deadline_s"))
+      .def("sync", &Engine::sync, py::arg("deadline_s"), py::call_guard<py::gil_scoped_release>())
+      .def("refresh_work", &Engine::refresh_work, py::arg("deadline_s"), py::call_guard<py::gil_scoped_release>());
+  bind_state(engine);
+}
+
+}  // namespace elaswave

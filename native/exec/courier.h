@@ -1,0 +1,66 @@
+// Tensors over an endpoint, for one engine: keeps what is in flight alive, applies the step's deadline, counts the time
+// spent waiting. Private to exec/; same thread as the engine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/endpoint.h"
+
+namespace elaswave::exec {
+
+class Courier {
+ public:
+  Courier(int rank, std::shared_ptr<comm::Endpoint> endpoint) : rank_(rank), endpoint_(std::move(endpoint)) {}
+  ~Courier();
+  Courier(const Courier&) = delete;
+  Courier& operator=(const Courier&) = delete;
+
+  int rank() const { return rank_; }
+  void set_deadline(double deadline_s);
+  // Throws comm::DeadlineExceeded, with `what` in its message, if the deadline has passed.
+  void check_deadline(const std::string& what) const;
+
+  // `tensor` must be contiguous, on the CPU, and must not change until the transfer is done. Never block. Throw
+  // ExecError without an endpoint, CommError as the endpoint does.
+  comm::Transfer send(const at::Tensor& tensor, int peer, std::uint64_t tag);
+  comm::Transfer receive(const at::Tensor& into, int peer, std::uint64_t tag);
+
+  // Blocks until all are done, at most until the deadline. Throws like Endpoint::wait.
+  void wait(std::span<const comm::Transfer> transfers);
+  void wait_all_sends();
+  // Lets go of the tensors of finished sends. Throws like Endpoint::test.
+  void reap();
+  // Cancels all that is in flight; nobody touches the tensors afterwards. For failures.
+  void drop() noexcept;
+
+  double wait_seconds() const { return wait_seconds_; }
+
+ private:
+  struct Posted {
+    comm::Transfer transfer;
+    at::Tensor tensor;
+  };
+  comm::Endpoint& endpoint(int peer);
+
+  int rank_;
+  std::shared_ptr<comm::Endpoint> endpoint_;
+  comm::Deadline deadline_ = comm::Deadline::after(0);
+  double deadline_s_ = 0.0;
+  double wait_seconds_ = 0.0;
+  std::deque<Posted> sends_;
+  std::unordered_map<const comm::Request*, Posted> receives_;
+};
+
+// Engine's own kinds of tags; values use kinds 1 and 2.
+inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kFoldTag = 5, kVoteTag = 6;
+inline std::uint64_t tag_of(std::uint64_t kind, std::int64_t index) {
+  return kind << 56 | static_cast<std::uint64_t>(index) << 32;
+}
+
+}  // namespace elaswave::exec

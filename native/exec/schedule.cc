@@ -1,0 +1,264 @@
+#include "schedule.h"
+
+#include <set>
+#include <string>
+
+#include "program.h"
+
+namespace elaswave::exec {
+namespace {
+
+struct OpCodeInfo {
+  const char* name;
+  std::size_t operands;
+};
+// In the order of OpCode.
+constexpr OpCodeInfo kOpCodeInfo[kOpCodes] = {
+    {"RECV", 7}, {"SEND", 7}, {"FORWARD", 2}, {"BACKWARD", 2}, {"REDUCE", 1},
+    {"FOLD", 0}, {"VOTE", 0}, {"UPDATE", 1},  {"GATHER", 1},   {"SNAPSHOT", 0},
+};
+
+class StepCheck {
+ public:
+  StepCheck(const std::vector<Step>& steps, const std::vector<SampleSpan>& micro_batches, const Declared& declared,
+            StepMode mode)
+      : steps_(steps), micro_batches_(micro_batches), declared_(declared), mode_(mode) {}
+
+  StepList run() {
+    for (at_ = 0; at_ < steps_.size(); ++at_) check(steps_[at_]);
+    at_ = steps_.size();
+    for (const auto& [ref, held] : held_) {
+      if (!held.read && !held.local && held.pieces > 0) fail(describe(ref) + " is received, but nobody reads it");
+    }
+    if (mode_ == StepMode::kTrain && !voted_ && !steps_.empty()) fail("a step has one VOTE");
+    StepList list{steps_, std::vector<std::vector<ActivationRef>>(steps_.size())};
+    for (const auto& [ref, held] : held_) list.releases[held.last_use].push_back(ref);
+    return list;
+  }
+
+ private:
+  struct Held {
+    std::int64_t covered = 0;  // samples received
+    int pieces = 0;
+    bool local = false;  // produced here, or added to here
+    bool read = false;
+    std::size_t last_use = 0;
+  };
+
+  [[noreturn]] void fail(const std::string& fact) const {
+    std::string place = mode_ == StepMode::kTrain ? "train list" : "eval list";
+    if (at_ < steps_.size()) place += ", instruction " + std::to_string(at_) + " (" + name_of(steps_[at_].code) + ")";
+    throw ExecError(place + ": " + fact);
+  }
+
+  std::string describe(const ActivationRef& ref) const {
+    return std::string(ref.grad ? "the gradient of value " : "value ") +
+           declared_.values[static_cast<std::size_t>(ref.value)].name + " of micro-batch " +
+           std::to_string(ref.micro_batch);
+  }
+
+  const ValueSpec& value(std::int64_t index) const {
+    if (index < 0 || index >= static_cast<std::int64_t>(declared_.values.size())) {
+      fail("there is no value " + std::to_string(index));
+    }
+    return declared_.values[static_cast<std::size_t>(index)];
+  }
+
+  std::int64_t samples(std::int64_t micro_batch) const {
+    if (micro_batch < 0 || micro_batch >= static_cast<std::int64_t>(micro_batches_.size())) {
+      fail("there is no micro-batch " + std::to_string(micro_batch));
+    }
+    return micro_batches_[static_cast<std::size_t>(micro_batch)].size();
+  }
+
+  const UnitSpec& unit(std::int64_t index) const {
+    const auto found = declared_.units.find(static_cast<int>(index));
+    if (found == declared_.units.end()) fail("unit " + std::to_string(index) + " was not declared on this rank");
+    return found->second;
+  }
+
+  void check(const Step& step) {
+    switch (step.code) {
+      case OpCode::kRecv:
+        return check_receive(step);
+      case OpCode::kSend:
+        return check_send(step);
+      case OpCode::kForward:
+        return check_forward(step);
+      case OpCode::kBackward:
+        return check_backward(step);
+      case OpCode::kReduce:
+      case OpCode::kUpdate:
+      case OpCode::kGather:
+        return check_bucket(step);
+      case OpCode::kVote:
+        if (voted_) fail("a step has one VOTE");
+        train_only();
+        voted_ = true;
+        return;
+      case OpCode::kFold:
+        train_only();
+        if (voted_) fail("comes after VOTE, which applies the folds");
+        return;
+      case OpCode::kSnapshot:
+        return train_only();
+    }
+  }
+
+  void train_only() const {
+    if (mode_ == StepMode::kEval) fail("evaluation only receives, sends and runs units forward");
+  }
+
+  void check_piece(const Step& step) const {
+    const ValueSpec& spec = value(step.index);
+    const std::int64_t count = samples(step.micro_batch);
+    if (step.grad && (mode_ == StepMode::kEval || !spec.has_grad)) fail("value " + spec.name + " has no gradient here");
+    if (step.lo < 0 || step.hi <= step.lo || step.hi > count) {
+      fail("samples [" + std::to_string(step.lo) + ", " + std::to_string(step.hi) + ") of a micro-batch of " +
+           std::to_string(count));
+    }
+  }
+
+  void check_receive(const Step& step) {
+    check_piece(step);
+    const ActivationRef ref{step.index, step.micro_batch, step.grad};
+    Held& held = touch(ref);
+    if (held.local) fail(describe(ref) + " is received after this rank's own part of it");
+    if (held.read) fail(describe(ref) + " is received after it was read");
+    if (value(step.index).sample_axis == -1 && !step.grad && held.pieces > 0) {
+      fail(describe(ref) + " has no sample axis and is received twice");
+    }
+    held.covered += step.hi - step.lo;
+    ++held.pieces;
+  }
+
+  void check_send(const Step& step) {
+    check_piece(step);
+    read({step.index, step.micro_batch, step.grad});
+  }
+
+  // Pieces must cover the micro-batch by the time it is read; a gradient without any is zero.
+  void read(const ActivationRef& ref) {
+    Held& held = touch(ref);
+    held.read = true;
+    if (held.pieces > 0) {
+      check_covered(ref, held);
+    } else if (!held.local && !ref.grad) {
+      fail("reads " + describe(ref) + ", which is neither produced nor received before");
+    }
+  }
+
+  void check_covered(const ActivationRef& ref, const Held& held) const {
+    const std::int64_t count = samples(ref.micro_batch);
+    if (value(ref.value).sample_axis == -1 || held.covered == count) return;
+    fail("received pieces of " + describe(ref) + " cover " + std::to_string(held.covered) + " of " +
+         std::to_string(count) + " samples");
+  }
+
+  Held& touch(const ActivationRef& ref) {
+    Held& held = held_[ref];
+    held.last_use = at_;
+    return held;
+  }
+
+  void check_forward(const Step& step) {
+    const UnitSpec& spec = unit(step.index);
+    samples(step.micro_batch);
+    const bool train = mode_ == StepMode::kTrain;
+    if ((train ? spec.forward : spec.eval) == -1) fail("unit " + std::to_string(step.index) + " has no such program");
+    for (const Binding& input : train ? spec.inputs : spec.eval_inputs) {
+      if (input.kind == Binding::Kind::kValue) read({input.index, step.micro_batch, false});
+    }
+    for (const Binding& output : train ? spec.outputs : spec.eval_outputs) {
+      if (output.kind == Binding::Kind::kValue) touch({output.index, step.micro_batch, false}).local = true;
+    }
+    if (train && !forward_.insert({step.index, step.micro_batch}).second) fail("runs a second time");
+  }
+
+  void check_backward(const Step& step) {
+    train_only();
+    const UnitSpec& spec = unit(step.index);
+    if (voted_) fail("comes after VOTE");
+    if (forward_.count({step.index, step.micro_batch}) == 0) fail("has no FORWARD before it");
+    if (!backward_.insert({step.index, step.micro_batch}).second) fail("runs a second time");
+    for (const Binding& output : spec.outputs) {
+      if (output.kind == Binding::Kind::kValue && value(output.index).has_grad) {
+        read({output.index, step.micro_batch, true});
+      }
+    }
+    for (const Binding& grad : spec.grads) {
+      if (grad.kind == Binding::Kind::kValue) add({grad.index, step.micro_batch, true});
+      if (grad.kind == Binding::Kind::kParam && reduced_.count(grad.index)) {
+        fail("adds to bucket " + std::to_string(grad.index) + ", which was reduced before");
+      }
+    }
+  }
+
+  void add(const ActivationRef& ref) {
+    Held& held = touch(ref);
+    if (held.read) fail("adds to " + describe(ref) + ", which was read before");
+    if (held.pieces > 0) check_covered(ref, held);  // adding waits for them
+    held.local = true;
+  }
+
+  void check_bucket(const Step& step) {
+    train_only();
+    if (step.index < 0 || step.index >= declared_.buckets) fail("there is no bucket " + std::to_string(step.index));
+    const auto bucket = static_cast<int>(step.index);
+    if (step.code == OpCode::kReduce) {
+      if (voted_) fail("comes after VOTE");
+      if (!reduced_.insert(bucket).second) fail("reduces bucket " + std::to_string(bucket) + " twice");
+    } else if (!voted_) {
+      fail("comes before VOTE, which decides whether there is an update");
+    } else if (step.code == OpCode::kUpdate && reduced_.count(bucket) == 0) {
+      fail("updates bucket " + std::to_string(bucket) + ", which was not reduced");
+    }
+  }
+
+  const std::vector<Step>& steps_;
+  const std::vector<SampleSpan>& micro_batches_;
+  const Declared& declared_;
+  StepMode mode_;
+  std::size_t at_ = 0;
+  std::map<ActivationRef, Held> held_;
+  std::set<std::pair<std::int64_t, std::int64_t>> forward_, backward_;
+  std::set<int> reduced_;
+  bool voted_ = false;
+};
+
+}  // namespace
+
+const char* name_of(OpCode code) { return kOpCodeInfo[static_cast<int>(code)].name; }
+
+Step parse_step(const std::string& opcode, const std::vector<std::uint64_t>& operands) {
+  for (int code = 0; code < kOpCodes; ++code) {
+    if (opcode != kOpCodeInfo[code].name) continue;
+    if (operands.size() != kOpCodeInfo[code].operands) {
+      throw ExecError(opcode + " takes " + std::to_string(kOpCodeInfo[code].operands) + " operands, not " +
+                      std::to_string(operands.size()));
+    }
+    const auto operand = [&](std::size_t i) {
+      return i < operands.size() ? static_cast<std::int64_t>(operands[i]) : std::int64_t{0};
+    };
+    Step step;
+    step.code = static_cast<OpCode>(code);
+    step.index = operand(0);
+    step.micro_batch = operand(1);
+    if (operands.size() == 7) {
+      step.peer = static_cast<int>(operand(2));
+      step.tag = operands[3];
+      step.lo = operand(4);
+      step.hi = operand(5);
+      step.grad = operand(6) != 0;
+    }
+    return step;
+  }
+  throw ExecError("unknown instruction " + opcode);
+}
+
+StepList check_steps(const std::vector<Step>& steps, const std::vector<SampleSpan>& micro_batches,
+                     const Declared& declared, StepMode mode) {
+  return StepCheck(steps, micro_batches, declared, mode).run();
+}
+
+}  // namespace elaswave::exec
