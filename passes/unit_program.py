@@ -1,7 +1,7 @@
 """Unit programs: the plain data that an fx graph becomes for the native runtime, which verifies and runs it.
 
-    addmm(bias, x, w_t)  ->  {"op": "aten::addmm", "overload": "", "args": [["slot", 2], ["slot", 7], ["slot", 8],
-                              ["int", 1], ["int", 1]], "outs": [9], "frees": [7, 8]}
+addmm(bias, x, w_t)  ->  {"op": "aten::addmm", "overload": "", "args": [["slot", 2], ["slot", 7], ["slot", 8],
+                          ["int", 1], ["int", 1]], "outs": [9], "frees": [7, 8]}
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import PassError
-from elaswave_fx.program.ir import calls, is_aten, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 
 _INTEGERS = {
     operator.add: "int::add",
@@ -68,7 +68,7 @@ class _Lowering:
 
     def _call(self, node: fx.Node) -> None:
         target = node.target
-        if target is operator.getitem:
+        if is_getitem(node):
             owner, index = node.args
             assert isinstance(owner, fx.Node) and isinstance(index, int)
             self.slots[node] = self.parts[owner][index]
@@ -80,8 +80,8 @@ class _Lowering:
         elif is_aten(node, *_ALIASES):
             self.slots[node] = self.slots[node.args[0]]  # type: ignore[index]
         elif isinstance(target, torch._ops.OpOverload):
-            schema = target._schema
-            self._instruction(schema.name, schema.overload_name, self._complete(node), node)
+            schema = _scalar_overload(node, target)._schema
+            self._instruction(schema.name, schema.overload_name, self._complete(node, schema), node)
         else:
             raise PassError(f"lower: {self.name}: {target} ({node.name}) has no native form")
 
@@ -99,10 +99,10 @@ class _Lowering:
             entry["outs"] = [self.slots[node]]
         self.instructions.append(entry)
 
-    def _complete(self, node: fx.Node) -> list[Any]:
+    def _complete(self, node: fx.Node, schema: Any) -> list[Any]:
         """Positional arguments for every parameter of the schema, defaults filled in."""
         args = []
-        for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        for position, parameter in enumerate(schema.arguments):
             if position < len(node.args) and not parameter.kwarg_only:
                 given = node.args[position]
             elif parameter.name in node.kwargs:
@@ -143,6 +143,24 @@ class _Lowering:
         for slot, index in sorted(last.items()):
             if slot not in outputs:
                 self.instructions[index]["frees"].append(slot)
+
+
+def _scalar_overload(node: fx.Node, target: Any) -> Any:
+    """Python takes numbers where an operator wants tensors; the overload that takes the number computes the same bits.
+
+    mul.Tensor(x, 0.5) is mul.Scalar(x, 0.5), div.Tensor_mode(x, 2, ...) is div.Scalar_mode(x, 2, ...).
+    """
+    parameters = target._schema.arguments
+    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
+    numbers = [p for p in parameters if str(p.type) == "Tensor" and isinstance(given.get(p.name), (bool, int, float))]
+    if not numbers:
+        return target
+    name = target._schema.overload_name.replace("Tensor", "Scalar", 1)
+    if name not in target.overloadpacket.overloads():
+        raise PassError(
+            f"lower: {target} is given the number {given[numbers[0].name]} for the tensor '{numbers[0].name}'"
+        )
+    return getattr(target.overloadpacket, name)
 
 
 def _slots(args: Any) -> list[int]:

@@ -34,8 +34,8 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.capture import capture
+from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.ir import ParamSpec
-from elaswave_fx.program.samples import coupled_by_rule, coupled_by_trial, refuse_mean_loss
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
@@ -215,9 +215,7 @@ def compile_model(
     program, front = run_passes(program, front_passes(), dump)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     state = {name: tensor.detach() for name, tensor in state.items()}
-    reasons = coupled_by_rule(program) or coupled_by_trial(program, state, batches[0])
-    program = replace(program, batch_coupled=reasons)
-    refuse_mean_loss(program, state, batches[0])
+    program = replace(program, batch_coupled=find_couplings(program, state, batches[0]))
     program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
     exact = evaluation_agrees(program, model, state, batches[0])
     artifact = lower(program, _group_rule(config), exact)

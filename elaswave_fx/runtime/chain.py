@@ -90,7 +90,7 @@ class Chain:
 
 
 def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Tensor], runs: int = 3) -> dict[str, Any]:
-    """Seconds per sample (forward, backward) of every kind of unit: the fastest of a few runs, averaged over its units."""
+    """Seconds per sample (forward, backward) of every kind of unit: the fastest of `runs`, averaged over its units."""
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
     steps = [chain.step(batch, keys) for _ in range(runs)]

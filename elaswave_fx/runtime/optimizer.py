@@ -163,7 +163,7 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     param = torch.randn(_PROBE_ELEMENTS, generator=generator)
     state = _checked_state(optimizer, name, param)
     cuts = ((0, 1), (1, 4), (3, 520), (517, _PROBE_ELEMENTS))
-    for step, hyper in enumerate(_checked_hyper(optimizer, name)):
+    for hyper in _checked_hyper(optimizer, name):
         grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
         after = _checked_update(optimizer, name, (param, grad, state, hyper))
         for lo, hi in cuts:
