@@ -1,0 +1,194 @@
+"""Hugging Face adapters: the summed loss is the architecture's own, configurations are completed or refused."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from elaswave_fx.config import ModelConfig
+from elaswave_fx.errors import CaptureError, ConfigError
+from elaswave_fx.models import build_model, check_output
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
+LLAMA = {**SMALL, "num_key_value_heads": 1}
+VIT = {**SMALL, "patch_size": 2}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+VOCAB, TOKENS = 97, 12
+MODELS = [
+    ("gpt2", GPT2, "causal_lm"),
+    ("llama", LLAMA, "causal_lm"),
+    ("bert", SMALL, "masked_lm"),
+    ("vit", VIT, "image_classification"),
+    ("t5", T5, "seq2seq_lm"),
+]
+
+
+def build(name, options, task=None, *, seed=0, init_from=None, vocab_size=VOCAB, seq_len=TOKENS):
+    images = {"image_shape": (1, 8, 8), "classes": 10, "vocab_size": None, "seq_len": None}
+    sizes = images if name == "vit" else {"vocab_size": vocab_size, "seq_len": seq_len}
+    config = ModelConfig(kind="hf", name=name, task=task, options=options)
+    return build_model(config, seed=seed, init_from=init_from, **sizes)
+
+
+def inputs_of(name, batch, seed=1):
+    torch.manual_seed(seed)
+    if name == "vit":
+        return {"image": torch.rand(batch, 1, 8, 8), "label": torch.randint(10, (batch,))}
+    return {"input_ids": torch.randint(VOCAB, (batch, TOKENS)), "labels": torch.randint(VOCAB, (batch, TOKENS))}
+
+
+@pytest.mark.parametrize(("name", "options", "task"), MODELS, ids=[name for name, *_ in MODELS])
+def test_exports_with_a_dynamic_batch_and_has_gradients(name, options, task):
+    model, example = build(name, options, task), inputs_of(name, 3)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {key: {0: batch} for key in example}
+    exported = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
+    fresh = inputs_of(name, 5, seed=2)
+    torch.manual_seed(3)
+    loss, count = check_output(model(**fresh))
+    torch.manual_seed(3)
+    torch.testing.assert_close(exported(**fresh), (loss, count))
+    assert float(loss.detach() / count) == pytest.approx(math.log(10 if name == "vit" else VOCAB), rel=0.3)
+    loss.backward()
+    assert [key for key, each in model.named_parameters() if each.grad is None] == []
+
+
+@pytest.mark.parametrize(("name", "options"), [("gpt2", GPT2), ("llama", LLAMA), ("vit", VIT)])
+def test_the_sum_is_the_architectures_mean_times_the_count(name, options):
+    model, batch = build(name, options).eval(), inputs_of(name, 4)
+    loss, count = model(**batch)
+    if name == "vit":
+        mean = model.model(pixel_values=batch["image"], labels=batch["label"]).loss
+    else:
+        mean = model.model(input_ids=batch["input_ids"], labels=batch["labels"], shift_labels=batch["labels"]).loss
+    torch.testing.assert_close(loss / count, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_lm_scores_the_drawn_tokens_only():
+    model = build("bert", SMALL, "masked_lm").eval()
+    batch = inputs_of("bert", 64)
+    assert model.mask_token == VOCAB and model.model.config.vocab_size == VOCAB + 1
+    torch.manual_seed(5)
+    drawn = torch.rand(64, TOKENS) < 0.15
+    torch.manual_seed(5)
+    loss, count = model(**batch)
+    assert int(count) == int(drawn.sum())
+    logits = model.model(input_ids=torch.where(drawn, VOCAB, batch["input_ids"])).logits
+    expected = torch.nn.functional.cross_entropy(logits[drawn], batch["input_ids"][drawn], reduction="sum")
+    torch.testing.assert_close(loss, expected)
+
+
+def test_seq2seq_reads_the_labels_before_each():
+    model = build("t5", T5).eval()
+    batch = inputs_of("t5", 2)
+    model.model.config.decoder_start_token_id = model.start_token
+    expected = model.model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
+    loss, count = model(**batch)
+    torch.testing.assert_close(loss / count, expected)
+
+
+def test_an_encoder_type_as_causal_lm_does_not_look_ahead():
+    model = build("bert", {**SMALL, "hidden_dropout_prob": 0.0}).eval()
+    ids = torch.arange(TOKENS)[None]
+    changed = ids.clone()
+    changed[0, -1] = 50
+    labels = torch.full((1, TOKENS), -100)
+    labels[0, :-1] = 7
+    torch.testing.assert_close(model(ids, labels), model(changed, labels))
+
+
+def test_configurations_are_completed_from_the_data():
+    config = build("gpt2", GPT2, seq_len=2000).model.config
+    assert (config.vocab_size, config.n_positions, config.use_cache) == (VOCAB, 2000, False)
+    assert config.eos_token_id is None  # 50256 is no token of this vocabulary
+    assert config._attn_implementation == "sdpa"
+    config = build("vit", VIT).model.config
+    assert (config.num_channels, config.image_size, config.num_labels) == (1, 8, 10)
+    kept = build("gpt2", {**GPT2, "vocab_size": 128, "n_positions": 64}).model.config
+    assert (kept.vocab_size, kept.n_positions) == (128, 64)
+
+
+def test_ties_stay_and_the_seed_decides():
+    model = build("gpt2", GPT2)
+    assert model.model.lm_head.weight is model.model.transformer.wte.weight
+    first, again = model.state_dict(), build("gpt2", GPT2).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lama", {}), "model.name=lama: is no model type of transformers; nearest valid: llama"),
+        (("gpt2", {"n_layr": 2}), "model.config.n_layr: is no option of gpt2; nearest valid: n_layer"),
+        (("gpt2", {"n_layer": "two"}), "model.config: does not suit gpt2.*n_layer"),
+        (("gpt2", {"n_embd": 16, "n_head": 3}), "model.config: does not suit gpt2"),
+        (("gpt2", GPT2, "masked_lm"), "model.task=masked_lm: does not exist for gpt2; it has causal_lm"),
+        (("gpt2", GPT2, "causal"), "model.task=causal: is unknown; nearest valid: causal_lm"),
+        (("dpt", {}), "model.name=dpt: has no model for any of the tasks causal_lm"),
+        (("gpt2", {**GPT2, "vocab_size": 50}), "model.config.vocab_size=50: is too small, the tokenizer has 97 tokens"),
+        (("bert", {**SMALL, "vocab_size": 97}, "masked_lm"), "97 tokens, the mask one more"),
+        (("gpt2", {**GPT2, "n_positions": 8}), "model.config.n_positions=8: is too small for seq_len=12"),
+        (("vit", {**VIT, "patch_size": 16}), "model.config.patch_size=16: does not divide the image size 8"),
+        (("vit", {**VIT, "num_channels": 3}), "model.config.num_channels=3: does not fit the data"),
+        (("vit", {**VIT, "num_labels": 3}), "model.config.num_labels=3: is too small, the data has 10 classes"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        build(*arguments)
+
+
+def test_the_architectures_own_output_is_refused_by_name():
+    model = build("gpt2", GPT2)
+    ids = inputs_of("gpt2", 2)["input_ids"]
+    with pytest.raises(CaptureError, match=r"returns CausalLMOutput.* with loss, logits; a model returns"):
+        check_output(model.model(input_ids=ids, labels=ids))
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "6KB"], ids=["one file", "shards"])
+@pytest.mark.parametrize(("name", "options", "task"), MODELS, ids=[name for name, *_ in MODELS])
+def test_weights_come_from_a_folder(tmp_path, name, options, task, shard_size):
+    source = build(name, options, task, seed=1)
+    source.model.save_pretrained(tmp_path, max_shard_size=shard_size)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard_size == "6KB")
+    loaded = build(name, {}, task, seed=2, init_from=tmp_path)
+    theirs, ours = source.state_dict(), loaded.state_dict()
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    ties = [len({id(each) for each in model.parameters()}) for model in (source, loaded)]
+    assert ties[0] == ties[1]
+
+
+def test_the_folder_may_name_the_type(tmp_path):
+    build("gpt2", GPT2, seed=1).model.save_pretrained(tmp_path)
+    assert build("", {}, init_from=tmp_path).model.config.n_layer == 2
+
+
+def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path):
+    build("gpt2", GPT2, seed=1).model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the folder lacks transformer\.h\.2\..* and 8 more"):
+        build("gpt2", {"n_layer": 3}, init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"the model has no transformer\.h\.1\."):
+        build("gpt2", {"n_layer": 1}, init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"shapes differ at .*\(folder 97x16, model 120x16\)"):
+        build("gpt2", {"vocab_size": 120}, init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"model.name=llama: init_from=.* holds a model of type gpt2"):
+        build("llama", LLAMA, init_from=tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        build("gpt2", GPT2, init_from=tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="names no model_type"):
+        build("gpt2", GPT2, init_from=tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **GPT2, "vocab_size": VOCAB}))
+    with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):
+        build("gpt2", {}, init_from=tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
+    with pytest.raises(ConfigError, match=r"init_from=.*: cannot be read"):
+        build("gpt2", {}, init_from=tmp_path)
