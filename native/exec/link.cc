@@ -131,7 +131,11 @@ class Linker {
     list.reserve(spec_.instructions.size());
     for (std::size_t i = 0; i < spec_.instructions.size(); ++i) {
       place_ = place_of(spec_, i);
-      list.push_back(link_one(spec_.instructions[i]));
+      try {
+        list.push_back(link_one(spec_.instructions[i]));
+      } catch (const UnknownName& error) {
+        fail(error.what());
+      }
     }
     return list;
   }

@@ -5,15 +5,13 @@
 #include <map>
 #include <string_view>
 
-#include "program.h"
-
 namespace elaswave::exec {
 namespace {
 
 template <typename T>
 T find(const std::map<std::string_view, T>& table, const std::string& name, const char* what) {
   const auto found = table.find(name);
-  if (found == table.end()) throw ExecError(std::string("unknown ") + what + " \"" + name + "\"");
+  if (found == table.end()) throw UnknownName(std::string("unknown ") + what + " \"" + name + "\"");
   return found->second;
 }
 
@@ -42,7 +40,7 @@ c10::Device device_from(const std::string& name) {
   try {
     return c10::Device(name);
   } catch (const c10::Error&) {
-    throw ExecError("unknown device \"" + name + "\"");
+    throw UnknownName("unknown device \"" + name + "\"");
   }
 }
 

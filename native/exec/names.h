@@ -1,5 +1,5 @@
 // Names of dtypes, devices, layouts and memory formats as they stand in programs ("float32", "cpu", "strided"). Private
-// to exec/ and its bindings. All throw ExecError that names the unknown name.
+// to exec/ and its bindings.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,8 +9,16 @@
 
 #include <string>
 
+#include "program.h"
+
 namespace elaswave::exec {
 
+class UnknownName : public ExecError {
+ public:
+  using ExecError::ExecError;
+};
+
+// All throw UnknownName.
 c10::ScalarType dtype_from(const std::string& name);
 c10::Device device_from(const std::string& name);
 c10::Layout layout_from(const std::string& name);
