@@ -24,7 +24,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "gpt_stdlib": ("model.layers=2", "model.width=32", "seq_len=32", "global_batch=8", "data.limit_mb=1"),
     "hf_gpt2": ("seq_len=32", "global_batch=8", "data.limit_mb=1", "model.config.n_layer=2", "model.config.n_embd=32"),
     "hf_llama": (
-        "seq_len=32", "global_batch=8", "data.limit_mb=1", "model.config.num_hidden_layers=2", "tokenizer=bytes",
+        "seq_len=32", "global_batch=8", "data.limit_mb=1", "model.config.num_hidden_layers=2",
     ),
     "resnet_digits": ("optimizer.lr=1e-3", "global_batch=32"),
     "two_tower": ("global_batch=16",),
