@@ -49,6 +49,11 @@ def sample_keys(seed: int, first: int, count: int, unit: int) -> Keys:
     return words[:, 0] | (words[:, 1] << _SHIFT)
 
 
+def step_keys(seed: int, step: int, unit: int) -> Keys:
+    """The one key of draws that belong to no sample; the top bit of the unit sets it apart from all samples' keys."""
+    return sample_keys(seed, step, 1, unit | 0x80000000)
+
+
 def draw_words(keys: Keys, size: Sequence[int], op: int, axis: int, period: int = 1) -> Words:
     """One 32-bit word for every element of a tensor of `size`.
 

@@ -81,7 +81,7 @@ class KeyedDraws(TorchFunctionMode):
         op = next(self._ops, None)
         assert op is not None, f"the model draws {list(shape)}, the program has no draw left"
         if op.axis < 0:
-            return philox_numpy.sample_keys(self._seed, self._step, 1, op.unit), op, 1
+            return philox_numpy.step_keys(self._seed, self._step, op.unit), op, 1
         keys = philox_numpy.sample_keys(self._seed, self._first, self._samples, op.unit)
         return keys, op, shape[op.axis] // self._samples
 

@@ -69,6 +69,17 @@ def test_expanded_attention_is_attention(causal):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_draw_without_samples_is_keyed_by_the_step():
+    def drawn(step, first, samples):
+        with KeyedDraws([RandomOp(2, 1, axis=-1)], seed=5, step=step, first=first, samples=samples):
+            return torch.rand(3, 4)
+
+    assert torch.equal(drawn(step=7, first=14, samples=1), drawn(step=7, first=15, samples=4))
+    assert not torch.equal(drawn(step=7, first=14, samples=1), drawn(step=8, first=14, samples=1))
+    with KeyedDraws([RandomOp(2, 1)], seed=5, step=7, first=7, samples=1):
+        assert not torch.equal(torch.rand(1, 3, 4)[0], drawn(step=7, first=7, samples=1))
+
+
 def test_draws_must_match_the_program():
     with pytest.raises(AssertionError, match="no draw left"):
         reference_run(tiny_gpt, token_batches(1), optimizer=SGD, global_batch=6, random_ops=DRAWS[:-1])
