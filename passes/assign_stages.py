@@ -1,5 +1,7 @@
 """assign_stages: ask the planner who computes what, and attach the answer; the program itself stays as it is.
 
+It works on the artifact, so that nobody traces again when ranks come and go:
+
     AssignStages(dp=2, pp=2).apply(artifact, topology, global_batch=16, state_bytes=8) -> Plan with four tiles
 """
 

@@ -29,6 +29,7 @@ from elaswave_fx.program.ir import (
     Unit,
     calls,
     emit,
+    is_getitem,
     output_nodes,
     placeholders,
     set_source,
@@ -37,10 +38,10 @@ from elaswave_fx.program.ir import (
     unit_of,
     value_of,
 )
-from elaswave_fx.program.samples import batch_symbol, per_sample_shape, sample_axis
+from elaswave_fx.program.keys import draw_index, draws, set_draw_index
+from elaswave_fx.program.samples import fixed_shape, locate_samples, per_sample_shape, sized_axis
 
 aten = torch.ops.aten
-_DRAW_INDEX = {"elaswave.keyed_dropout": 3, "elaswave.keyed_uniform": 2, "elaswave.keyed_normal": 2}
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,7 @@ class CutUnits:
 
 def draws_of(units: tuple[Unit, ...]) -> list[tuple[int, int]]:
     """(unit, index of the draw in the unit) of every random draw, in the order of execution."""
-    return [(unit.index, int(node.args[at])) for unit in units for node, at in _draws(unit.graph)]  # type: ignore[arg-type]
-
-
-def _draws(module: fx.GraphModule) -> list[tuple[fx.Node, int]]:
-    found = []
-    for node in calls(module.graph):
-        name = str(node.target).rsplit(".", 1)[0]
-        if name in _DRAW_INDEX:
-            found.append((node, _DRAW_INDEX[name]))
-    return found
+    return [(unit.index, draw_index(node)) for unit in units for node in draws(unit.graph.graph)]
 
 
 class _Cutter:
@@ -77,10 +69,13 @@ class _Cutter:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.symbol = batch_symbol(program)
+        self.axes = locate_samples(program)
+        self.symbol = self.axes.symbol
         self.natures = natures(program)
         self.gradients = gradient_nodes(program)
-        self.buffers = {source_of(n).name: n for n in placeholders(program.graph.graph) if source_of(n).role == Role.BUFFER}
+        self.buffers = {
+            source_of(n).name: n for n in placeholders(program.graph.graph) if source_of(n).role == Role.BUFFER
+        }
         self.invariants: dict[fx.Node, str] = {}
         self.results: dict[int, list[tuple[fx.Node, Result]]] = {}
         for node, result in zip(output_nodes(program.graph.graph), program.results, strict=True):
@@ -92,7 +87,9 @@ class _Cutter:
         return self.program.num_units - 1 if unit is None else unit
 
     def fold_unit(self, buffer: str) -> int:
-        units = [u for u, found in self.results.items() for _, r in found if r.kind == ResultKind.FOLD and r.name == buffer]
+        units = [
+            u for u, found in self.results.items() for _, r in found if r.kind == ResultKind.FOLD and r.name == buffer
+        ]
         return max(units, default=self.program.num_units - 1)
 
     def unit(self, index: int) -> Unit:
@@ -113,19 +110,11 @@ class _Cutter:
         found = []
         for index in range(self.program.num_units):
             for node in self.crossing(index):
-                axis = sample_axis(value_of(node), self.symbol)
+                value, axis = value_of(node), self.axes.sliceable(node)
+                shape = per_sample_shape(value, axis) if axis else fixed_shape(value, self.symbol, self.program.granule)
                 consumers = {unit_of(user) for user in node.users if user.op != "output"} - {index}
-                found.append(
-                    BorderValue(
-                        node.name,
-                        index,
-                        tuple(sorted(u for u in consumers if u is not None)),
-                        per_sample_shape(value_of(node), axis) if axis or self.symbol is None else _granule_shape(node),
-                        value_of(node).dtype,
-                        axis,
-                        node in self.gradients,
-                    )
-                )
+                readers = tuple(sorted(unit for unit in consumers if unit is not None))
+                found.append(BorderValue(node.name, index, readers, shape, value.dtype, axis, node in self.gradients))
         return found
 
     def invariant(self, node: fx.Node) -> Source:
@@ -149,10 +138,6 @@ class _Cutter:
         module = fx.GraphModule(torch.nn.Module(), graph)
         module.meta["names"] = tuple(self.invariants.values())
         return module
-
-
-def _granule_shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(int(size) for size in value_of(node).shape)
 
 
 class _UnitBuilder:
@@ -179,14 +164,18 @@ class _UnitBuilder:
         self.graph.eliminate_dead_code()
         _placeholders_first(self.graph)
         module = fx.GraphModule(torch.nn.Module(), self.graph)
-        for number, (node, at) in enumerate(_draws(module)):
-            node.update_arg(at, number)
+        for number, node in enumerate(draws(self.graph)):
+            set_draw_index(node, number)
         module.recompile()
         sources = tuple(source_of(node) for node in placeholders(self.graph))
         grads_in = tuple(self.grad_inputs[source] for source in sources)
-        grads_out = tuple(r.kind in (ResultKind.VALUE, ResultKind.LOSS) and n in self.cutter.gradients for n, r in results)
+        grads_out = tuple(
+            r.kind in (ResultKind.VALUE, ResultKind.LOSS) and n in self.cutter.gradients for n, r in results
+        )
         kinds = tuple(result for _, result in results)
-        return Unit(self.index, module, sources, kinds, grads_in, grads_out, self._hash(module, grads_in, grads_out, kinds))
+        return Unit(
+            self.index, module, sources, kinds, grads_in, grads_out, self._hash(module, grads_in, grads_out, kinds)
+        )
 
     def _returned(self, node: fx.Node, result: Result) -> fx.Node:
         """Values cross contiguous and with memory of their own."""
@@ -251,11 +240,11 @@ class _UnitBuilder:
             carrier = self._carrier()
             if carrier is None:
                 return None
-            made = self._get(carrier)
-            axis = sample_axis(value_of(carrier), self.cutter.symbol)
-            assert axis is not None
-            size = emit(self.graph, aten.sym_size.int, made, axis.axis)
-            self.batch_size = size if axis.period == 1 else emit(self.graph, operator.floordiv, size, axis.period)
+            sized = sized_axis(value_of(carrier), self.cutter.symbol)
+            assert sized is not None
+            dim, factor = sized
+            size = emit(self.graph, aten.sym_size.int, self._get(carrier), dim)
+            self.batch_size = size if factor == 1 else emit(self.graph, operator.floordiv, size, factor)
         return self.batch_size
 
     def _carrier(self) -> fx.Node | None:
@@ -264,10 +253,12 @@ class _UnitBuilder:
         for node in calls(self.cutter.program.graph.graph):
             if self.cutter.natures[node] == Nature.MAIN and unit_of(node) == self.index:
                 reads += [s for s in node.all_input_nodes if unit_of(s) != self.index or s.op == "placeholder"]
-        good = [n for n in reads if isinstance(value_of(n), torch.Tensor) and sample_axis(value_of(n), self.cutter.symbol)]
-        good = [n for n in good if n.op == "placeholder" or self.cutter.natures[n] == Nature.MAIN]
+        good = [n for n in reads if n.op == "placeholder" or self.cutter.natures[n] == Nature.MAIN]
+        good = [
+            n for n in good if isinstance(value_of(n), torch.Tensor) and sized_axis(value_of(n), self.cutter.symbol)
+        ]
         values = [n for n in good if n.op != "placeholder"]
-        return (values or good or [None])[0]  # type: ignore[list-item]
+        return next(iter(values or good), None)
 
     def _hash(self, module: fx.GraphModule, *flags: Any) -> str:
         symbol = str(self.cutter.symbol)
@@ -285,7 +276,7 @@ class _UnitBuilder:
 
 def _is_view(node: fx.Node) -> bool:
     """True when a result may share memory with something else."""
-    if node.target is operator.getitem:
+    if is_getitem(node):
         return True
     schema = getattr(node.target, "_schema", None)
     return bool(schema) and any(argument.alias_info is not None for argument in schema.returns)

@@ -1,5 +1,7 @@
 """evaluate: the forward graph that evaluation runs, derived from the training graph of every kind of unit.
 
+Two rewrites of calls:
+
     keyed_dropout(x, ...) -> x
     _native_batch_norm_legit.no_stats(x, ...) -> _native_batch_norm_legit_no_training(x, ..., running mean, var)
 """
@@ -28,6 +30,7 @@ from elaswave_fx.program.ir import (
     source_of,
     statistics_of,
 )
+from elaswave_fx.program.keys import DROPOUT
 
 aten = torch.ops.aten
 
@@ -40,7 +43,7 @@ def evaluation_graph(unit: Unit) -> fx.GraphModule:
     kept = [n for n, r in zip(output_nodes(graph), unit.results, strict=True) if r.kind != ResultKind.FOLD]
     output_node(graph).args = (tuple(kept),)
     for node in list(calls(graph)):
-        if is_aten(node, "elaswave.keyed_dropout"):
+        if is_aten(node, DROPOUT):
             node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         elif statistics_of(node) is not None:
             _use_running_statistics(graph, node, buffers)

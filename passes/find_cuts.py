@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import sympy
 import torch
 from torch import fx
 
 from elaswave_fx.errors import PassError
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import Program, ResultKind, calls, flops_of, output_nodes, set_unit, value_of
-from elaswave_fx.program.samples import batch_symbol, sample_axis
+from elaswave_fx.program.samples import SampleAxes, locate_samples
 from passes.estimate_cost import value_bytes
 
 
@@ -70,7 +69,7 @@ class FindCuts:
 
 def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
     """Bytes per sample alive after each MAIN call; None where the program cannot be cut."""
-    symbol = batch_symbol(program)
+    axes = locate_samples(program)
     order = {node: i for i, node in enumerate(main)}
     end = len(main)
     live: list[int | None] = [0] * end
@@ -79,7 +78,7 @@ def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
     for i, node in enumerate(main):
         last = max((order[user] for user in node.users if user in order), default=i)
         last = end if node in kept else last
-        cuttable = _can_cross(program, node, symbol)
+        cuttable = _can_cross(program, node, axes)
         size = value_bytes(value_of(node))
         for position in range(i, min(last, end)):
             current = live[position]
@@ -87,11 +86,12 @@ def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
     return [None if size == 0 else size for size in live]
 
 
-def _can_cross(program: Program, node: fx.Node, symbol: sympy.Symbol | None) -> bool:
-    """Single tensors cross; without a sample axis only when micro-batches are whole granules. Sizes are made anew."""
+def _can_cross(program: Program, node: fx.Node, axes: SampleAxes) -> bool:
+    """Single tensors cross, in slices of samples or, when micro-batches are whole granules, as a whole. Sizes are made
+    anew where they are needed."""
     value = value_of(node)
     if isinstance(value, (torch.SymInt, int)):
         return True
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or axes.data_dependent(node):
         return False
-    return bool(program.batch_coupled) or sample_axis(value, symbol) is not None
+    return bool(program.batch_coupled) or axes.sliceable(node) is not None

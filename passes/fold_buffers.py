@@ -1,5 +1,7 @@
 """fold_buffers: split the update of a mutable buffer into values that a granule yields and a fold over granules.
 
+A fold is applied to the buffer once per granule, wherever the granule was computed:
+
     before: mean' = mean * 0.9 + batch_mean(x) * 0.1                       # returned as the new buffer
     after:  the graph returns batch_mean(x) * 0.1 as FOLD value 0 of "bn.running_mean";
             fold(old, value) = old * 0.9 + value, applied granule by granule in order, by every replica

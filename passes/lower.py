@@ -1,5 +1,7 @@
 """lower: a compiled program becomes an artifact: native programs by name, buckets, and bindings of every unit.
 
+Names stand for what they belonged to; places are indices from here on:
+
     kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate"
     unit 3 -> inputs (("value", 2), ("param", 5, 0, (64,)), ...), grads (("value", 2), ("param", 5, 0, (64,)), ...)
 """

@@ -1,5 +1,7 @@
 """normalize: bring a captured graph into the one form that later passes know.
 
+Calls that compute nothing go, running statistics become arithmetic:
+
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
             out, _, _, mean', var' = _native_batch_norm_legit_functional(x, w, b, mean, var, True, 0.1, eps)
     after:  out, _, _ = _native_batch_norm_legit.no_stats(x, w, b, True, 0.1, eps)

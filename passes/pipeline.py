@@ -1,6 +1,9 @@
 """The pass pipeline: order, verification, timing and dumps of every pass.
 
-    compile_program(model, batches, options) -> Program with lowered kinds; assign_stages comes later, per topology.
+    run_passes(capture(...), front_passes()) -> keyed and foldable; find_couplings() decides on granules;
+    run_passes(..., back_passes("none"))     -> units and the split derivative of each kind; then `lower`
+
+assign_stages comes later, per topology.
 """
 
 from __future__ import annotations
@@ -9,18 +12,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from elaswave_fx.program.ir import Program, verify
+from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
+from elaswave_fx.program.verify import verify
 from passes.cut_units import CutUnits
 from passes.differentiate import Differentiate
 from passes.estimate_cost import EstimateCost
+from passes.expand_attention import ExpandAttention
 from passes.find_cuts import FindCuts
 from passes.fold_buffers import FoldBuffers
 from passes.normalize import Normalize
-from passes.recompute import Policy, Recompute
 from passes.recognize_causal import RecognizeCausal
+from passes.recompute import Policy, Recompute
 from passes.replicate_invariants import ReplicateInvariants
 from passes.rewrite_rng import RewriteRng
 
@@ -28,8 +33,7 @@ from passes.rewrite_rng import RewriteRng
 class Pass(Protocol):
     """A frozen value with a name, a reason (its docstring) and one effect."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     def apply(self, program: Program) -> Program: ...
 
@@ -43,7 +47,7 @@ class Report:
 
 def front_passes() -> tuple[Pass, ...]:
     """Capture's graph to one with keyed randomness and foldable buffers; sample analysis runs on its result."""
-    return (Normalize(), ReplicateInvariants(), RecognizeCausal(), RewriteRng(), FoldBuffers())
+    return (Normalize(), ReplicateInvariants(), RecognizeCausal(), ExpandAttention(), RewriteRng(), FoldBuffers())
 
 
 def back_passes(recompute: Policy) -> tuple[Pass, ...]:
@@ -51,7 +55,9 @@ def back_passes(recompute: Policy) -> tuple[Pass, ...]:
     return (EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Recompute(recompute))
 
 
-def run_passes(program: Program, passes: Sequence[Pass], dump: Path | None = None, first: int = 0) -> tuple[Program, Report]:
+def run_passes(
+    program: Program, passes: Sequence[Pass], dump: Path | None = None, first: int = 0
+) -> tuple[Program, Report]:
     """Apply passes in order; verify after each; write `NN-name.txt` to `dump`.
 
     Raises PassError or CaptureError from the pass or the verifier.

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, Role, calls, is_aten, source_of, value_of
+from elaswave_fx.program.ir import Program, Role, argument, calls, draws_randomness, is_aten, source_of, value_of
 
 
 @dataclass(frozen=True)
@@ -43,45 +43,51 @@ class RecognizeCausal:
 def _mask(node: fx.Node) -> fx.Node | None:
     if not is_aten(node, "aten.scaled_dot_product_attention"):
         return None
-    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    if not isinstance(given, fx.Node):
-        return None
-    expanded = given.args[0] if is_aten(given, "aten.expand") else given
+    given = argument(node, "attn_mask")
+    expanded = given.args[0] if isinstance(given, fx.Node) and is_aten(given, "aten.expand") else given
     return expanded if isinstance(expanded, fx.Node) else None
 
 
 def _simplify(node: fx.Node, mask: torch.Tensor | None) -> None:
-    if mask is None or mask.dim() < 2:
+    if mask is None:
         return
-    size = mask.shape[-2:]
-    causal = torch.ones(size, dtype=torch.bool).tril()
-    if size[0] == size[1] and torch.equal(mask, causal.expand(mask.shape)):
-        _set_flags(node, causal=True)
-    elif bool(mask.all()):
-        _set_flags(node, causal=False)
+    query, key = value_of(node.args[0]), value_of(node.args[1])  # type: ignore[arg-type]
+    if bool(mask.all()):
+        _set_mask(node, causal=bool(argument(node, "is_causal", False)))
+    elif mask.dim() >= 2 and mask.shape[-2:] == (query.shape[-2], key.shape[-2]) and _is_causal(mask):
+        _set_mask(node, causal=True)
 
 
-def _set_flags(node: fx.Node, causal: bool) -> None:
+def _is_causal(mask: torch.Tensor) -> bool:
+    causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    return torch.equal(mask, causal.expand(mask.shape))
+
+
+def _set_mask(node: fx.Node, causal: bool) -> None:
+    """No mask but the flag."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    given["attn_mask"], given["is_causal"] = None, causal or given.get("is_causal", False)
+    given["attn_mask"], given["is_causal"] = None, causal
     node.args = tuple(given.pop(name) for name in names[:3])
     node.kwargs = given
 
 
 def _constant(program: Program, node: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on nothing but constants of the program; None if it reads a buffer."""
+    """The value of a node that depends on nothing but constants of the program; None if it reads a buffer or draws."""
     known: dict[fx.Node, Any] = {}
 
     def value(item: fx.Node) -> Any:
         if item not in known:
-            if item.op == "placeholder":
-                source = source_of(item)
-                known[item] = program.tensors[source.name] if source.role == Role.CONSTANT else None
-            else:
-                args, kwargs = fx.map_arg((item.args, item.kwargs), value)
-                reads_buffer = any(known[source] is None for source in item.all_input_nodes)
-                known[item] = None if reads_buffer else item.target(*args, **kwargs)  # type: ignore[operator]
+            known[item] = compute(item)
         return known[item]
+
+    def compute(item: fx.Node) -> Any:
+        if item.op == "placeholder":
+            source = source_of(item)
+            return program.tensors[source.name] if source.role == Role.CONSTANT else None
+        if draws_randomness(item) or any(value(source) is None for source in item.all_input_nodes):
+            return None
+        args, kwargs = fx.map_arg((item.args, item.kwargs), value)
+        return item.target(*args, **kwargs)  # type: ignore[operator]
 
     return value(node)

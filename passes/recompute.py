@@ -16,11 +16,11 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import PassError
-from elaswave_fx.program.ir import Program, calls, is_aten, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import Program, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
+from elaswave_fx.program.keys import DRAWS
 from passes.differentiate import Joint
 from passes.estimate_cost import VIEWS
 
-_KEYED = ("elaswave.keyed_dropout", "elaswave.keyed_uniform", "elaswave.keyed_normal")
 _HEAVY = (
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.native_layer_norm",
     "aten._native_batch_norm_legit", "aten.native_group_norm", "aten.embedding",
@@ -104,18 +104,17 @@ def _saved(joint: Joint, gradients: list[fx.Node], late: set[fx.Node], policy: P
 
 
 def _keep(node: fx.Node, policy: Policy) -> bool:
+    """Whether a forward value is worth its memory between forward and backward."""
     value = value_of(node)
-    if isinstance(value, (tuple, list)):
+    if policy == "full" or isinstance(value, (tuple, list)):
         return False
-    if node.target.__class__.__name__ == "builtin_function_or_method" and node.all_input_nodes:
-        owner = node.all_input_nodes[0]
-        if isinstance(value_of(owner), (tuple, list)):
-            return policy == "none" and not is_aten(owner, *VIEWS) or policy == "light" and is_aten(owner, *_HEAVY)
     if not isinstance(value, torch.Tensor):
-        return policy != "full"
-    if is_aten(node, *_KEYED, *VIEWS):
+        return True  # a size: nothing to hold
+    maker = node.args[0] if is_getitem(node) else node
+    assert isinstance(maker, fx.Node)
+    if is_aten(maker, *DRAWS, *VIEWS):
         return False
-    return policy == "none" or (policy == "light" and is_aten(node, *_HEAVY))
+    return policy == "none" or is_aten(maker, *_HEAVY)
 
 
 def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any]) -> fx.GraphModule:

@@ -16,8 +16,18 @@ import torch
 from torch import fx
 
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, Role, calls, emit, is_aten, placeholders, source_of, value_of
-from elaswave_fx.program.samples import batch_symbol, sample_axis, sample_dims
+from elaswave_fx.program.ir import (
+    Program,
+    Role,
+    calls,
+    draws_randomness,
+    emit,
+    is_aten,
+    placeholders,
+    source_of,
+    value_of,
+)
+from elaswave_fx.program.samples import batch_symbol, fixed_shape, sample_dims, sized_axis
 
 aten = torch.ops.aten
 # Operators that look at their first argument's shape, dtype and device only.
@@ -57,7 +67,7 @@ class _Hoister:
     def _sized(self) -> set[fx.Node]:
         found: set[fx.Node] = set()
         for node in calls(self.graph):
-            if node in self.fixed:
+            if node in self.fixed or draws_randomness(node):
                 continue
             inputs = node.all_input_nodes[1:] if is_aten(node, *_SHAPE_ONLY) else node.all_input_nodes
             if all(source in found or source in self.fixed for source in inputs):
@@ -77,8 +87,8 @@ class _Hoister:
         return is_aten(node, "aten.expand") and node.args[0] in self.fixed
 
     def _same_for_all(self, node: fx.Node) -> bool:
-        axis = sample_axis(value_of(node), self.symbol)
-        if axis is None or axis.period != 1:
+        sized = sized_axis(value_of(node), self.symbol)
+        if sized is None or sized[1] != 1:
             return False
         one = self._trial(node, 1)
         for size in _TRIAL_SIZES:
@@ -109,12 +119,8 @@ class _Hoister:
 
         return value(node)
 
-    def _shape(self, tensor: torch.Tensor, batch: int) -> list[int]:
-        symbol = self.symbol
-        return [int(s.node.expr.subs(symbol, batch)) if isinstance(s, torch.SymInt) else int(s) for s in tensor.shape]
-
     def _blank(self, node: fx.Node, batch: int) -> torch.Tensor:
-        return torch.zeros(self._shape(value_of(node), batch), dtype=value_of(node).dtype)
+        return torch.zeros(fixed_shape(value_of(node), self.symbol, batch), dtype=value_of(node).dtype)
 
     def _replace(self, node: fx.Node) -> None:
         value = value_of(node)
@@ -134,7 +140,8 @@ class _Hoister:
         if node not in self.clones:
             value = value_of(node)
             if isinstance(value, (torch.SymInt, int)):
-                self.clones[node] = int(value.node.expr.subs(self.symbol, 1)) if isinstance(value, torch.SymInt) else value
+                symbolic = isinstance(value, torch.SymInt)
+                self.clones[node] = int(value.node.expr.subs(self.symbol, 1)) if symbolic else value
             else:
                 self.clones[node] = self._clone_call(node)
         return self.clones[node]
@@ -143,13 +150,9 @@ class _Hoister:
         args = list(node.args)
         if is_aten(node, *_SHAPE_ONLY):
             like = value_of(args[0])  # type: ignore[arg-type]
-            shape = self._shape(like, 1)
+            shape = fixed_shape(like, self.symbol, 1)
             args[0] = emit(self.graph, aten.zeros.default, shape, dtype=like.dtype, device=like.device)
-            args[0].meta["val"] = like.new_empty(shape)  # type: ignore[union-attr]
             rest, kwargs = fx.map_arg((tuple(args[1:]), node.kwargs), self._clone)
             return emit(self.graph, node.target, args[0], *rest, like=node, **kwargs)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._clone)
-        new = emit(self.graph, node.target, *args, like=node, **kwargs)
-        if not hasattr(new.meta["val"], "fake_mode") and isinstance(new.meta["val"], torch.Tensor):
-            new.meta["val"] = value_of(node).new_empty(new.meta["val"].shape, dtype=new.meta["val"].dtype)
-        return new
+        return emit(self.graph, node.target, *args, like=node, **kwargs)

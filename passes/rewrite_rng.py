@@ -9,8 +9,8 @@ when units are cut, the index becomes local to the unit, so that equal units sta
 
 from __future__ import annotations
 
-import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,20 +21,24 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
     Program,
     Role,
+    SampleAxis,
     Source,
+    argument,
     calls,
+    draws_randomness,
     emit,
     is_aten,
+    is_getitem,
     module_of,
     placeholders,
     set_source,
     source_of,
     value_of,
 )
-from elaswave_fx.program.samples import batch_symbol, sample_axis, sample_dims
+from elaswave_fx.program.keys import NO_AXIS, keyed_dropout, keyed_normal, keyed_uniform
+from elaswave_fx.program.samples import locate_samples, sample_dims
 
 aten = torch.ops.aten
-_TAGGED_BUT_QUIET = ("aten.scaled_dot_product_attention",)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,6 @@ class RewriteRng:
     def apply(self, program: Program) -> Program:
         program = program.clone()
         graph = program.graph.graph
-        _expand_attention_dropout(graph)
         rewriter = _Rewriter(program)
         for node in list(calls(graph)):
             rewriter.rewrite(node)
@@ -60,68 +63,11 @@ class RewriteRng:
 def refuse_hidden_randomness(graph: fx.Graph, after: str) -> None:
     """Raise CaptureError for an operator that still draws randomness by itself."""
     for node in calls(graph):
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or is_aten(node, *_TAGGED_BUT_QUIET) or _draws_nothing(node):
-            continue
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if draws_randomness(node):
             raise CaptureError(
-                f"model: {target} in {module_of(node)} draws random numbers that cannot be keyed ({after}); "
-                "use dropout, bernoulli, rand, randn or randint"
+                f"model: {node.target} in {module_of(node)} draws random numbers that cannot be keyed ({after}); "
+                "use dropout, bernoulli, rand, randn, randint, uniform_, normal_ or exponential_"
             )
-
-
-def _draws_nothing(node: fx.Node) -> bool:
-    """Attention kernels carry the tag of randomness even when their dropout is zero."""
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema else []
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    value = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return value == 0.0
-
-
-def _argument(node: fx.Node, name: str, default: Any) -> Any:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    position = names.index(name)
-    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
-
-
-def _expand_attention_dropout(graph: fx.Graph) -> None:
-    """Attention with dropout becomes softmax(q k^T * scale + mask), dropout, times v (as PyTorch's docs define it)."""
-    for node in list(calls(graph)):
-        if is_aten(node, "aten.scaled_dot_product_attention") and _argument(node, "dropout_p", 0.0):
-            with graph.inserting_before(node):
-                result = _attention(graph, node)
-            node.replace_all_uses_with(result)
-            graph.erase_node(node)
-
-
-def _attention(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    q, k, v = node.args[:3]
-    assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
-    groups = value_of(q).shape[1] // value_of(k).shape[1] if _argument(node, "enable_gqa", False) else 1
-    if groups > 1:
-        k = emit(graph, aten.repeat_interleave.self_int, k, groups, 1, like=node)
-        v = emit(graph, aten.repeat_interleave.self_int, v, groups, 1, like=node)
-    scale = _argument(node, "scale", None) or 1.0 / math.sqrt(int(value_of(q).shape[-1]))
-    transposed = emit(graph, aten.transpose.int, k, -2, -1, like=node)
-    scores = emit(graph, aten.matmul.default, q, transposed, like=node)
-    scores = emit(graph, aten.mul.Scalar, scores, scale, like=node)
-    mask = _argument(node, "attn_mask", None)
-    if _argument(node, "is_causal", False):
-        size = [int(value_of(q).shape[-2]), int(value_of(k).shape[-2])]
-        ones = emit(graph, aten.new_ones.default, q, size, dtype=torch.bool, like=node)
-        mask = emit(graph, aten.tril.default, ones, like=node)
-    if mask is not None and value_of(mask).dtype == torch.bool:
-        hidden = emit(graph, aten.logical_not.default, mask, like=node)
-        scores = emit(graph, aten.masked_fill.Scalar, scores, hidden, float("-inf"), like=node)
-    elif mask is not None:
-        scores = emit(graph, aten.add.Tensor, scores, mask, like=node)
-    weights = emit(graph, aten._safe_softmax.default, scores, -1, like=node)
-    dropped = emit(graph, aten.native_dropout.default, weights, float(_argument(node, "dropout_p", 0.0)), True, like=node)
-    kept = emit(graph, operator.getitem, dropped, 0, like=node)
-    return emit(graph, aten.matmul.default, kept, v, like=node)
 
 
 class _Rewriter:
@@ -129,12 +75,29 @@ class _Rewriter:
 
     def __init__(self, program: Program) -> None:
         self.graph = program.graph.graph
-        self.symbol = batch_symbol(program)
+        self.axes = locate_samples(program)
         self.next_index = 0
         inputs = placeholders(self.graph)
-        example = next(value_of(n) for n in inputs if source_of(n).role == Role.INPUT)
-        self.keys = self._key_input(inputs[-1], Role.KEYS, example.new_empty((example.shape[0],), dtype=torch.int64))
-        self.step_keys = self._key_input(self.keys, Role.STEP_KEYS, example.new_empty((1,), dtype=torch.int64))
+        examples = [value_of(n) for n in inputs if source_of(n).role == Role.INPUT]
+        if not examples:
+            raise CaptureError("model: the graph reads none of its inputs; there is nothing to train on")
+        sizes = (examples[0].shape[0],)
+        self.keys = self._key_input(inputs[-1], Role.KEYS, examples[0].new_empty(sizes, dtype=torch.int64))
+        self.step_keys = self._key_input(self.keys, Role.STEP_KEYS, examples[0].new_empty((1,), dtype=torch.int64))
+        self.axes.note(self.keys)
+        self.rewrites: dict[str, Callable[[fx.Node], fx.Node]] = {
+            "aten.bernoulli.default": lambda node: self._below(node, node.args[0]),
+            "aten.bernoulli.p": lambda node: self._below(node, argument(node, "p", 0.5)),
+            "aten.rand": lambda node: self._draw(node, keyed_uniform),
+            "aten.rand_like": lambda node: self._draw(node, keyed_uniform),
+            "aten.randn": lambda node: self._draw(node, keyed_normal),
+            "aten.randn_like": lambda node: self._draw(node, keyed_normal),
+            "aten.randint": self._integers,
+            "aten.randint_like": self._integers,
+            "aten.uniform": self._uniform,
+            "aten.normal_functional": self._normal,
+            "aten.exponential": self._exponential,
+        }
 
     def _key_input(self, after: fx.Node, role: Role, value: torch.Tensor) -> fx.Node:
         with self.graph.inserting_after(after):
@@ -149,88 +112,145 @@ class _Rewriter:
                 self.graph.erase_node(node)
 
     def rewrite(self, node: fx.Node) -> None:
+        """Replace one call, if it draws."""
         if is_aten(node, "aten.native_dropout"):
             self._dropout(node)
-        elif is_aten(node, "aten.bernoulli.default"):
-            self._replace(node, lambda: self._below(node, node.args[0]))
-        elif is_aten(node, "aten.bernoulli.p"):
-            self._replace(node, lambda: self._below(node, node.args[1]))
-        elif is_aten(node, "aten.rand", "aten.rand_like"):
-            self._replace(node, lambda: self._draw(node, "keyed_uniform", value_of(node)))
-        elif is_aten(node, "aten.randn", "aten.randn_like"):
-            self._replace(node, lambda: self._draw(node, "keyed_normal", value_of(node)))
-        elif is_aten(node, "aten.randint", "aten.randint_like"):
-            self._replace(node, lambda: self._integers(node))
-
-    def _replace(self, node: fx.Node, make: Any) -> None:
-        with self.graph.inserting_before(node):
-            node.replace_all_uses_with(make())
-        self.graph.erase_node(node)
+            return
+        for name, make in self.rewrites.items():
+            if is_aten(node, name):
+                with self.graph.inserting_before(node):
+                    made = make(node)
+                self.axes.copy(node, made)
+                node.replace_all_uses_with(made)
+                self.graph.erase_node(node)
+                return
 
     def _dropout(self, node: fx.Node) -> None:
-        x, p, train = node.args
+        x, p, train = node.args[0], argument(node, "p"), argument(node, "train")
         assert isinstance(x, fx.Node)
         if any(user.args[1] != 0 and user.users for user in node.users):
             raise CaptureError(f"model: the mask of {node.target} in {module_of(node)} is used; it cannot be keyed")
         kept = x
         if train is not False and p != 0.0:
-            op = torch.ops.elaswave.keyed_dropout.default
             with self.graph.inserting_before(node):
-                keys, axis, period = self._place(value_of(x))
-                kept = emit(self.graph, op, x, keys, float(p), self._index(), axis, period, like=node)  # type: ignore[arg-type]
+                kept = self._drop(node, x, float(p))
+            self.axes.copy(x, kept)
         for user in list(node.users):
+            assert is_getitem(user)
             user.replace_all_uses_with(kept)
             self.graph.erase_node(user)
         self.graph.erase_node(node)
+
+    def _drop(self, node: fx.Node, x: fx.Node, p: float) -> fx.Node:
+        keys, axis = self._place(x)
+        if axis is None or axis.outer == 1:
+            return emit(self.graph, keyed_dropout, x, keys, p, self._index(), *_where(axis), like=node)
+        split = self._with_own_samples(x, x, axis)
+        inner = SampleAxis(axis.axis + 1, axis.period)
+        dropped = emit(self.graph, keyed_dropout, split, keys, p, self._index(), *_where(inner), like=node)
+        return self._flattened(dropped, axis)
 
     def _index(self) -> int:
         self.next_index += 1
         return self.next_index - 1
 
-    def _place(self, value: torch.Tensor) -> tuple[fx.Node, int, int]:
-        """The keys to draw with and where the samples lie in a drawn tensor."""
-        if self.symbol is None:
+    def _place(self, node: fx.Node) -> tuple[fx.Node, SampleAxis | None]:
+        """The keys to draw the tensor of `node` with, and where its samples lie."""
+        if self.axes.symbol is None:
             # A program of one fixed batch size runs granule by granule: the granule's first key serves it all.
-            return emit(self.graph, aten.slice.Tensor, self.keys, 0, 0, 1), -1, 1
-        axis = sample_axis(value, self.symbol)
+            return emit(self.graph, aten.slice.Tensor, self.keys, 0, 0, 1), None
+        axis = self.axes.of(node)
         if axis is not None:
-            return self.keys, axis.axis, axis.period
-        if sample_dims(value, self.symbol):
-            raise CaptureError(f"model: a random tensor of shape {tuple(value.shape)} mixes samples; it cannot be keyed")
-        return self.step_keys, -1, 1
+            return self.keys, axis
+        if sample_dims(value_of(node), self.axes.symbol):
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} draws a tensor of shape {tuple(value_of(node).shape)} that "
+                "mixes samples; it cannot be keyed"
+            )
+        return self.step_keys, None
 
-    def _draw(self, node: fx.Node, name: str, like: torch.Tensor) -> fx.Node:
-        keys, axis, period = self._place(like)
-        op = getattr(torch.ops.elaswave, name).default
-        size = [self._size(node, like, dim) for dim in range(like.dim())]
-        dtype = like.dtype if like.is_floating_point() else torch.float32
-        return emit(
-            self.graph, op, keys, size, self._index(), axis, period, dtype=dtype, device=like.device, like=node
+    def _draw(self, node: fx.Node, op: Any, dtype: torch.dtype | None = None) -> fx.Node:
+        """A keyed draw of the shape of `node`, and of its dtype unless told otherwise."""
+        value = value_of(node)
+        keys, axis = self._place(node)
+        sizes = [self._size(node, dim) for dim in range(value.dim())]
+        options = {"dtype": dtype or value.dtype, "device": value.device}
+        if axis is None or axis.outer == 1:
+            return emit(self.graph, op, keys, sizes, self._index(), *_where(axis), like=node, **options)
+        samples = emit(self.graph, aten.sym_size.int, self.keys, 0)
+        inner = samples if axis.period == 1 else emit(self.graph, operator.mul, samples, axis.period)
+        sizes[axis.axis : axis.axis + 1] = [axis.outer, inner]
+        drawn = emit(
+            self.graph,
+            op,
+            keys,
+            sizes,
+            self._index(),
+            *_where(SampleAxis(axis.axis + 1, axis.period)),
+            like=node,
+            **options,
         )
+        return self._flattened(drawn, axis)
 
-    def _size(self, node: fx.Node, like: torch.Tensor, dim: int) -> Any:
-        size = like.shape[dim]
+    def _size(self, node: fx.Node, dim: int) -> Any:
+        """The size of a dimension of `node`, as a number or as a node."""
+        size = value_of(node).shape[dim]
         if not isinstance(size, torch.SymInt):
             return int(size)
-        given = node.args[0]
-        if isinstance(given, (tuple, list)):
+        given = argument(node, "size")
+        if given is not None:
             return given[dim]
-        return emit(self.graph, aten.sym_size.int, given, dim, like=node)
+        return emit(self.graph, aten.sym_size.int, node.args[0], dim, like=node)
+
+    def _with_own_samples(self, x: fx.Node, like: fx.Node, axis: SampleAxis) -> fx.Node:
+        """[..., outer * samples * period, ...] as [..., outer, samples * period, ...]."""
+        total = emit(self.graph, aten.sym_size.int, x, axis.axis, like=like)
+        inner = emit(self.graph, operator.floordiv, total, axis.outer)
+        sizes: list[Any] = [int(s) if not isinstance(s, torch.SymInt) else total for s in value_of(x).shape]
+        sizes[axis.axis : axis.axis + 1] = [axis.outer, inner]
+        return emit(self.graph, aten.view.default, x, sizes, like=like)
+
+    def _flattened(self, x: fx.Node, axis: SampleAxis) -> fx.Node:
+        return emit(self.graph, aten.flatten.using_ints, x, axis.axis, axis.axis + 1)
 
     def _below(self, node: fx.Node, probability: Any) -> fx.Node:
-        value = value_of(node)
-        uniform = self._draw(node, "keyed_uniform", value)
+        uniform = self._draw(node, keyed_uniform, torch.float32)
         compare = aten.lt.Tensor if isinstance(probability, fx.Node) else aten.lt.Scalar
         hit = emit(self.graph, compare, uniform, probability, like=node)
-        return emit(self.graph, aten._to_copy.default, hit, dtype=value.dtype, like=node)
+        return emit(self.graph, aten._to_copy.default, hit, dtype=value_of(node).dtype, like=node)
 
     def _integers(self, node: fx.Node) -> fx.Node:
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-        named = dict(zip(names, node.args, strict=False))
-        low, high = named.get("low", 0), named["high"]
-        value = value_of(node)
-        uniform = self._draw(node, "keyed_uniform", value.to(torch.float32))
-        scaled = emit(self.graph, aten.mul.Scalar, uniform, high - low, like=node)  # type: ignore[operator]
+        low, high = argument(node, "low", 0), argument(node, "high")
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise CaptureError(f"model: {node.target} in {module_of(node)} draws up to a bound that is not a constant")
+        uniform = self._draw(node, keyed_uniform, torch.float32)
+        scaled = emit(self.graph, aten.mul.Scalar, uniform, high - low, like=node)
         floored = emit(self.graph, aten.floor.default, scaled, like=node)
         moved = emit(self.graph, aten.add.Scalar, floored, low, like=node)
-        return emit(self.graph, aten._to_copy.default, moved, dtype=value.dtype, like=node)
+        return emit(self.graph, aten._to_copy.default, moved, dtype=value_of(node).dtype, like=node)
+
+    def _uniform(self, node: fx.Node) -> fx.Node:
+        low, high = argument(node, "from", 0.0), argument(node, "to", 1.0)
+        return self._scaled(node, self._draw(node, keyed_uniform), high - low, low)
+
+    def _normal(self, node: fx.Node) -> fx.Node:
+        return self._scaled(
+            node, self._draw(node, keyed_normal), argument(node, "std", 1.0), argument(node, "mean", 0.0)
+        )
+
+    def _scaled(self, node: fx.Node, drawn: fx.Node, factor: float, offset: float) -> fx.Node:
+        scaled = emit(self.graph, aten.mul.Scalar, drawn, factor, like=node)
+        return emit(self.graph, aten.add.Scalar, scaled, offset, like=node)
+
+    def _exponential(self, node: fx.Node) -> fx.Node:
+        """-log(1 - u) / rate, for u in [0, 1)."""
+        uniform = self._draw(node, keyed_uniform, torch.float32)
+        negated = emit(self.graph, aten.neg.default, uniform, like=node)
+        logarithm = emit(self.graph, aten.log1p.default, negated, like=node)
+        scaled = emit(self.graph, aten.mul.Scalar, logarithm, -1.0 / argument(node, "lambd", 1.0), like=node)
+        return emit(self.graph, aten._to_copy.default, scaled, dtype=value_of(node).dtype, like=node)
+
+
+def _where(axis: SampleAxis | None) -> tuple[int, int]:
+    """The arguments `axis` and `period` of a keyed operator."""
+    return (NO_AXIS, 1) if axis is None else (axis.axis, axis.period)

@@ -1,7 +1,9 @@
 """Unit programs: the plain data that an fx graph becomes for the native runtime, which verifies and runs it.
 
-addmm(bias, x, w_t)  ->  {"op": "aten::addmm", "overload": "", "args": [["slot", 2], ["slot", 7], ["slot", 8],
-                          ["int", 1], ["int", 1]], "outs": [9], "frees": [7, 8]}
+Slots, complete positional arguments, frees after the last use:
+
+    addmm(bias, x, w_t)  ->  {"op": "aten::addmm", "overload": "", "args": [["slot", 2], ["slot", 7], ["slot", 8],
+                              ["int", 1], ["int", 1]], "outs": [9], "frees": [7, 8]}
 """
 
 from __future__ import annotations

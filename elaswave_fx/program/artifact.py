@@ -183,5 +183,3 @@ def _from_json(data: dict[str, Any]) -> Artifact:
 def _bucket(row: dict[str, Any]) -> BucketSpec:
     params = tuple(BucketParam(p["name"], p["offset"], tuple(p["shape"])) for p in row["params"])
     return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]))
-
-

@@ -1,7 +1,7 @@
 """Capture: an nn.Module and an example batch in, a functional ATen program out.
 
 The model returns (loss sum, count). It is exported with a symbolic batch size where that works and at the granule's
-size where it does not, functionalized, and compared with the eager model on fresh inputs at two batch sizes.
+size where it does not, functionalized, and compared with the eager model on fresh inputs of several batch sizes.
 
     GPT(...), {"input_ids": int64 [3, 64], "labels": int64 [3, 64]}
         -> Program(graph of 93 calls, params {"embed.weight": float32 [256, 128], ...}, ...)
@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.agreement import check_against_eager
 from elaswave_fx.program.inline import inline_wrappers
 from elaswave_fx.program.ir import (
     ParamSpec,
@@ -29,71 +31,86 @@ from elaswave_fx.program.ir import (
     Source,
     TensorSpec,
     copy_graph,
-    output_node,
     set_source,
+    source_of,
 )
 
 Batch = Mapping[str, torch.Tensor]
 
-_RELATIVE_TOLERANCE = 1e-5
+# What a model's own code and the tracer under it raise when something cannot be traced: bugs of the model (types,
+# lookups, attributes, arithmetic, failed assertions), refusals of the tracer (RuntimeError and its many subclasses).
+TRACE_ERRORS = (
+    RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
+    SpecViolationError,
+)  # fmt: skip
 
 
 def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
-    """Capture `model` in training mode.
+    """Capture `model` in training mode. Its parameters become contiguous; their values and buffers stay as they are.
 
     Args:
         model: `forward(**batch) -> (loss sum, count)`.
-        batches: two different batches, of different sizes where the model allows it: [samples, ...] per input.
-            The first one is what the export sees; both are used to check it. A size of 2*granule or more is wise.
+        batches: two different batches of at least two granules each, of different sizes: [samples, ...] per input.
+            The first one is what the export sees; both are used to check it.
         granule: samples of a fixed group; the batch size of the second try when no symbolic size exports.
 
     Raises:
-        CaptureError: names the operator or module that cannot be exported, or the input on which the graph and the
-            eager model disagree.
+        CaptureError: names the operator or module that cannot be exported, or the batch size for which the graph and
+            the eager model disagree.
     """
     model.train()
-    for parameter in model.parameters():
-        if parameter.device.type != "cpu":
-            raise CaptureError(f"capture: the model must be built on the cpu, found {parameter.device}")
-    exported, dynamic = _export(model, batches[0], granule)
-    check_against_eager(model, exported, batches if dynamic else (_first(batches[0], granule),))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        functional = exported.run_decompositions({})
-    return _to_program(model, functional, granule, dynamic)
+    _check_parameters(model)
+    try:
+        return _capture_once(model, batches, granule, dynamic=True)
+    except CaptureError:
+        return _capture_once(model, batches, granule, dynamic=False)
+
+
+def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, dynamic: bool) -> Program:
+    small = tuple(_first(batch, granule) for batch in batches)
+    seen = batches[0] if dynamic else small[0]
+    try:
+        exported = _export(model, seen, dynamic)
+    except TRACE_ERRORS as error:
+        raise CaptureError(_export_message(model, error)) from error
+    program = _to_program(model, exported, granule, dynamic)
+    for batch in (*batches, small[0]) if dynamic else small:
+        check_against_eager(model, program, batch)
+    return program
 
 
 def _first(batch: Batch, samples: int) -> dict[str, torch.Tensor]:
     return {name: tensor[:samples].clone() for name, tensor in batch.items()}
 
 
-def _export(model: nn.Module, batch: Batch, granule: int) -> tuple[ExportedProgram, bool]:
-    distinct = {name: tensor.clone() for name, tensor in batch.items()}
-    shapes: dict[str, Any] = {name: {0: Dim.DYNAMIC} for name in batch}
-    try:
-        return _export_once(model, distinct, shapes), True
-    except Exception as dynamic_error:  # torch.export raises many unrelated types; each is retold below
-        fixed = _first(batch, granule)
-        try:
-            return _export_once(model, fixed, None), False
-        except Exception as error:
-            raise CaptureError(_export_message(model, error)) from dynamic_error
+def _check_parameters(model: nn.Module) -> None:
+    """One dtype for what is trained, everything on the CPU, and no strides that a flat copy would lose."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise CaptureError(f"model: {type(model).__name__} has no parameter to train")
+    first = next(iter(trained))
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise CaptureError(f"model: must be built on the cpu, but {name} is on {parameter.device}")
+        if name in trained and parameter.dtype != trained[first].dtype:
+            raise CaptureError(
+                f"model: {name} is {parameter.dtype} and {first} is {trained[first].dtype}; trained parameters have "
+                "one dtype"
+            )
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
 
 
-def _export_once(model: nn.Module, batch: Batch, shapes: Any) -> ExportedProgram:
-    names = list(batch)
+def _export(model: nn.Module, batch: Batch, dynamic: bool) -> ExportedProgram:
+    """A functional graph, with a symbolic batch size where `dynamic`."""
+    # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
+    distinct = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
+    size = Dim("batch")
+    shapes: Any = {name: {0: size} for name in batch} if dynamic else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exported = torch.export.export(model, (), dict(batch), dynamic_shapes=shapes, strict=False)
-    if shapes is not None and _specialized(exported, names):
-        raise CaptureError("the batch size was specialized to a constant")
-    return exported
-
-
-def _specialized(exported: ExportedProgram, names: list[str]) -> bool:
-    inputs = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
-    nodes = [n for n in exported.graph_module.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    return any(isinstance(n.meta["val"].shape[0], int) for n in nodes if isinstance(n.meta["val"], torch.Tensor))
+        exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
+        return exported.run_decompositions({})
 
 
 def _export_message(model: nn.Module, error: Exception) -> str:
@@ -112,85 +129,59 @@ def _export_message(model: nn.Module, error: Exception) -> str:
     )
 
 
-def check_against_eager(model: nn.Module, exported: ExportedProgram, batches: tuple[Batch, ...]) -> None:
-    """Run the exported program and the eager model on the same fresh inputs with the same random numbers.
-
-    Raises CaptureError with both numbers when they differ by more than rounding.
-    """
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict(keep_vars=True).items()}
-    module = exported.module()
-    for batch in batches:
-        outputs = []
-        for candidate in (model, module):
-            torch.manual_seed(0)
-            with torch.no_grad():
-                outputs.append(candidate(**{name: tensor.clone() for name, tensor in batch.items()}))
-            with torch.no_grad():
-                model.load_state_dict(state)
-        _compare_outputs(outputs[0], outputs[1], len(next(iter(batch.values()))))
-
-
-def _compare_outputs(eager: Any, captured: Any, samples: int) -> None:
-    for name, expected, got in zip(("loss sum", "count"), eager, captured, strict=False):
-        difference = abs(float(expected) - float(got))
-        if not difference <= _RELATIVE_TOLERANCE * max(1.0, abs(float(expected))):
-            raise CaptureError(
-                f"capture: with {samples} samples the eager {name} is {float(expected):.6g} and the exported one "
-                f"{float(got):.6g}; the exported graph does not compute this model"
-            )
-
-
 def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynamic: bool) -> Program:
     owner, params = _parameters(model)
+    buffer_owner = _first_names(model.named_buffers(remove_duplicate=False))
+    stored = dict(model.named_buffers())
     buffers: dict[str, TensorSpec] = {}
     tensors: dict[str, torch.Tensor] = {}
     inline_wrappers(exported.graph_module)
     graph = copy_graph(exported.graph_module)
     by_name = {node.name: node for node in graph.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:
-        node = by_name[spec.arg.name]
+        node, target = by_name[spec.arg.name], str(spec.target)
         if spec.kind == InputKind.PARAMETER:
-            set_source(node, Source(Role.PARAM, owner[str(spec.target)]))
+            set_source(node, Source(Role.PARAM, owner[target]))
         elif spec.kind == InputKind.BUFFER:
-            tensor = dict(model.named_buffers())[str(spec.target)]
-            buffers[str(spec.target)] = TensorSpec(tuple(tensor.shape), tensor.dtype)
-            set_source(node, Source(Role.BUFFER, str(spec.target)))
+            name = buffer_owner[target]
+            buffers[name] = TensorSpec(tuple(stored[name].shape), stored[name].dtype)
+            set_source(node, Source(Role.BUFFER, name))
         elif spec.kind == InputKind.CONSTANT_TENSOR:
-            tensors[str(spec.target)] = exported.constants[str(spec.target)].detach()
-            set_source(node, Source(Role.CONSTANT, str(spec.target)))
+            constant = exported.constants[target]
+            assert isinstance(constant, torch.Tensor)
+            tensors[target] = constant.detach().clone(memory_format=torch.contiguous_format)
+            set_source(node, Source(Role.CONSTANT, target))
         elif spec.kind == InputKind.USER_INPUT:
             set_source(node, Source(Role.INPUT, spec.arg.name))
         else:
-            raise CaptureError(f"capture: input {spec.arg.name} is of the kind {spec.kind.name}; not supported")
-    results = _results(exported)
+            raise CaptureError(f"model: reads {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")
+    results = _results(exported, buffer_owner)
     _merge_duplicate_sources(graph)
     return Program(graph, results, params, buffers, tensors, granule, dynamic)
 
 
+def _first_names(named: Any) -> dict[str, str]:
+    """Every name of a tensor -> its first name."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
 def _parameters(model: nn.Module) -> tuple[dict[str, str], dict[str, ParamSpec]]:
     """Logical parameters: a tied tensor is one, under its first name."""
-    first: dict[int, str] = {}
-    aliases: dict[str, list[str]] = {}
-    owner: dict[str, str] = {}
+    owner = _first_names(model.named_parameters(remove_duplicate=False))
     specs: dict[str, ParamSpec] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        logical = first.setdefault(id(parameter), name)
-        owner[name] = logical
-        aliases.setdefault(logical, [])
-        if name != logical:
-            aliases[logical].append(name)
-        specs[logical] = ParamSpec(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-    return owner, {
-        name: ParamSpec(spec.shape, spec.dtype, spec.trainable, tuple(aliases[name])) for name, spec in specs.items()
-    }
+    for name, parameter in model.named_parameters():
+        aliases = tuple(other for other, first in owner.items() if first == name and other != name)
+        specs[name] = ParamSpec(tuple(parameter.shape), parameter.dtype, parameter.requires_grad, aliases)
+    return owner, specs
 
 
-def _results(exported: ExportedProgram) -> tuple[Result, ...]:
+def _results(exported: ExportedProgram, buffer_owner: Mapping[str, str]) -> tuple[Result, ...]:
     results: list[Result] = []
     users = [ResultKind.LOSS, ResultKind.COUNT]
     for spec in exported.graph_signature.output_specs:
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            results.append(Result(ResultKind.BUFFER, str(spec.target)))
+            results.append(Result(ResultKind.BUFFER, buffer_owner[str(spec.target)]))
         elif spec.kind == OutputKind.USER_OUTPUT and users:
             results.append(Result(users.pop(0)))
         elif spec.kind == OutputKind.USER_OUTPUT:
@@ -205,17 +196,12 @@ def _results(exported: ExportedProgram) -> tuple[Result, ...]:
 def _merge_duplicate_sources(module: fx.GraphModule) -> None:
     """One placeholder per logical tensor, none for what is not read."""
     seen: dict[Source, fx.Node] = {}
-    for node in list(module.graph.nodes):
-        if node.op != "placeholder":
-            continue
-        source = node.meta["elaswave_source"]
-        if source in seen:
-            node.replace_all_uses_with(seen[source])
-        else:
-            seen[source] = node
-        if not node.users or source in seen and seen[source] is not node:
+    for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
+        first = seen.setdefault(source_of(node), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
             module.graph.erase_node(node)
-            if seen.get(source) is node:
-                del seen[source]
-    output_node(module.graph)
+    for node in seen.values():
+        if not node.users:
+            module.graph.erase_node(node)
     module.recompile()

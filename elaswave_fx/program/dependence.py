@@ -1,5 +1,7 @@
 """What every node of a program depends on, and so which nodes a unit can make for itself.
 
+Three natures, by what a value is computed from:
+
     FIXED     constants, buffers that never change, nothing          -> computed once per rank
     PREPARED  inputs or parameters, but not both, no random draw      -> computed again in every unit that reads it
     MAIN      samples meet parameters, or a random draw               -> belongs to exactly one unit
@@ -38,7 +40,7 @@ def natures(program: Program) -> dict[fx.Node, Nature]:
     for node in program.graph.graph.nodes:
         if node.op == "placeholder":
             source = source_of(node)
-            fixed = source.role == Role.CONSTANT or source.role == Role.BUFFER and source.name not in mutated
+            fixed = source.role == Role.CONSTANT or (source.role == Role.BUFFER and source.name not in mutated)
             roots[node] = frozenset() if fixed else frozenset({source.role.value})
         elif node.op == "call_function":
             roots[node] = frozenset().union(*(roots[source] for source in node.all_input_nodes))

@@ -1,5 +1,7 @@
 """Inlining: the higher-order wrappers that an export leaves around parts of the forward pass.
 
+A body keeps what its wrapper meant:
+
     before: wrap_with_set_grad_enabled(False, body, x);  after: y = detach(body's calls on x)
 """
 

@@ -10,19 +10,20 @@ changes the copy, and returns it. Node metadata is read and written only through
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
-from elaswave_fx.errors import PassError
 
-
-class Role(str, Enum):
+class Role(StrEnum):
     """Where a graph input comes from."""
 
     PARAM = "param"
@@ -36,7 +37,7 @@ class Role(str, Enum):
     TANGENT = "tangent"
 
 
-class ResultKind(str, Enum):
+class ResultKind(StrEnum):
     """What a graph output means."""
 
     LOSS = "loss"
@@ -88,10 +89,15 @@ class ParamSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class SampleAxis:
-    """Where the samples lie: dimension `axis` has size batch * period, with the sample index outermost in it."""
+    """Where the samples lie: dimension `axis` has size outer * batch * period, indices in this order.
+
+    Mostly `outer` is 1, and a run of samples is one slice. It is more where dimensions before the samples were flattened
+    into theirs, as in a view of [64, batch, 8] as [64 * batch, 8].
+    """
 
     axis: int
-    period: int
+    period: int = 1
+    outer: int = 1
 
 
 @dataclass(frozen=True)
@@ -256,6 +262,27 @@ def is_aten(node: fx.Node, *names: str) -> bool:
     return any(full == name or full.rsplit(".", 1)[0] == name for name in names)
 
 
+def is_getitem(node: fx.Node) -> bool:
+    """True for a call that takes one result out of several."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def argument(node: fx.Node, name: str, default: Any = None) -> Any:
+    """The argument of an operator by its name in the schema, given by position or keyword; `default` if not given."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name) if name in names else len(node.args)
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+
+
+def draws_randomness(node: fx.Node) -> bool:
+    """True for an operator that draws from a hidden generator."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    # Attention kernels carry the tag of randomness even when their dropout is zero.
+    names = [argument.name for argument in node.target._schema.arguments]
+    return "dropout_p" not in names or argument(node, "dropout_p", 0.0) != 0.0
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in a node's value, in order."""
     if isinstance(value, torch.Tensor):
@@ -271,41 +298,18 @@ def emit(graph: fx.Graph, target: Any, *args: Any, like: fx.Node | None = None, 
     `like` gives the new node the module path of another one, for messages.
     """
     node = graph.call_function(target, args, kwargs)
-    modes = [t.fake_mode for t in _fakes(args)]
     real_args, real_kwargs = fx.map_arg((args, kwargs), value_of)
-    if modes:
-        with modes[0]:
-            node.meta["val"] = target(*real_args, **real_kwargs)
-    else:
+    with _fake_mode(graph) or contextlib.nullcontext():
         node.meta["val"] = target(*real_args, **real_kwargs)
     if like is not None and "nn_module_stack" in like.meta:
         node.meta["nn_module_stack"] = like.meta["nn_module_stack"]
     return node
 
 
-def _fakes(args: Any) -> list[Any]:
-    found: list[Any] = []
-    fx.map_arg(args, lambda node: found.extend(t for t in tensors_in(value_of(node)) if hasattr(t, "fake_mode")))
-    return found
-
-
-def verify(program: Program, after: str) -> None:
-    """Check what holds for every program between passes.
-
-    Raises PassError naming the pass after which the rule was broken.
-    """
-    try:
-        program.graph.graph.lint()
-    except RuntimeError as error:
-        raise PassError(f"{after}: the graph is malformed: {error}") from error
-    outputs = output_nodes(program.graph.graph)
-    if len(outputs) != len(program.results):
-        raise PassError(f"{after}: the graph returns {len(outputs)} values for {len(program.results)} results")
-    for node in placeholders(program.graph.graph):
-        source = source_of(node)
-        known = {Role.PARAM: program.params, Role.BUFFER: program.buffers, Role.CONSTANT: program.tensors}
-        if source.role in known and source.name not in known[source.role]:
-            raise PassError(f"{after}: input {node.name} reads the unknown {source.role.value} '{source.name}'")
-    for node in calls(program.graph.graph):
-        if "val" not in node.meta:
-            raise PassError(f"{after}: node {node.name} has no value; passes add calls through `emit`")
+def _fake_mode(graph: fx.Graph) -> Any:
+    """The mode that the graph's values belong to, so that calls without tensor arguments join it."""
+    for node in graph.nodes:
+        for tensor in tensors_in(value_of(node)):
+            if isinstance(tensor, FakeTensor):
+                return tensor.fake_mode
+    return None

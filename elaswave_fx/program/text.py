@@ -1,5 +1,7 @@
 """Stable text of graphs and programs: no addresses, no set order, names by position.
 
+A call per line, its type at the end:
+
     %3 = aten.linear(%2, param blocks.0.fc.weight)                       float32 [B, 64, 512]
 """
 
@@ -44,7 +46,11 @@ def graph_text(module: fx.GraphModule) -> str:
 
 
 def _target(node: fx.Node) -> str:
-    return str(node.target).removesuffix(".default") if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__  # type: ignore[union-attr]
+    return (
+        str(node.target).removesuffix(".default")
+        if isinstance(node.target, torch._ops.OpOverload)
+        else node.target.__name__
+    )  # type: ignore[union-attr]
 
 
 def _arguments(node: fx.Node, names: dict[fx.Node, str]) -> str:
@@ -60,13 +66,18 @@ def _arguments(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 def program_text(program: Program) -> str:
     """Units in order: what they read, what they give, and the graph of every distinct kind once."""
-    lines = [f"program: {len(program.units)} units of {len({u.kind for u in program.units})} kinds, granule {program.granule}"]
+    lines = [
+        f"program: {len(program.units)} units of {len({u.kind for u in program.units})} kinds, granule {program.granule}"
+    ]
     if program.batch_coupled:
         lines.append("batch-coupled: " + "; ".join(program.batch_coupled))
     seen: dict[str, int] = {}
     for unit in program.units:
         lines.append(f"\nunit {unit.index}")
-        lines.append("  reads  " + ", ".join(f"{s.role.value} {s.name}".strip() for s in map(source_of, placeholders(unit.graph.graph))))
+        lines.append(
+            "  reads  "
+            + ", ".join(f"{s.role.value} {s.name}".strip() for s in map(source_of, placeholders(unit.graph.graph)))
+        )
         lines.append("  gives  " + ", ".join(f"{r.kind.value} {r.name}".strip() for r in unit.results))
         if unit.kind in seen:
             lines.append(f"  same kind as unit {seen[unit.kind]}")
@@ -76,5 +87,7 @@ def program_text(program: Program) -> str:
     for value in program.values:
         axis = "whole micro-batch" if value.sample_axis is None else f"samples on axis {value.sample_axis.axis}"
         dtype = str(value.dtype).removeprefix("torch.")
-        lines.append(f"value {value.name}: unit {value.producer} -> {list(value.consumers)}, {dtype} {list(value.shape)}, {axis}")
+        lines.append(
+            f"value {value.name}: unit {value.producer} -> {list(value.consumers)}, {dtype} {list(value.shape)}, {axis}"
+        )
     return "\n".join(lines) + "\n"

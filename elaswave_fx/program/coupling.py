@@ -1,0 +1,338 @@
+"""Which operators couple the samples of a batch, and whether the loss is a sum over samples.
+
+An operator is batch-coupled when one sample's result depends on another sample. Rules find the known ones by name and
+shape. A trial in double precision, the whole batch against its parts, finds the rest, so that an unknown operator
+cannot slip through. A program with any of them runs granule by granule.
+
+    batch_norm over [B, 16, 8, 8]   -> "aten._native_batch_norm_legit.no_stats in stem_norm"
+    logits = a @ b.t(), [B, B]      -> "aten.matmul.default in the model"
+    loss = mean over the batch      -> CaptureError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.ir import (
+    Program,
+    ResultKind,
+    Role,
+    argument,
+    calls,
+    is_aten,
+    module_of,
+    output_nodes,
+    source_of,
+    value_of,
+)
+from elaswave_fx.program.samples import SampleAxes, locate_samples, sample_dims, split_samples
+
+State = Mapping[str, torch.Tensor]
+Batch = Mapping[str, torch.Tensor]
+
+_ALONG_DIM = (
+    "aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten._safe_softmax", "aten.cumsum",
+    "aten.cumprod", "aten.logcumsumexp", "aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.cummax",
+    "aten.cummin",
+)  # fmt: skip
+_ALONG_DIMS = ("aten.flip", "aten.roll")
+_BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
+_LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
+_T = TypeVar("_T")
+_SUMS = (ResultKind.LOSS, ResultKind.COUNT)
+
+
+def find_couplings(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+    """Why the program has to run granule by granule; empty when every sample stands for itself.
+
+    Args:
+        state: parameters and buffers by name.
+        batch: at least two granules.
+
+    Raises:
+        CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
+    """
+    reasons = coupled_by_rule(program) or coupled_by_trial(program, state, batch)
+    if locate_samples(program).symbol is None:
+        return reasons
+    not_additive = () if reasons else additivity(program, state, batch)
+    additive = not reasons and not not_additive
+    _refuse_mean(_doubled(program, state, batch), coupled=bool(reasons), additive=additive)
+    return reasons or not_additive
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def coupled_by_rule(program: Program) -> tuple[str, ...]:
+    """Batch-coupled operators that shapes and names give away, and updates of buffers."""
+    axes = locate_samples(program)
+    if axes.symbol is None:
+        return ("the model exports at one fixed batch size only",)
+    operators = [_describe(node) for node in calls(program.graph.graph) if _couples(node, axes)]
+    updates = [f"buffer {fold.buffer} is updated by every batch" for fold in program.folds]
+    return tuple(dict.fromkeys(operators or updates))
+
+
+def _describe(node: fx.Node) -> str:
+    if node.op != "call_function":
+        return node.name
+    return f"{node.target} in {module_of(node)}"
+
+
+def _couples(node: fx.Node, axes: SampleAxes) -> bool:
+    if axes.mixed(node) and not axes.data_dependent(node):
+        return not any(axes.mixed(source) for source in node.all_input_nodes)  # only the first one is worth a name
+    if is_aten(node, *_BATCH_STATISTICS):
+        return bool(argument(node, "training", True)) and 1 not in _dims(node.args[0], axes.symbol)
+    if is_aten(node, *_ALONG_DIM):
+        along = [argument(node, "dim", -1)]
+    elif is_aten(node, *_ALONG_DIMS):
+        along = list(argument(node, "dims", ())) or list(range(value_of(node).dim()))
+    else:
+        return False
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or not value_of(source).dim():
+        return False
+    rank = value_of(source).dim()
+    return bool({int(dim) % rank for dim in along if isinstance(dim, int)} & _dims(source, axes.symbol))
+
+
+def _dims(node: Any, symbol: sympy.Symbol | None) -> set[int]:
+    value = value_of(node)
+    return set(sample_dims(value, symbol)) if isinstance(value, torch.Tensor) else set()
+
+
+# --- the trial --------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One batch on its way through the graph, call by call, in double precision where `double` says so."""
+
+    def __init__(self, program: Program, state: State, batch: Batch, keys: torch.Tensor, double: bool) -> None:
+        self.program = program
+        self.state = state
+        self.batch = batch
+        self.keys = keys
+        self.double = double
+        self.known: dict[fx.Node, Any] = {}
+
+    def call(self, node: fx.Node) -> Any:
+        """The value of a call whose arguments are known."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.value)
+        if self.double:
+            args, kwargs = map_aggregate((args, kwargs), _widened)  # type: ignore[misc]
+        self.known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.known[node]
+
+    def value(self, node: fx.Node) -> Any:
+        if node not in self.known:
+            assert node.op == "placeholder", f"{node} was forgotten before its last use"
+            self.known[node] = self._input(node)
+        return self.known[node]
+
+    def forget(self, node: fx.Node) -> None:
+        self.known.pop(node, None)
+
+    def _input(self, node: fx.Node) -> torch.Tensor:
+        tensor = graph_input(self.program, self.state, self.batch, self.keys, node)
+        if not self.double or not tensor.is_floating_point():
+            return tensor
+        wide = tensor.double()
+        return _perturbed(wide, node.name) if source_of(node).role == Role.PARAM else wide
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value in _LOW_PRECISION and isinstance(value, torch.dtype) else value
+
+
+def _perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Parameters near the given ones: what starts as zero must not hide a coupling that training would bring out."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    return torch.where(tensor == 0, 0.01 * noise, tensor * (1 + 0.1 * noise.clamp(-3, 3)))
+
+
+def graph_input(program: Program, state: State, batch: Batch, keys: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    """What a placeholder of a program holds for one batch; `keys` int64 [samples]."""
+    source = source_of(node)
+    if source.role == Role.INPUT:
+        return batch[source.name]
+    if source.role == Role.KEYS:
+        return keys
+    if source.role == Role.STEP_KEYS:
+        return torch.zeros(1, dtype=torch.int64)
+    return program.tensors[source.name] if source.role == Role.CONSTANT else state[source.name]
+
+
+def _samples(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _keys(samples: int) -> torch.Tensor:
+    return torch.arange(1, samples + 1, dtype=torch.int64) * 0x1E3779B97F4A7C15 % (1 << 62)
+
+
+def coupled_by_trial(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+    """Run a batch whole and in two parts, call by call; name the first operators whose parts do not join to the whole.
+
+    Parameters are near those of `state`, not equal to them; see `_perturbed`.
+    """
+    axes = locate_samples(program)
+    if axes.symbol is None or _samples(batch) < 2:
+        return ()
+    try:
+        return _precisely(lambda double: _compare_parts(program, axes, _parts(program, state, batch, double), double))
+    except RuntimeError as error:
+        return (f"the program fails for a part of a batch: {str(error).splitlines()[0]}",)
+
+
+def _precisely(attempt: Callable[[bool], _T]) -> _T:
+    """`attempt(True)`, in double precision, so that rounding cannot be mistaken for coupling, or coupling for rounding;
+    `attempt(False)`, in the program's own, where an operator knows no other."""
+    try:
+        return attempt(True)
+    except RuntimeError:
+        return attempt(False)
+
+
+def _parts(program: Program, state: State, batch: Batch, double: bool) -> tuple[_Run, _Run, _Run]:
+    samples = _samples(batch)
+    cut = program.granule if program.granule < samples else samples // 2
+    keys = _keys(samples)
+    head = {name: tensor[:cut] for name, tensor in batch.items()}
+    tail = {name: tensor[cut:] for name, tensor in batch.items()}
+    return (
+        _Run(program, state, batch, keys, double),
+        _Run(program, state, head, keys[:cut], double),
+        _Run(program, state, tail, keys[cut:], double),
+    )
+
+
+def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], double: bool) -> tuple[str, ...]:
+    tolerance = 1e-8 if double else 2e-3
+    kinds = natures(program)
+    reasons: list[str] = []
+    broken: set[fx.Node] = set()
+    for node in _executed(program, runs):
+        if kinds[node] != Nature.MAIN:
+            continue  # positions in the batch and the like: they matter only where they reach the samples' values
+        if any(source in broken for source in node.all_input_nodes):
+            broken.add(node)
+        elif not _joins(node, axes, runs, tolerance):
+            broken.add(node)
+            reasons.append(_describe(node))
+    return tuple(reasons)
+
+
+def _executed(program: Program, runs: tuple[_Run, ...]) -> Iterator[fx.Node]:
+    """Every call after it ran in all of `runs`; values are kept until their last use."""
+    kept = set(output_nodes(program.graph.graph))
+    last: dict[fx.Node, fx.Node] = {}
+    for node in calls(program.graph.graph):
+        last.update(dict.fromkeys(node.all_input_nodes, node))
+    spent: dict[fx.Node, list[fx.Node]] = {}
+    for source, user in last.items():
+        if source not in kept:
+            spent.setdefault(user, []).append(source)
+    with torch.no_grad():
+        for node in calls(program.graph.graph):
+            for run in runs:
+                run.call(node)
+            yield node
+            for source in spent.get(node, ()):
+                for run in runs:
+                    run.forget(source)
+
+
+def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], tolerance: float) -> bool:
+    axis = axes.of(node)
+    if axis is None:
+        return True
+    whole, head, tail = (split_samples(run.known[node], axis) for run in runs)
+    joined = torch.cat([head, tail], dim=axis.axis + 1)
+    return joined.shape == whole.shape and _close(joined, whole, tolerance)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    a, b = a.double(), b.double()
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isfinite(a), finite):
+        return False
+    if not finite.any():
+        return True
+    scale = b[finite].abs().max().item()
+    return bool((a[finite] - b[finite]).abs().max().item() <= tolerance * scale + 1e-300)
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def additivity(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+    """Check that loss and count of two parts of a batch add up to those of the whole: what the step relies on."""
+
+    def compare(double: bool) -> tuple[str, ...]:
+        sums = [_sums(program, run) for run in _parts(program, state, batch, double)]
+        tolerance = 1e-7 if double else 1e-3
+        return tuple(
+            f"{_describe(node)}: the {kind.value} of a batch is not the sum over its parts"
+            for (kind, node), whole, head, tail in zip(_sum_nodes(program), *sums, strict=True)
+            if abs(head + tail - whole) > tolerance * max(abs(whole), abs(head), abs(tail))
+        )
+
+    return _precisely(compare)
+
+
+def _sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
+    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
+    return [(result.kind, node) for node, result in outputs if result.kind in _SUMS and node is not None]
+
+
+def _sums(program: Program, run: _Run) -> list[float]:
+    for _ in _executed(program, (run,)):
+        pass
+    return [float(run.value(node)) for _, node in _sum_nodes(program)]
+
+
+def _doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, tuple[float, float]]:
+    """Loss and count of a batch, and of the same samples given twice."""
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    keys = _keys(_samples(batch))
+
+    def sums(double: bool) -> tuple[list[float], list[float]]:
+        one = _Run(program, state, batch, keys, double)
+        return _sums(program, one), _sums(program, _Run(program, state, twice, torch.cat([keys, keys]), double))
+
+    pairs = zip(*_precisely(sums), strict=True)
+    return {kind: pair for (kind, _), pair in zip(_sum_nodes(program), pairs, strict=True)}
+
+
+def _refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool, additive: bool) -> None:
+    """Refuse a loss or a count that stays the same when the same samples come twice.
+
+    Where operators couple samples, the mean of a granule with the count one is a sum over granules, and fine; with a
+    count that grows it is not.
+    """
+    same = {kind: _equal(one, two) and one != 0.0 for kind, (one, two) in sums.items()}
+    if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
+        return
+    for kind, (one, two) in sums.items():
+        if same[kind] or (additive and not _equal(2 * one, two)):
+            raise CaptureError(
+                f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
+                "doubling it; a model returns (loss sum, count), not a mean"
+            )
+
+
+def _equal(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-3 * max(abs(a), abs(b))
