@@ -215,7 +215,7 @@ class Config:
     schedule: ScheduleConfig
     clip_norm: float | None = ruled(above=0)
     precision: str = ruled(choices=("fp32", "bf16"))
-    recompute: str = ruled(choices=("none", "full"))
+    recompute: str = ruled(choices=("none", "light", "full"))
     passes: PassesConfig
     eval: EvalConfig
     init_from: str | None
@@ -308,7 +308,7 @@ def _check_shape(config: Config) -> None:
 def _check_init_from(config: Config) -> None:
     if config.init_from is None:
         if config.model.kind == "hf" and not config.model.name:
-            raise ConfigError("model.name: is missing, model=hf needs a model type such as model.name=gpt2")
+            raise ConfigError("model.name: is missing, model=hf needs a model type as transformers names it")
         return
     if config.model.kind != "hf":
         raise ConfigError(f"init_from={config.init_from}: is for Hugging Face models; nearest valid: model=hf")

@@ -7,9 +7,8 @@ child; workers load what it wrote and never trace.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +34,7 @@ from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import find_couplings
+from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.devices import make_device
@@ -161,6 +161,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
         seq_len=config.seq_len if "input_ids" in sample else None,
         seed=config.seed,
         image_shape=image_shape,  # type: ignore[arg-type]
+        classes=dataset.classes,
         init_from=config.init_from,
     )
 
@@ -182,21 +183,19 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
 
 
 def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
-    """What the program depends on: structure of the model and the batch, options, and the code that compiles."""
-    structure = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    """What the program depends on: the model and the batch, options, versions, and the code that compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
-        config.as_dict()["model"], config.precision, config.recompute, config.parallel.granule,
-        config.optimizer.no_decay, config.init_from, repr(model), torch.__version__, FORMAT,
+        config.precision, config.recompute, config.parallel.granule, config.optimizer.no_decay,
+        torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
-    digest = hashlib.sha256(json.dumps([structure, inputs, options], default=str).encode())
+    digest = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())
     digest.update(_code_digest())
-    digest.update(inspect.getsource(importlib.import_module(type(model).__module__)).encode())
     return digest.hexdigest()[:24]
 
 
 def _code_digest() -> bytes:
-    roots = [Path(elaswave_fx.__path__[0]) / part for part in ("program", "models")] + [Path(passes.__path__[0])]
+    roots = [Path(elaswave_fx.__path__[0]) / "program", Path(passes.__path__[0])]
     digest = hashlib.sha256()
     for path in sorted(path for root in roots for path in root.glob("*.py")):
         digest.update(path.read_bytes())
