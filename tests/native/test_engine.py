@@ -1,0 +1,341 @@
+"""The engine against plain autograd: pipelines, data parallel, tiles that do not line up; state, evaluation, folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from elaswave_fx import _native
+from elaswave_fx.errors import ExecError
+from tests.native.ranks import Ranks
+from tests.native.tiny import (
+    ALONE,
+    BATCH,
+    BUCKETS,
+    LR,
+    PLENTY_S,
+    SEED,
+    TILINGS,
+    WIDTH,
+    Model,
+    Reference,
+    Tile,
+    batch,
+    eager_loss,
+    initial,
+    make_engine,
+    ops,
+    owned,
+    program,
+    reference,
+    tile_inputs,
+    train,
+)
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["samples first", "samples second"])
+def any_model(request: pytest.FixtureRequest) -> Model:
+    return Model.of(request.param)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.of(0)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def start(*args: Any, **more: Any) -> Ranks:
+        made.append(Ranks(*args, **more))
+        return made[-1]
+
+    yield start
+    for ranks in made:
+        ranks.end()
+
+
+Results = list[tuple[list[dict[str, Any]], dict[str, Tensor]]]
+
+
+def assert_trained(results: Results, expected: Reference) -> None:
+    for taken, _ in results:
+        assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=1e-5)
+        assert [r["grad_norm"] for r in taken] == pytest.approx(expected.norms, rel=1e-5)
+        assert all(r["finite"] and r["updated"] and r["count"] == BATCH * WIDTH for r in taken)
+        assert [r["version"] for r in taken] == list(range(1, len(taken) + 1))
+    for name, tensor in expected.params.items():
+        whole = torch.cat([masters[name] for _, masters in results if name in masters])
+        torch.testing.assert_close(whole, tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TILINGS)
+def test_any_tiling_trains_like_autograd(any_model: Model, name: str, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS[name]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(any_model, tiling, rank, endpoint)
+        return train(engine, tiling[rank], 4), owned(engine)
+
+    assert_trained(started(len(tiling), body).results(), reference(4))
+
+
+def test_the_same_run_gives_the_same_bits_over_any_link(model: Model, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS["columns of other cuts"]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint)
+        taken = train(engine, tiling[rank], 3)
+        return [(r["loss"], r["grad_norm"]) for r in taken], owned(engine)
+
+    one = started(len(tiling), body, allow_shm=True).results()
+    two = started(len(tiling), body, allow_shm=False).results()
+    for (sums, masters), (other_sums, other_masters) in zip(one, two, strict=True):
+        assert sums == other_sums
+        assert all(torch.equal(masters[name], other_masters[name]) for name in masters)
+
+
+def test_without_an_endpoint_and_without_clipping(model: Model) -> None:
+    engine = make_engine(model, ALONE, 0)
+    taken = train(engine, ALONE[0], 4, clip=None)
+    assert_trained([(taken, owned(engine))], reference(4, clip=None))
+    assert taken[0]["scale"] == 1.0 / (BATCH * WIDTH)
+    assert set(taken[0]["times"]) == {"FORWARD", "BACKWARD", "REDUCE", "FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
+    assert taken[0]["times"]["FORWARD"]["count"] == 3
+    assert taken[0]["memory_bytes"] > 2**20
+    for name in BUCKETS:
+        assert torch.equal(engine.bucket_work(name), engine.bucket_master(name))
+
+
+def test_callers_tensors_stay_as_they_are(model: Model) -> None:
+    engine = make_engine(model, ALONE, 0)
+    inputs = {name: tensor.requires_grad_() for name, tensor in batch(0).items()}
+    master = engine.bucket_master("tied")
+    before = master.clone()
+    engine.step(0, inputs, [[LR]], None, PLENTY_S)
+    assert torch.equal(master, before)
+    assert not torch.equal(engine.bucket_master("tied"), before)
+    assert torch.equal(inputs["x"], batch(0)["x"])
+
+
+def test_a_working_copy_in_bfloat16(model: Model) -> None:
+    engine = make_engine(model, ALONE, 0, work_dtype=torch.bfloat16)
+    taken = []
+    for step in range(3):
+        inputs = {name: tensor.bfloat16() for name, tensor in batch(step).items()}
+        taken.append(engine.step(step, inputs, [[LR]], 0.5, PLENTY_S))
+    expected = reference(3)
+    assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=0.05)
+    for name, tensor in expected.params.items():
+        assert engine.bucket_master(name).dtype == torch.float32
+        assert torch.equal(engine.bucket_work(name), engine.bucket_master(name).bfloat16())
+        torch.testing.assert_close(engine.bucket_master(name), tensor, rtol=0.1, atol=0.02)
+
+
+def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS["columns of other cuts"]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint)
+        first = engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+        taken = train(engine, tiling[rank], 2)
+        second = engine.evaluate(1, tile_inputs(tiling[rank], 1), PLENTY_S)
+        return taken, owned(engine), first, second
+
+    results = started(len(tiling), body).results()
+    expected = reference(2)
+    assert_trained([(taken, masters) for taken, masters, *_ in results], expected)
+    for _, _, first, second in results:
+        assert first["loss"] == pytest.approx(float(eager_loss(initial(), batch(0), None)), rel=1e-5)
+        assert second["loss"] == pytest.approx(float(eager_loss(expected.params, batch(1), None)), rel=1e-4)
+        assert first["count"] == BATCH * WIDTH
+
+
+@pytest.mark.parametrize("poison", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_updates_nobody(
+    model: Model, poison: float, started: Callable[..., Ranks]
+) -> None:
+    tiling = TILINGS["data parallel"]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint)
+        before = owned(engine)
+        inputs = tile_inputs(tiling[rank], 0)
+        if rank == 1:
+            inputs["y"] = inputs["y"].clone()
+            inputs["y"][0, 0] = poison
+        result = engine.step(0, inputs, [[LR]], 1.0, PLENTY_S)
+        same = all(torch.equal(tensor, before[name]) for name, tensor in owned(engine).items())
+        return result, same, engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 1.0, PLENTY_S)
+
+    for result, same, after in started(2, body).results():
+        assert (result["finite"], result["updated"], result["version"]) == (False, False, 1)
+        assert same
+        assert (after["updated"], after["version"]) == (True, 2)
+        assert after["loss"] == pytest.approx(reference(1).losses[0], rel=1e-5)
+
+
+def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks]) -> None:
+    """Two steps, what they leave loaded into a fresh engine, one more step: the same bits as three steps."""
+    tiling = TILINGS["data parallel"]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        tile = tiling[rank]
+        engine = make_engine(model, tiling, rank, endpoint)
+        train(engine, tile, 2)
+        fresh = make_engine(model, tiling, rank, endpoint)
+        for name in BUCKETS:
+            fresh.set_bucket_master(name, engine.bucket_master(name))
+            fresh.set_bucket_state(name, engine.bucket_state(name))
+        fresh.refresh_work(PLENTY_S)
+        engine.sync(PLENTY_S)
+        equal = all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
+        for each in (engine, fresh):
+            each.step(2, tile_inputs(tile, 2), [[LR]], 0.5, PLENTY_S)
+            each.sync(PLENTY_S)
+        return equal and all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
+
+    assert started(2, body).results() == [True, True]
+
+
+# --- Folds: running mean of what unit 0 sees, one granule per micro-batch.
+
+
+def fold_engine(model: Model, tiling: dict[int, Tile], rank: int, endpoint: Any) -> Any:
+    """The model of `tiny` with a buffer that unit 0 updates: mean' = 0.9 mean + 0.1 mean of the granule."""
+
+    def forward(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
+        r = torch.relu(torch.addmm(b, x, a.t()))
+        return ops.keyed_dropout(r, keys, 0.25, 0, 0, 1), x.mean(0), x.sum(), x, r, keys
+
+    def fold(mean: Tensor, number: Tensor, granule: Tensor, total: Tensor) -> Any:
+        return mean * 0.9 + granule * 0.1, number * 2 + total
+
+    x, w, b = torch.randn(2, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
+    keys = ops.sample_keys(0, 0, 2, 0)
+    traced = program(forward, x, w, b, keys)
+    folded = program(fold, b, torch.ones(()), b, torch.ones(()))
+    return make_engine(
+        model, tiling, rank, endpoint, granule=2, fold=(traced, folded, [torch.zeros(WIDTH), torch.ones(())])
+    )
+
+
+def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Callable[..., Ranks]) -> None:
+    tiling = {
+        0: Tile((0, 3), ((0, 2),)),
+        1: Tile((0, 1), ((2, 4), (4, 6), (6, 8))),
+        2: Tile((1, 3), ((2, 4), (4, 6), (6, 8))),
+    }
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = fold_engine(model, tiling, rank, endpoint)
+        for step in range(2):
+            engine.step(step, tile_inputs(tiling[rank], step), [[LR]], None, PLENTY_S)
+        return engine.buffer("mean"), engine.buffer("number")
+
+    results = started(3, body).results()
+    mean, number = torch.zeros(WIDTH), torch.ones(())
+    for step in range(2):
+        for granule in batch(step)["x"].split(2):
+            mean, number = mean * 0.9 + granule.mean(0) * 0.1, number * 2 + granule.sum()
+    for rank in (0, 1):
+        assert torch.equal(results[rank][0], mean)
+        assert torch.equal(results[rank][1], number)
+    assert torch.equal(results[2][0], torch.zeros(WIDTH))
+
+
+def test_micro_batches_of_folds_are_granules(model: Model) -> None:
+    engine = fold_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, None)
+    with pytest.raises(ExecError, match="granule at sample 2 was not produced; micro-batches must be single granules"):
+        engine.step(0, batch(0), [[LR]], None, PLENTY_S)
+
+
+# --- Keys and values without a sample axis.
+
+
+def test_keys_belong_to_samples_and_steps() -> None:
+    """A unit that returns its keys as the loss sees those of the global positions, whatever the micro-batches."""
+
+    def forward(x: Tensor, keys: Tensor, step_keys: Tensor) -> Any:
+        return keys.sum() + x.long().sum(), step_keys.sum()
+
+    data = program(forward, torch.zeros(3), ops.sample_keys(0, 0, 3, 0), ops.sample_keys(0, 0, 1, 0))
+    for micro_batches in ([(0, 8)], [(0, 3), (3, 8)]):
+        engine = _native.Engine(0, None, SEED, BATCH)
+        forward_id = engine.add_program("forward", data)
+        bound = [("input", "x"), ("keys",), ("step_keys",)]
+        engine.add_unit(
+            unit=4, forward=forward_id, backward=-1, evaluate=None, inputs=bound,
+            outputs=[("loss",), ("count",)], grads=[], num_saved=0,
+        )  # fmt: skip
+        steps = [("FORWARD", 4, mb) for mb in range(len(micro_batches))]
+        engine.set_schedule([*steps, ("VOTE",)], [], micro_batches, 0)
+        result = engine.step(5, {"x": torch.zeros(BATCH)}, [], None, PLENTY_S)
+        parts = [ops.sample_keys(SEED, 5 * BATCH + lo, hi - lo, 4).sum() for lo, hi in micro_batches]
+        once = ops.sample_keys(SEED, 5, 1, 4 | 0x80000000).sum()
+        assert result["loss"] == sum(float(part) for part in parts)
+        assert result["count"] == len(micro_batches) * float(once)
+
+
+def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: Callable[..., Ranks]) -> None:
+    """Unit 0 makes t = 2 w on rank 0; unit 1 reads it on rank 1 in two micro-batches: dw = 2 (sum of all x)."""
+    x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+    ones, s = torch.ones(WIDTH), torch.ones(())
+    programs = {
+        "0.forward": program(lambda w: (w * 2.0,), ones),
+        "0.backward": program(lambda dt: (dt * 2.0,), ones),
+        "1.forward": program(lambda t, x: ((t * x).sum(), torch.ones_like(x).sum(), x), ones, x),
+        "1.backward": program(lambda x, d: (x.sum(0) * d,), x, s),
+        "update": program(lambda m, g, scale: (m * 0.0 + g,), ones, ones, s),
+    }
+    cuts = [(0, 5), (5, 8)]
+
+    def tag(grad: int, mb: int) -> int:
+        return (1 + grad) << 56 | mb << 16
+
+    lists = {
+        0: [
+            ("FORWARD", 0, 0), *(("SEND", 0, 0, 1, tag(0, mb), 0, 1, 0) for mb in (0, 1)),
+            *(("RECV", 0, 0, 1, tag(1, mb), 0, 1, 1) for mb in (0, 1)),
+            ("BACKWARD", 0, 0), ("REDUCE", 0), ("VOTE",), ("UPDATE", 0),
+        ],
+        1: [
+            *(("RECV", 0, mb, 0, tag(0, mb), 0, 1, 0) for mb in (0, 1)),
+            *(step for mb in (0, 1) for step in (
+                ("FORWARD", 1, mb), ("BACKWARD", 1, mb), ("SEND", 0, mb, 0, tag(1, mb), 0, 1, 1))),
+            ("VOTE",),
+        ],
+    }  # fmt: skip
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = _native.Engine(rank, endpoint, SEED, BATCH)
+        engine.set_world([0, 1])
+        ids = {name: engine.add_program(name, data) for name, data in programs.items()}
+        engine.add_value("t", -1, "float32", [WIDTH], True)
+        if rank == 0:
+            engine.add_bucket(
+                name="w", numel=WIDTH, owners=[(0, 0, WIDTH)], group=[0], master=ones.clone(), state=[],
+                optimizer_program=ids["update"], hyper_group=0, work=ones.clone(),
+            )  # fmt: skip
+            w = ("param", 0, 0, [WIDTH])
+            shape = {"inputs": [w], "outputs": [("value", 0)], "grads": [w], "num_saved": 0}
+        else:
+            shape = {
+                "inputs": [("value", 0), ("input", "x")], "outputs": [("loss",), ("count",)],
+                "grads": [("value", 0)], "num_saved": 1,
+            }  # fmt: skip
+        engine.add_unit(
+            unit=rank, forward=ids[f"{rank}.forward"], backward=ids[f"{rank}.backward"], evaluate=-1, **shape
+        )
+        engine.set_schedule(lists[rank], [], [(0, 8)] if rank == 0 else cuts, 0)
+        engine.step(0, {"x": x} if rank else {}, [[]], None, PLENTY_S)
+        return engine.bucket_master("w") if rank == 0 else None
+
+    gradient = started(2, body).results()[0]
+    torch.testing.assert_close(gradient, 2.0 * x.sum(0))

@@ -1,0 +1,381 @@
+"""A small model declared to the engine by hand, tilings of it with their step lists, and autograd as the reference.
+
+The model has three units, a value with two consumers and a tied matrix:
+
+    0: h = dropout(relu(x A^T + b0))      1: g = relu(h B^T + b1)      2: loss = sum(((g + h) A^T - y)^2), count = numel
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from elaswave_fx import _native
+from passes.unit_program import lower_graph
+
+ops = torch.ops.elaswave
+WIDTH, BATCH, SEED = 6, 8, 42
+PLENTY_S = 60.0
+"""Far more than anything takes."""
+LR, MOMENTUM = 0.05, 0.9
+P = 0.25
+Unit = dict[str, Any]
+
+
+def dropout(x: Tensor, keys: Tensor) -> Tensor:
+    return ops.keyed_dropout(x, keys, P, 0, 0, 1)
+
+
+# --- Units: forward gives outputs and what is saved, backward gives gradients. `axis` 1: the border value h is h^T.
+
+
+def forward0(axis: int) -> Callable[..., Any]:
+    def forward(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
+        r = torch.relu(torch.addmm(b, x, a.t()))
+        h = dropout(r, keys)
+        return h.t() if axis == 1 else h, x, r, keys
+
+    return forward
+
+
+def backward0(axis: int) -> Callable[..., Any]:
+    def backward(x: Tensor, r: Tensor, keys: Tensor, dh: Tensor) -> Any:
+        d = dropout(dh.t() if axis == 1 else dh, keys) * (r > 0)
+        return d.t() @ x, d.sum(0)
+
+    return backward
+
+
+def forward1(axis: int) -> Callable[..., Any]:
+    def forward(h: Tensor, b_matrix: Tensor, b: Tensor) -> Any:
+        h = h.t() if axis == 1 else h
+        r = torch.relu(torch.addmm(b, h, b_matrix.t()))
+        return r, r, h, b_matrix
+
+    return forward
+
+
+def backward1(axis: int) -> Callable[..., Any]:
+    def backward(r: Tensor, h: Tensor, b_matrix: Tensor, dg: Tensor) -> Any:
+        d = dg * (r > 0)
+        dh = d @ b_matrix
+        return dh.t() if axis == 1 else dh, d.t() @ h, d.sum(0)
+
+    return backward
+
+
+def forward2(axis: int) -> Callable[..., Any]:
+    def forward(g: Tensor, h: Tensor, a: Tensor, y: Tensor) -> Any:
+        s = g + (h.t() if axis == 1 else h)
+        e = s @ a.t() - y
+        return (e * e).sum(), torch.ones_like(e).sum(), s, e, a
+
+    return forward
+
+
+def backward2(axis: int) -> Callable[..., Any]:
+    def backward(s: Tensor, e: Tensor, a: Tensor, tangent: Tensor) -> Any:
+        d = e * 2.0 * tangent
+        ds = d @ a
+        return ds, ds.t() if axis == 1 else ds, d.t() @ s
+
+    return backward
+
+
+def evaluated(forward: Callable[..., Any], outputs: int) -> Callable[..., Any]:
+    return lambda *args: forward(*args)[:outputs]
+
+
+def program(function: Callable[..., Any], *examples: Tensor) -> dict[str, Any]:
+    distinct = [example.clone() for example in examples]  # one object given twice would be captured as one input
+    return lower_graph("", make_fx(function, tracing_mode="fake")(*distinct))
+
+
+def update(master: Tensor, grad: Tensor, momentum: Tensor, scale: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+    momentum = momentum * MOMENTUM + grad * scale
+    return master - lr * momentum, momentum
+
+
+@dataclass(frozen=True)
+class Model:
+    """Programs by name, traced once; `axis` is where samples lie in h."""
+
+    axis: int = 0
+    programs: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(axis: int) -> Model:
+        x, w, b = torch.randn(3, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
+        h = x.t() if axis == 1 else x
+        keys, one = ops.sample_keys(0, 0, 3, 0), torch.ones(())
+        s = torch.ones(2)
+        made = {
+            "0.forward": program(forward0(axis), x, w, b, keys),
+            "0.backward": program(backward0(axis), x, x, keys, h),
+            "1.forward": program(forward1(axis), h, w, b),
+            "1.backward": program(backward1(axis), x, x, w, x),
+            "2.forward": program(forward2(axis), x, h, w, x),
+            "2.backward": program(backward2(axis), x, x, w, one),
+            "0.eval": program(lambda x, a, b: (torch.relu(torch.addmm(b, x, a.t())),), x, w, b),
+            "1.eval": program(evaluated(forward1(0), 1), x, w, b),
+            "2.eval": program(evaluated(forward2(0), 2), x, x, w, x),
+            "update": program(update, s, s, s, one, one),
+        }
+        if axis == 1:
+            made["0.eval"] = program(lambda x, a, b: (torch.relu(torch.addmm(b, x, a.t())).t(),), x, w, b)
+            made["1.eval"] = program(evaluated(forward1(1), 1), h, w, b)
+            made["2.eval"] = program(evaluated(forward2(1), 2), x, h, w, x)
+        return Model(axis, made)
+
+
+MATRIX = WIDTH * WIDTH
+BUCKETS = {"tied": (MATRIX, (0, 2)), "bias0": (WIDTH, (0,)), "unit1": (MATRIX + WIDTH, (1,))}
+H, G = 0, 1
+VALUES = {H: (0, 1, 2), G: (1, 2)}
+"""Value -> its users in unit order, the producer first."""
+
+
+def initial() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return {name: 0.4 * torch.randn(numel, generator=generator) for name, (numel, _) in BUCKETS.items()}
+
+
+def batch(step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return {name: torch.randn(BATCH, WIDTH, generator=generator) for name in ("x", "y")}
+
+
+# --- Tilings and their step programs, derived here apart from elaswave_fx.plan.
+
+
+@dataclass(frozen=True)
+class Tile:
+    units: tuple[int, int]
+    micro_batches: tuple[tuple[int, int], ...]
+
+    def holds(self, unit: int) -> bool:
+        return self.units[0] <= unit < self.units[1]
+
+
+Tiling = dict[int, Tile]
+"""Rank -> tile."""
+
+ALONE: Tiling = {0: Tile((0, 3), ((0, 8),))}
+TILINGS: dict[str, Tiling] = {
+    "alone": ALONE,
+    "uneven micro-batches": {0: Tile((0, 3), ((0, 3), (3, 4), (4, 8)))},
+    "pipeline": {0: Tile((0, 1), ((0, 4), (4, 8))), 1: Tile((1, 3), ((0, 4), (4, 8)))},
+    "deep pipeline": {r: Tile((r, r + 1), ((0, 2), (2, 4), (4, 8))) for r in range(3)},
+    "data parallel": {0: Tile((0, 3), ((0, 3), (3, 5))), 1: Tile((0, 3), ((5, 8),))},
+    "rows of other widths": {
+        0: Tile((0, 1), ((0, 4), (4, 8))),
+        1: Tile((1, 3), ((0, 3),)),
+        2: Tile((1, 3), ((3, 5), (5, 8))),
+    },
+    "columns of other cuts": {
+        0: Tile((0, 1), ((0, 2), (2, 5))),
+        1: Tile((1, 3), ((0, 2), (2, 5))),
+        2: Tile((0, 2), ((5, 6), (6, 8))),
+        3: Tile((2, 3), ((5, 6), (6, 8))),
+    },
+}
+
+
+def neighbours(tiling: Tiling, rank: int, value: int, forward: bool) -> list[tuple[int, int, int, int, int]]:
+    """Pieces that come from the previous user's ranks (forward) or the next one's: (mb, peer, peer's mb, lo, hi)."""
+    tile = tiling[rank]
+    users = [u for u in VALUES[value] if tile.holds(u)]
+    if not users:
+        return []
+    others = [u for u in VALUES[value] if (u < users[0] if forward else u > users[-1])]
+    if not others:
+        return []
+    user = max(others) if forward else min(others)
+    return [
+        (mb, peer, peer_mb, max(lo, other_lo), min(hi, other_hi))
+        for mb, (lo, hi) in enumerate(tile.micro_batches)
+        for peer, other in tiling.items() if other.holds(user)
+        for peer_mb, (other_lo, other_hi) in enumerate(other.micro_batches)
+        if max(lo, other_lo) < min(hi, other_hi)
+    ]  # fmt: skip
+
+
+def transfers(tiling: Tiling, rank: int, op: str, grad: int, mb: int) -> list[tuple[Any, ...]]:
+    """RECV or SEND instructions of a micro-batch."""
+    found = []
+    upstream = (op == "RECV") == (grad == 0)
+    for value in VALUES:
+        for own_mb, peer, peer_mb, lo, hi in neighbours(tiling, rank, value, upstream):
+            if own_mb != mb:
+                continue
+            first = tiling[rank].micro_batches[mb][0]
+            target, source = (mb, peer_mb) if op == "RECV" else (peer_mb, mb)
+            tag = (2 if grad else 1) << 56 | value << 32 | target << 16 | source
+            found.append((op, value, mb, peer, tag, lo - first, hi - first, grad))
+    return found
+
+
+def train_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
+    tile = tiling[rank]
+    units = list(range(*tile.units))
+    steps: list[tuple[Any, ...]] = []
+    for mb in range(len(tile.micro_batches)):
+        steps += transfers(tiling, rank, "RECV", 0, mb)
+        steps += [("FORWARD", unit, mb) for unit in units]
+        steps += transfers(tiling, rank, "SEND", 0, mb)
+    for mb in range(len(tile.micro_batches)):
+        steps += transfers(tiling, rank, "RECV", 1, mb)
+        steps += [("BACKWARD", unit, mb) for unit in reversed(units)]
+        steps += transfers(tiling, rank, "SEND", 1, mb)
+    held = [i for i, (_, users) in enumerate(BUCKETS.values()) if any(tile.holds(u) for u in users)]
+    steps += [("REDUCE", bucket) for bucket in held]
+    steps += [("FOLD",), ("VOTE",)]
+    for bucket in held:
+        steps += [("UPDATE", bucket), ("GATHER", bucket)]
+    return [*steps, ("SNAPSHOT",)]
+
+
+def eval_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
+    steps: list[tuple[Any, ...]] = []
+    for mb in range(len(tiling[rank].micro_batches)):
+        steps += transfers(tiling, rank, "RECV", 0, mb)
+        steps += [("FORWARD", unit, mb) for unit in range(*tiling[rank].units)]
+        steps += transfers(tiling, rank, "SEND", 0, mb)
+    return steps
+
+
+def bindings() -> dict[int, Unit]:
+    """Where inputs, outputs and gradients of every unit go."""
+    tied = ("param", "tied", 0, [WIDTH, WIDTH])
+    bias0 = ("param", "bias0", 0, [WIDTH])
+    matrix, bias1 = ("param", "unit1", 0, [WIDTH, WIDTH]), ("param", "unit1", MATRIX, [WIDTH])
+    x, y = ("input", "x"), ("input", "y")
+    return {
+        0: {
+            "inputs": [x, tied, bias0, ("keys",)], "eval_inputs": [x, tied, bias0], "outputs": [("value", H)],
+            "grads": [tied, bias0], "num_saved": 3,
+        },
+        1: {
+            "inputs": [("value", H), matrix, bias1], "outputs": [("value", G)],
+            "grads": [("value", H), matrix, bias1], "num_saved": 3,
+        },
+        2: {
+            "inputs": [("value", G), ("value", H), tied, y], "outputs": [("loss",), ("count",)],
+            "grads": [("value", G), ("value", H), tied], "num_saved": 3,
+        },
+    }  # fmt: skip
+
+
+Fold = tuple[dict[str, Any], dict[str, Any], list[Tensor]]
+"""Unit 0's forward program with fold values after its output, the fold's program, its buffers."""
+
+
+def make_engine(
+    model: Model,
+    tiling: Tiling,
+    rank: int,
+    endpoint: Any = None,
+    work_dtype: torch.dtype = torch.float32,
+    granule: int = 1,
+    fold: Fold | None = None,
+) -> Any:
+    """An engine with everything declared, ready for its first step."""
+    engine = _native.Engine(rank, endpoint, SEED, BATCH, granule)
+    engine.set_world(list(tiling))
+    ids = {name: engine.add_program(name, data) for name, data in model.programs.items()}
+    for name, (numel, users) in BUCKETS.items():
+        group = [r for r, tile in tiling.items() if any(tile.holds(u) for u in users)]
+        holders = [r for r, tile in tiling.items() if tile.holds(users[0])]
+        cuts = [numel * i // len(holders) for i in range(len(holders) + 1)]
+        owners = [(r, cuts[i], cuts[i + 1]) for i, r in enumerate(holders)]
+        own = next(((lo, hi) for r, lo, hi in owners if r == rank), None)
+        flat = initial()[name]
+        engine.add_bucket(
+            name=name, numel=numel, owners=owners, group=group,
+            master=flat[slice(*own)].clone() if own else None,
+            state=[torch.zeros(own[1] - own[0])] if own else [],
+            optimizer_program=ids["update"], hyper_group=0, work=flat.to(work_dtype) if rank in group else None,
+        )  # fmt: skip
+    shape = [WIDTH, 1] if model.axis == 1 else [1, WIDTH]
+    engine.add_value("h", model.axis, work_dtype, shape, True)
+    engine.add_value("g", 0, work_dtype, [1, WIDTH], True)
+    units = bindings()
+    if fold is not None:
+        ids["0.forward"] = engine.add_program("0.forward", fold[0])
+        units[0] |= {"outputs": [("value", H), ("fold", 0, 0), ("fold", 0, 1)], "eval_outputs": [("value", H)]}
+        add_fold(engine, tiling, fold)
+    for unit in range(*tiling[rank].units):
+        engine.add_unit(
+            unit=unit, forward=ids[f"{unit}.forward"], backward=ids[f"{unit}.backward"], evaluate=ids[f"{unit}.eval"],
+            **units[unit],
+        )  # fmt: skip
+    tile = tiling[rank]
+    engine.set_schedule(train_list(tiling, rank), eval_list(tiling, rank), list(tile.micro_batches), first(tile))
+    return engine
+
+
+def add_fold(engine: Any, tiling: Tiling, fold: Fold) -> None:
+    """Fold 0, of unit 0, over buffers "mean" and "number"."""
+    engine.add_fold(
+        program=engine.add_program("fold", fold[1]),
+        buffers=[
+            engine.add_buffer(name, tensor.clone()) for name, tensor in zip(("mean", "number"), fold[2], strict=True)
+        ],
+        values=[("float32", list(tensor.shape)) for tensor in fold[2]],
+        group=[(r, first(tile), tile.micro_batches[-1][1]) for r, tile in tiling.items() if tile.holds(0)],
+    )
+
+
+def first(tile: Tile) -> int:
+    return tile.micro_batches[0][0]
+
+
+def tile_inputs(tile: Tile, step: int) -> dict[str, Tensor]:
+    return {name: tensor[first(tile) : tile.micro_batches[-1][1]] for name, tensor in batch(step).items()}
+
+
+def train(engine: Any, tile: Tile, steps: int, clip: float | None = 0.5) -> list[dict[str, Any]]:
+    return [engine.step(step, tile_inputs(tile, step), [[LR]], clip, PLENTY_S) for step in range(steps)]
+
+
+def owned(engine: Any) -> dict[str, Tensor]:
+    return {name: engine.bucket_master(name) for name in BUCKETS if engine.bucket_master(name) is not None}
+
+
+# --- The reference: autograd on the whole batch.
+
+
+def eager_loss(flat: dict[str, Tensor], inputs: dict[str, Tensor], keys: Tensor | None) -> Tensor:
+    a, matrix = flat["tied"].view(WIDTH, WIDTH), flat["unit1"][:MATRIX].view(WIDTH, WIDTH)
+    h = torch.relu(inputs["x"] @ a.t() + flat["bias0"])
+    h = h if keys is None else dropout(h, keys)
+    g = torch.relu(h @ matrix.t() + flat["unit1"][MATRIX:])
+    return (((g + h) @ a.t() - inputs["y"]) ** 2).sum()
+
+
+@dataclass
+class Reference:
+    losses: list[float]
+    norms: list[float]
+    params: dict[str, Tensor]
+
+
+def reference(steps: int, clip: float | None = 0.5) -> Reference:
+    flat = {name: tensor.requires_grad_() for name, tensor in initial().items()}
+    optimizer = torch.optim.SGD(flat.values(), lr=LR, momentum=MOMENTUM)
+    losses, norms = [], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = eager_loss(flat, batch(step), ops.sample_keys(SEED, step * BATCH, BATCH, 0))
+        (loss / (BATCH * WIDTH)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(list(flat.values()), clip if clip is not None else math.inf)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        norms.append(float(norm))
+    return Reference(losses, norms, {name: tensor.detach() for name, tensor in flat.items()})
