@@ -30,6 +30,7 @@ from elaswave_fx.program.ir import (
     calls,
     emit,
     is_getitem,
+    mean_of,
     output_nodes,
     placeholders,
     set_source,
@@ -270,7 +271,7 @@ class _UnitBuilder:
             role = source_of(node).role.value if node.op == "placeholder" else ""
             value = value_of(node)
             shape = f"{tuple(map(str, value.shape))} {value.dtype}" if isinstance(value, torch.Tensor) else ""
-            lines.append(f"{node.op} {role or node.target} {args} {shape.replace(symbol, 'B')}")
+            lines.append(f"{node.op} {role or node.target} {args} {shape.replace(symbol, 'B')} {mean_of(node)}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -16,8 +16,23 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.ir import Program, Unit, calls, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import (
+    Program,
+    Role,
+    Source,
+    Unit,
+    calls,
+    emit,
+    is_aten,
+    is_getitem,
+    output_nodes,
+    placeholders,
+    value_of,
+)
+from passes.estimate_cost import VIEWS, elements
 from passes.rewrite_rng import refuse_hidden_randomness
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -58,9 +73,9 @@ def differentiate_unit(unit: Unit) -> Joint:
     logging.getLogger("torch._functorch").setLevel(logging.ERROR)
     forward = _only_differentiable(unit)
     try:
-        joint = aot_export_joint_simple(forward, inputs, trace_joint=any(unit.grad_results))
+        joint: Any = aot_export_joint_simple(forward, tuple(inputs), trace_joint=any(unit.grad_results))
     except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
         operators = sorted({str(node.target) for node in calls(unit.graph.graph)})
         raise CaptureError(
             f"model: unit {unit.index} cannot be differentiated: {first.strip()} (operators: {', '.join(operators)})"
@@ -71,14 +86,19 @@ def differentiate_unit(unit: Unit) -> Joint:
 
 
 def _only_differentiable(unit: Unit) -> fx.GraphModule:
-    """The unit with its differentiable results first: the tracer asks for a tangent of each result that needs one."""
+    """The unit with its differentiable results first: the tracer asks for a tangent of each result that needs one.
+
+    It refuses results that share memory with anything, also where an operator returns a view of its own product; so
+    every result is a copy here, and `_without_copy` takes back the needless ones.
+    """
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     outputs = graph.graph_copy(unit.graph.graph, mapping)
     assert isinstance(outputs, tuple)
     order = sorted(range(len(outputs)), key=lambda i: not unit.grad_results[i])
-    stop = torch.ops.aten.detach.default
-    graph.output(tuple(outputs[i] if unit.grad_results[i] else graph.call_function(stop, (outputs[i],)) for i in order))
+    stop = aten.detach.default
+    results = [outputs[i] if unit.grad_results[i] else graph.call_function(stop, (outputs[i],)) for i in order]
+    graph.output(tuple(graph.call_function(aten.clone.default, (result,)) for result in results))
     module = fx.GraphModule(torch.nn.Module(), graph)
     module.meta["order"] = order
     return module
@@ -98,9 +118,13 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
     outputs = [mapping[n] if isinstance(n, fx.Node) else None for n in output_nodes(joint.graph)]
     results: list[fx.Node | None] = [None] * len(order)
     for position, original in enumerate(order):
-        results[original] = outputs[position]
+        results[original] = _without_copy(outputs[position])
     gradients = outputs[len(order) :] if any(unit.grad_results) else [None] * num_inputs
-    kept = [g if wanted else None for g, wanted in zip(gradients, unit.grad_inputs, strict=True)]
+    primals = [mapping[n] for n in nodes[:num_inputs]]
+    kept = [
+        _gradient(graph, source, primal, gradient) if wanted else None
+        for source, primal, gradient, wanted in zip(unit.sources, primals, gradients, unit.grad_inputs, strict=True)
+    ]
     tangents = [mapping[n] for n in nodes[num_inputs:]]
     needed = sum(unit.grad_results)
     for spare in tangents[needed:]:
@@ -110,3 +134,27 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
     graph.output((*results, *kept))
     graph.eliminate_dead_code()
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _without_copy(result: fx.Node | None) -> fx.Node | None:
+    """A result that has memory of its own, contiguous and no more than it needs, is not copied."""
+    if result is None or not is_aten(result, "aten.clone"):
+        return result
+    source = result.args[0]
+    assert isinstance(source, fx.Node)
+    root = source
+    while is_aten(root, *VIEWS, "aten._unsafe_view"):
+        root = root.args[0]  # type: ignore[assignment]
+    owned = (
+        root.op == "call_function" and not is_getitem(root) and elements(value_of(root)) == elements(value_of(source))
+    )
+    return _without_copy(source) if owned and value_of(source).is_contiguous() else result
+
+
+def _gradient(graph: fx.Graph, source: Source, primal: fx.Node, gradient: fx.Node | None) -> fx.Node:
+    """The gradient of an input; it crosses a border contiguous, as the value did, and is zero where there is none."""
+    if gradient is None:
+        return emit(graph, aten.zeros_like.default, primal)
+    if source.role == Role.VALUE and not value_of(gradient).is_contiguous():
+        return emit(graph, aten.clone.default, gradient, memory_format=torch.contiguous_format)
+    return gradient

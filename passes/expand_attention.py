@@ -28,17 +28,18 @@ class ExpandAttention:
     def apply(self, program: Program) -> Program:
         program = program.clone()
         graph = program.graph.graph
+        masks: dict[tuple[int, int], fx.Node] = {}
         for node in list(calls(graph)):
             if is_aten(node, "aten.scaled_dot_product_attention") and argument(node, "dropout_p", 0.0):
                 with graph.inserting_before(node):
-                    result = _expanded(graph, node)
+                    result = _expanded(graph, node, masks)
                 node.replace_all_uses_with(result)
                 graph.erase_node(node)
         program.graph.recompile()
         return program
 
 
-def _expanded(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _expanded(graph: fx.Graph, node: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
     query, key, value = node.args[:3]
     assert isinstance(query, fx.Node) and isinstance(key, fx.Node) and isinstance(value, fx.Node)
     if argument(node, "enable_gqa", False):
@@ -50,7 +51,7 @@ def _expanded(graph: fx.Graph, node: fx.Node) -> fx.Node:
     transposed = emit(graph, aten.transpose.int, key, -2, -1, like=node)
     scores = emit(graph, aten.matmul.default, query, transposed, like=node)
     scores = emit(graph, aten.mul.Scalar, scores, scale, like=node)
-    scores = _masked(graph, node, scores, query, key)
+    scores = _masked(graph, node, scores, masks)
     weights = emit(graph, aten._safe_softmax.default, scores, -1, like=node)
     probability = float(argument(node, "dropout_p", 0.0))
     dropped = emit(graph, aten.native_dropout.default, weights, probability, True, like=node)
@@ -58,13 +59,24 @@ def _expanded(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return emit(graph, aten.matmul.default, kept, value, like=node)
 
 
-def _masked(graph: fx.Graph, node: fx.Node, scores: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
+def _masked(graph: fx.Graph, node: fx.Node, scores: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
+    """Scores with -inf where the mask is False, or with the mask of numbers added."""
     mask = argument(node, "attn_mask")
     if argument(node, "is_causal", False):
-        size = [int(value_of(query).shape[-2]), int(value_of(key).shape[-2])]
-        ones = emit(graph, aten.ones.default, size, dtype=torch.bool, device=value_of(query).device, like=node)
-        mask = emit(graph, aten.tril.default, ones, like=node)
-    if mask is not None and value_of(mask).dtype == torch.bool:
+        hidden = _future(graph, scores, masks)
+    elif mask is None:
+        return scores
+    elif value_of(mask).dtype != torch.bool:
+        return emit(graph, aten.add.Tensor, scores, mask, like=node)
+    else:
         hidden = emit(graph, aten.logical_not.default, mask, like=node)
-        return emit(graph, aten.masked_fill.Scalar, scores, hidden, float("-inf"), like=node)
-    return scores if mask is None else emit(graph, aten.add.Tensor, scores, mask, like=node)
+    return emit(graph, aten.masked_fill.Scalar, scores, hidden, float("-inf"), like=node)
+
+
+def _future(graph: fx.Graph, scores: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
+    """What a causal mask hides; one for all attentions of the same size."""
+    size = (int(value_of(scores).shape[-2]), int(value_of(scores).shape[-1]))
+    if size not in masks:
+        ones = emit(graph, aten.ones.default, list(size), dtype=torch.bool, device=value_of(scores).device)
+        masks[size] = emit(graph, aten.triu.default, ones, 1)
+    return masks[size]

@@ -22,10 +22,12 @@ from elaswave_fx.program.ir import (
     Result,
     ResultKind,
     Role,
+    module_of,
     output_node,
     output_nodes,
     placeholders,
     source_of,
+    value_of,
 )
 
 
@@ -47,34 +49,61 @@ class FoldBuffers:
                 outputs.append(node)
                 results.append(result)
                 continue
-            values, fold = _split(result.name, old[result.name], node, set(old.values()))
-            folds.append(fold)
-            outputs.extend(values)
-            results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(values)))
+            before = old.get(result.name)
+            fold = (
+                _overwrite(result.name, node)
+                if before is None
+                else _split(result.name, before, node, set(old.values()))
+            )
+            folds.append(fold.made)
+            outputs.extend(fold.values)
+            results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(fold.values)))
         output_node(graph).args = (tuple(outputs),)
         graph.eliminate_dead_code()
         program.graph.recompile()
         return replace(program, results=tuple(results), folds=tuple(folds))
 
 
-def _split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> tuple[list[fx.Node], Fold]:
+@dataclass(frozen=True)
+class _Update:
+    """The values that a granule yields, and the fold that takes them."""
+
+    values: list[fx.Node]
+    made: Fold
+
+
+def _overwrite(buffer: str, new: fx.Node) -> _Update:
+    """The update of a buffer that nobody reads: fold(old, value) = value."""
+    graph = fx.Graph()
+    for name in ("old", "value"):
+        node = graph.placeholder(name)
+        node.meta["val"] = value_of(new)
+    graph.output((node,))
+    return _Update([new], Fold(buffer, -1, fx.GraphModule(torch.nn.Module(), graph), 1))
+
+
+def _split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> _Update:
+    """What depends on the old value becomes the fold; what that reads besides are the values."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
-    for node in inside:
-        readers = [user for user in node.users if user not in inside and user.op != "output"]
-        if readers or (node.op != "placeholder" and node not in needed):
+    for node in inside - {old}:
+        if node not in needed:
             raise CaptureError(
-                f"model: buffer '{buffer}' is read by {node.target} and updated in the same step; "
+                f"model: buffer '{buffer}' is read by {node.target} in {module_of(node)} and updated in the same step; "
                 "what a step reads must not depend on its own updates"
             )
     body = [node for node in old.graph.nodes if node in inside and node is not old]
-    frontier: list[fx.Node] = []
-    for node in body:
-        frontier += [s for s in node.all_input_nodes if s not in inside and s not in frontier]
-    others = [s for s in frontier if s in buffers]
-    if others:
-        raise CaptureError(f"model: the update of buffer '{buffer}' reads another buffer, {others[0].name}")
-    return frontier, Fold(buffer, -1, _fold_graph(old, frontier, body, new), len(frontier))
+    sources = [source for node in body for source in node.all_input_nodes if source not in inside]
+    frontier = list(dict.fromkeys(sources))
+    for source in frontier:
+        if source in buffers:
+            raise CaptureError(f"model: the update of buffer '{buffer}' reads another buffer, {source_of(source).name}")
+        if not isinstance(value_of(source), torch.Tensor):
+            raise CaptureError(
+                f"model: the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}; "
+                "it can only read tensors"
+            )
+    return _Update(frontier, Fold(buffer, -1, _fold_graph(old, frontier, body, new), len(frontier)))
 
 
 def _fold_graph(old: fx.Node, frontier: list[fx.Node], body: list[fx.Node], new: fx.Node) -> fx.GraphModule:

@@ -53,7 +53,7 @@ class Normalize:
         for node in list(calls(module.graph)):
             if is_aten(node, *_CHECKS):
                 module.graph.erase_node(node)
-            elif is_aten(node, *_NO_OPS) or _is_no_op_cast(node):
+            elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node):
                 node.replace_all_uses_with(_tensor_argument(node))
                 module.graph.erase_node(node)
             elif is_aten(node, "aten._native_batch_norm_legit_functional"):
@@ -70,8 +70,9 @@ def _tensor_argument(node: fx.Node) -> fx.Node:
     return source
 
 
-def _is_no_op_cast(node: fx.Node) -> bool:
-    if not is_aten(node, "aten.to", "aten._to_copy") or node.kwargs.get("memory_format") is not None:
+def _is_no_op_copy(node: fx.Node) -> bool:
+    """A copy to what a tensor already is: in a functional graph nobody can tell."""
+    if not is_aten(node, "aten.to", "aten._to_copy", "aten.clone") or node.kwargs.get("memory_format") is not None:
         return False
     source, result = value_of(_tensor_argument(node)), value_of(node)
     same = source.dtype == result.dtype and source.device == result.device
@@ -92,6 +93,10 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
             out = emit(graph, operator.getitem, call, 0, like=node)
         _replace_results(graph, node, {0: out, 3: mean, 4: var})
         return
+    if mean.op != "placeholder" or var.op != "placeholder":
+        raise CaptureError(
+            f"model: {node.target} in {module_of(node)} keeps running statistics in something else than two buffers"
+        )
     dims = [dim for dim in range(value_of(x).dim()) if dim != 1]
     keep, take = 1.0 - float(momentum), float(momentum)  # type: ignore[arg-type]
     with graph.inserting_before(node):

@@ -48,9 +48,22 @@ class ReplicateInvariants:
         program = program.clone()
         if batch_symbol(program) is not None:
             _Hoister(program).run()
+        _merge_equal(program)
         program.graph.graph.eliminate_dead_code()
         program.graph.recompile()
         return program
+
+
+def _merge_equal(program: Program) -> None:
+    """Equal calls on equal constants become one: every block writes out its own mask and its own table."""
+    kinds = natures(program)
+    first: dict[str, fx.Node] = {}
+    for node in list(calls(program.graph.graph)):
+        if kinds[node] == Nature.FIXED and isinstance(value_of(node), torch.Tensor) and not draws_randomness(node):
+            same = first.setdefault(f"{node.target} {node.args} {sorted(node.kwargs.items())}", node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                program.graph.graph.erase_node(node)
 
 
 class _Hoister:

@@ -31,6 +31,7 @@ from elaswave_fx.program.ir import (
     is_getitem,
     module_of,
     placeholders,
+    set_mean,
     set_source,
     source_of,
     value_of,
@@ -217,7 +218,10 @@ class _Rewriter:
         uniform = self._draw(node, keyed_uniform, torch.float32)
         compare = aten.lt.Tensor if isinstance(probability, fx.Node) else aten.lt.Scalar
         hit = emit(self.graph, compare, uniform, probability, like=node)
-        return emit(self.graph, aten._to_copy.default, hit, dtype=value_of(node).dtype, like=node)
+        result = emit(self.graph, aten._to_copy.default, hit, dtype=value_of(node).dtype, like=node)
+        if isinstance(probability, float):
+            set_mean(result, probability)
+        return result
 
     def _integers(self, node: fx.Node) -> fx.Node:
         low, high = argument(node, "low", 0), argument(node, "high")

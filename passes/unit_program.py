@@ -17,15 +17,13 @@ from torch import fx
 from elaswave_fx.errors import PassError
 from elaswave_fx.program.ir import calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 
-_INTEGERS = {
-    operator.add: "int::add",
-    operator.sub: "int::sub",
-    operator.mul: "int::mul",
-    operator.floordiv: "int::floordiv",
-    operator.mod: "int::mod",
-    operator.neg: "int::neg",
-    operator.eq: "int::eq",
-}
+_NUMBERS = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.neg: "neg",
+    operator.floordiv: "floordiv", operator.mod: "mod", operator.truediv: "truediv",
+    torch.sym_min: "min", torch.sym_max: "max", torch.sym_float: "from_int", torch.sym_int: "from_float",
+    operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le", operator.gt: "gt", operator.ge: "ge",
+}  # fmt: skip
+_SIZES = {"aten.sym_size.int": "int::size", "aten.sym_numel.default": "int::numel"}
 _ALIASES = ("aten.detach", "aten.alias")
 
 
@@ -74,11 +72,12 @@ class _Lowering:
             owner, index = node.args
             assert isinstance(owner, fx.Node) and isinstance(index, int)
             self.slots[node] = self.parts[owner][index]
-        elif target in _INTEGERS:
+        elif target in _NUMBERS:
+            kind = "float" if isinstance(value_of(node), (float, torch.SymFloat)) else "int"
             args = [self._argument(node, arg) for arg in node.args]
-            self._instruction(_INTEGERS[target], "", args, node)  # type: ignore[index]
-        elif is_aten(node, "aten.sym_size.int"):
-            self._instruction("int::size", "", [self._argument(node, arg) for arg in node.args], node)
+            self._instruction(f"{kind}::{_NUMBERS[target]}", "", args, node)  # type: ignore[index]
+        elif is_aten(node, *_SIZES):
+            self._instruction(_SIZES[str(target)], "", [self._argument(node, arg) for arg in node.args], node)
         elif is_aten(node, *_ALIASES):
             self.slots[node] = self.slots[node.args[0]]  # type: ignore[index]
         elif isinstance(target, torch._ops.OpOverload):
@@ -154,7 +153,7 @@ def _scalar_overload(node: fx.Node, target: Any) -> Any:
     """
     parameters = target._schema.arguments
     given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
-    numbers = [p for p in parameters if str(p.type) == "Tensor" and isinstance(given.get(p.name), (bool, int, float))]
+    numbers = [p for p in parameters if str(p.type) == "Tensor" and _is_number(given.get(p.name))]
     if not numbers:
         return target
     name = target._schema.overload_name.replace("Tensor", "Scalar", 1)
@@ -163,6 +162,11 @@ def _scalar_overload(node: fx.Node, target: Any) -> Any:
             f"lower: {target} is given the number {given[numbers[0].name]} for the tensor '{numbers[0].name}'"
         )
     return getattr(target.overloadpacket, name)
+
+
+def _is_number(given: Any) -> bool:
+    value = value_of(given) if isinstance(given, fx.Node) else given
+    return isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat))
 
 
 def _slots(args: Any) -> list[int]:

@@ -83,7 +83,7 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class FoldSpec:
-    """The update of a mutable buffer; its program is `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields."""
+    """The update of a mutable buffer by program `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields."""
 
     buffer: str
     unit: int

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from elaswave_fx.program.ir import calls, emit, value_of
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.ir import calls, emit, module_of, value_of
 
 _WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -26,6 +27,10 @@ def inline_wrappers(module: fx.GraphModule) -> None:
         name = getattr(node.target, "__name__", "")
         if name not in _WRAPPERS:
             continue
+        if name == "wrap_with_autocast" and node.args[2]:
+            raise CaptureError(
+                f"model: autocast is switched on in {module_of(node)}; precision=bf16 chooses the precision instead"
+            )
         position = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
         body_node = node.args[position]
         assert isinstance(body_node, fx.Node)

@@ -91,8 +91,8 @@ class ParamSpec(TensorSpec):
 class SampleAxis:
     """Where the samples lie: dimension `axis` has size outer * batch * period, indices in this order.
 
-    Mostly `outer` is 1, and a run of samples is one slice. It is more where dimensions before the samples were flattened
-    into theirs, as in a view of [64, batch, 8] as [64 * batch, 8].
+    Mostly `outer` is 1, and a run of samples is one slice. It is more where dimensions before the samples were
+    flattened into theirs, as in a view of [64, batch, 8] as [64 * batch, 8].
     """
 
     axis: int
@@ -233,6 +233,15 @@ def set_statistics(node: fx.Node, names: tuple[str, str]) -> None:
     node.meta["elaswave_statistics"] = names
 
 
+def mean_of(node: fx.Node) -> float | None:
+    """The mean of a random draw that evaluation puts in its place; None for what evaluation draws too."""
+    return node.meta.get("elaswave_mean")
+
+
+def set_mean(node: fx.Node, mean: float) -> None:
+    node.meta["elaswave_mean"] = mean
+
+
 # --- reading graphs ---------------------------------------------------------------------------------------------
 
 
@@ -246,7 +255,7 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 def output_nodes(graph: fx.Graph) -> list[fx.Node | None]:
     """The flat list of returned nodes."""
-    returned = output_node(graph).args[0]
+    returned: Any = output_node(graph).args[0]
     return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 

@@ -1,8 +1,8 @@
 """Keyed random draws: the operators of the native library `elaswave`, and what passes need to know of them.
 
-This is the one module that loads the native library for its operators. A draw is a function of (seed, step, unit, op,
-global sample, element): `sample_keys` folds the first, second, third and fifth into one int64 per sample (Philox 4x32-10,
-Salmon et al. 2011), and a keyed operator draws element by element from a sample's key and its own number `op`.
+This is the one module that loads the native library for its operators. A draw is a function of (seed, unit, op, global
+sample, element): `sample_keys` folds seed, unit and sample into one int64 per sample (Philox 4x32-10, Salmon et al.
+2011), and a keyed operator draws element by element from a sample's key and its own number `op`.
 
     keys = sample_keys(seed=7, first=32, count=16, unit=3)        # the samples 32..47 of the run, for unit 3
     keyed_dropout(x [16, 64, 128], keys, p=0.1, op=0, axis=0, period=1)

@@ -46,11 +46,8 @@ def graph_text(module: fx.GraphModule) -> str:
 
 
 def _target(node: fx.Node) -> str:
-    return (
-        str(node.target).removesuffix(".default")
-        if isinstance(node.target, torch._ops.OpOverload)
-        else node.target.__name__
-    )  # type: ignore[union-attr]
+    target: Any = node.target
+    return str(target).removesuffix(".default") if isinstance(target, torch._ops.OpOverload) else target.__name__
 
 
 def _arguments(node: fx.Node, names: dict[fx.Node, str]) -> str:
@@ -66,9 +63,8 @@ def _arguments(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 def program_text(program: Program) -> str:
     """Units in order: what they read, what they give, and the graph of every distinct kind once."""
-    lines = [
-        f"program: {len(program.units)} units of {len({u.kind for u in program.units})} kinds, granule {program.granule}"
-    ]
+    kinds = {unit.kind for unit in program.units}
+    lines = [f"program: {len(program.units)} units of {len(kinds)} kinds, granule {program.granule}"]
     if program.batch_coupled:
         lines.append("batch-coupled: " + "; ".join(program.batch_coupled))
     seen: dict[str, int] = {}

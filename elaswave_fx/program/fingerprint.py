@@ -1,0 +1,104 @@
+"""The fingerprint of a model: equal for two models from which the same program would be captured.
+
+It covers what a forward pass can see and a parameter's values cannot: the source of every module's class, shapes and
+ties, plain attributes, configuration objects, tensors that are neither parameter nor buffer. It is the same in every
+process: nothing in it depends on addresses, on the order of sets, or on the seed of hashes.
+
+    fingerprint(GPT(layers=4, dropout=0.1)) != fingerprint(GPT(layers=4, dropout=0.2))
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_DEPTH = 6
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hexadecimal SHA-256 of everything named above."""
+    digest = hashlib.sha256()
+    for line in _lines(model):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _lines(model: nn.Module) -> Iterator[str]:
+    first: dict[int, str] = {}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        owner = first.setdefault(id(tensor), name)
+        yield f"{name} {owner} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+    for name, module in model.named_modules():
+        yield f"module {name} {_class_name(type(module))}"
+        hidden = ("_parameters", "_buffers", "_modules")
+        yield from (f"{name}.{key} = {_plain(value)}" for key, value in _items(module, hidden))
+    for path in _source_files(model):
+        yield f"source {path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _source_files(model: nn.Module) -> list[Path]:
+    """The files that define the classes of all modules and their bases; torch is known by its version."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    files = set()
+    for kind in kinds:
+        top = kind.__module__.split(".")[0]
+        source = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if top not in ("torch", "builtins") and source is not None:
+            files.add(Path(source))
+    return sorted(files)
+
+
+def _items(owner: object, hidden: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    return sorted((key, value) for key, value in getattr(owner, "__dict__", {}).items() if key not in hidden)
+
+
+def _plain(value: Any, depth: int = 0) -> str:
+    """A text of a value without addresses; of what is none of the known kinds, the class and its attributes."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+    if isinstance(value, nn.Module):
+        return _class_name(type(value))  # has lines of its own
+    if isinstance(value, functools.partial):
+        return _plain((value.func, value.args, value.keywords), depth + 1)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__} {_source(value)}"
+    if depth > _DEPTH:
+        return _class_name(type(value))
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_plain(item, depth + 1) for item in value) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(_plain(item, depth + 1) for item in value)) + "}"
+    if isinstance(value, Mapping):
+        entries = (f"{_plain(key, depth + 1)}: {_plain(item, depth + 1)}" for key, item in value.items())
+        return "{" + ", ".join(sorted(entries)) + "}"
+    if not hasattr(value, "__dict__"):
+        return f"{_class_name(type(value))} {_ADDRESS.sub('', repr(value))}"
+    items = ", ".join(f"{key}={_plain(item, depth + 1)}" for key, item in _items(value))
+    return f"{_class_name(type(value))}({items})"
+
+
+def _source(function: Any) -> str:
+    """The digest of a function's own source: a lambda has no name that would tell it from another."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
+    except (OSError, TypeError):
+        return ""
