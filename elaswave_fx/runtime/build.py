@@ -20,8 +20,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import elaswave_fx
-import passes
 from elaswave_fx.config import Config
 from elaswave_fx.data import Source, load_batch, open_source
 from elaswave_fx.data.dataset import Dataset
@@ -31,6 +29,7 @@ from elaswave_fx.models.build import build_model
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import find_couplings
@@ -39,6 +38,7 @@ from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
+from passes import assign_stages
 from passes.assign_stages import AssignStages
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
@@ -195,7 +195,8 @@ def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
 
 
 def _code_digest() -> bytes:
-    roots = [Path(elaswave_fx.__path__[0]) / "program", Path(passes.__path__[0])]
+    # By a module's own file: an editable package's __path__ names the folder of the installation, not of the sources.
+    roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
     digest = hashlib.sha256()
     for path in sorted(path for root in roots for path in root.glob("*.py")):
         digest.update(path.read_bytes())

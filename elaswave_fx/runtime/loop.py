@@ -5,6 +5,7 @@ launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps o
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections import deque
@@ -46,6 +47,7 @@ class Worker:
     tile: Tile
     engine: Any
     endpoint: Any
+    group: Any  # every rank, for what is outside of steps
     initial: InitialState
     optimizer: Optimizer
     schedule: Schedule
@@ -60,6 +62,9 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     device = make_device(config.device)
     device.set_up(threads=1)
     worker = set_up(config, context)
+    worker.group.barrier(_CONNECT_S)
+    if context.rank == 0:
+        shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
     deadline = Deadline()
     feed = _InputFeed(worker)
     started = time.perf_counter()
@@ -100,7 +105,8 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     source = open_source(config) if needed else None
     schedule = make_schedule(config.schedule, config.steps)
     tile = plan.tile(context.rank)  # type: ignore[arg-type]
-    return Worker(config, context, artifact, plan, tile, engine, endpoint, initial, optimizer, schedule, source)
+    group = _native.Group(endpoint, 1, list(plan.ranks))
+    return Worker(config, context, artifact, plan, tile, engine, endpoint, group, initial, optimizer, schedule, source)
 
 
 class Deadline:
@@ -193,11 +199,11 @@ def _hand_back(worker: Worker) -> Mapping[str, Any]:
         lambda name: _collect_buffer(worker, name),
     )
     if worker.context.rank != 0:
-        _barrier(worker)
+        worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
         return {}
     write_model(worker.context.run_dir / "model.safetensors", tensors)
     digests = {info.name: tensor_digest(tensors[info.name]) for info in worker.artifact.params}
-    _barrier(worker)
+    worker.group.barrier(_FLOOR_S)
     return {"params_digest": params_digest(worker.artifact, digests)}
 
 
@@ -234,8 +240,3 @@ def _collect_buffer(worker: Worker, name: str) -> torch.Tensor | None:
     tensor = torch.empty_like(worker.initial.tensor(name))
     endpoint.wait([endpoint.recv(owner, tag, tensor)], _FLOOR_S)
     return tensor
-
-
-def _barrier(worker: Worker) -> None:
-    """Nobody closes its links before everybody has what it waits for."""
-    _native.Group(worker.endpoint, 1, list(worker.plan.ranks)).barrier(_FLOOR_S)

@@ -46,7 +46,7 @@ def split_bucket(bucket: BucketSpec, flat: torch.Tensor) -> Iterator[tuple[str, 
 
 def tensor_digest(tensor: torch.Tensor) -> bytes:
     """The SHA-256 of each 16 MiB chunk of a tensor's bytes, joined."""
-    data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
     chunks = range(0, max(len(data), 1), _DIGEST_CHUNK_BYTES)
     return b"".join(hashlib.sha256(data[at : at + _DIGEST_CHUNK_BYTES]).digest() for at in chunks)
 
