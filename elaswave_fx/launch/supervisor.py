@@ -2,7 +2,7 @@
 
 Messages become lines of the run's files and progress; an end without `done` is a failure, after which the others are
 ended: SIGTERM, and SIGKILL after the grace. A failure that only follows from another (a lost peer) waits `SETTLE_S`
-for its cause to show.
+for its cause to show, and committed steps as long for their last reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TICK_S = 0.1
 """How long a signal or a redraw may wait at most."""
 
 SETTLE_S = 3.0
-"""How long the cause of a lost peer may take to show after it."""
+"""How long after a failure its cause, and the reports of committed steps, may take to show."""
 
 
 class Supervisor:
@@ -131,14 +131,21 @@ class Supervisor:
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
-        if self._failures and self._ending_since is None:
-            settled = not cause_of(tuple(self._failures.values())).follows
-            if settled or now - self._failed_at >= SETTLE_S:
-                self._end_all(now)
+        failing = bool(self._failures) and self._ending_since is None
+        if failing and (self._settled() or now - self._failed_at >= SETTLE_S):
+            self._end_all(now)
         if self._ending_since is not None and now - self._ending_since >= self._spec.grace_s:
             for child in self._children:
                 child.signal(signal.SIGKILL)
         self._progress.draw()
+
+    def _settled(self) -> bool:
+        """Whether the others may be ended: the cause is known, and no rank is about to report a step that a vote has
+        committed, which the run's files must not miss."""
+        if cause_of(tuple(self._failures.values())).follows:
+            return False
+        owing = self._recorder.owing()
+        return not owing or any(rank in self._failures or self._children[rank].status is not None for rank in owing)
 
     def _on_stop_request(self) -> None:
         if self._heeded == 1 and not self._failures:

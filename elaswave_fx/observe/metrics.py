@@ -109,6 +109,11 @@ class StepBook:
             lines.append(step_line(reports, self.world))
         return tuple(lines)
 
+    def owing(self) -> frozenset[int]:
+        """Ranks that have yet to report the oldest step that another one has reported."""
+        reported = self._pending[min(self._pending)] if self._pending else range(self.world)
+        return frozenset(range(self.world)) - frozenset(reported)
+
 
 def step_line(reports: Mapping[int, StepReport], world: int) -> StepLine:
     """The reports of one step by rank, as one line."""

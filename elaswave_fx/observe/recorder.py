@@ -59,6 +59,10 @@ class Recorder:
             self._tokens += line.tokens
         return lines
 
+    def owing(self) -> frozenset[int]:
+        """Ranks whose word is missing to a step that another rank has ended."""
+        return self._book.owing() if self._book is not None else frozenset()
+
     def evaluation(self, step: int, loss: float, count: int) -> None:
         """A mean held-out loss."""
         self.directory.evaluation(step, loss, count)

@@ -55,6 +55,11 @@ class Trouble:
             time.sleep(0.5)
             raise ValueError("the cause")
 
+    def after_vote(self, rank: int, step: int) -> None:
+        """A rank that is slow to report makes the launcher learn of another's death first."""
+        if self.modes.get(rank) == "reports late" and step == BAD_STEP - 1:
+            time.sleep(0.5)
+
 
 def job(
     run_dir: Path, *, ranks: int = 2, steps: int = 5, pause_s: float = 0.0, modes: Mapping[int, str] | None = None,
@@ -78,6 +83,7 @@ def job(
             trouble.in_step(context.rank, step)
             time.sleep(pause_s)
             vote.wait()
+            trouble.after_vote(context.rank, step)
             context.report_step(
                 StepReport(
                     step=step,

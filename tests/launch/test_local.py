@@ -85,7 +85,7 @@ def test_a_second_run_in_the_same_directory_starts_afresh(tmp_path: Path) -> Non
             "rank 1: killed by SIGKILL (by someone, or by the system when memory ran out)",
             "rank was here",
         ),
-        ({0: "crashes"}, "rank 0: killed by SIGABRT", "Fatal Python error: Aborted"),
+        ({0: "crashes", 2: "reports late"}, "rank 0: killed by SIGABRT", "Fatal Python error: Aborted"),
         ({2: "leaves"}, "rank 2: exited before its work was done", "rank-2.log is empty"),
         ({0: "loses 1", 1: "raises later"}, "rank 1: ValueError: the cause", "in in_step"),
     ],

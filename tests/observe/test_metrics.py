@@ -15,8 +15,10 @@ def report(step: int, **changes: float) -> StepReport:
 
 def test_a_line_comes_when_the_last_rank_has_reported() -> None:
     book = StepBook(world=2, units=1, samples=4)
+    assert book.owing() == frozenset()
     assert book.add(1, report(0, step_ms=5.0)) == ()
     assert book.add(1, report(1)) == ()
+    assert book.owing() == {0}
     (line,) = book.add(0, report(0))
     assert (line.step, line.step_ms, line.tokens_per_s, line.world_size) == (0, 5.0, 2000.0, 2)
     (line,) = book.add(0, report(1))
