@@ -66,11 +66,21 @@ class EndpointCore::Driving {
   std::vector<LinkPtr> links_;
 };
 
-void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline) {
+void EndpointCore::give_up(std::span<const Transfer> transfers, const FailurePtr& failure, const LinkPtr& link) {
+  cancel(transfers);
+  kick(link);  // if the link is over, its socket is to be let go
+  failure->raise();
+}
+
+void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members) {
   std::vector<Request*> pending;
   pending.reserve(transfers.size());
   for (const Transfer& transfer : transfers) {
     if (transfer.valid()) pending.push_back(transfer.request().get());
+  }
+  std::vector<LinkPtr> watched;
+  for (const int member : members) {
+    if (const LinkPtr link = find(member)) watched.push_back(link);
   }
   std::optional<Driving> driving;
   bool spun = false;
@@ -79,13 +89,14 @@ void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline) 
     const std::uint32_t ticket = signal_.ticket();
     for (const Request* request : pending) {
       if (request->state.load() == Request::State::kFailed) {
-        cancel(transfers);
-        kick(request->link);  // if the link is over, its socket is to be let go
-        request->failure->raise();
+        give_up(transfers, request->failure, request->link);
       }
     }
     std::erase_if(pending, [](const Request* r) { return r->state.load() == Request::State::kDone; });
     if (pending.empty()) return;
+    for (const LinkPtr& link : watched) {
+      if (const FailurePtr lost = link->lost(); lost && !lost->orderly) give_up(transfers, lost, link);
+    }
     const auto now = Deadline::Clock::now();
     if (now >= deadline.at()) {
       cancel(transfers);

@@ -42,7 +42,7 @@ class EndpointCore {
 
   Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
                 std::uint32_t generation);
-  void wait(std::span<const Transfer> transfers, Deadline deadline);
+  void wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members);
   bool test(const Transfer& transfer);
   void cancel(std::span<const Transfer> transfers);
   void abort(const std::string& reason);
@@ -81,7 +81,9 @@ class EndpointCore {
 
   // waiting
   class Driving;
-  void raise_deadline(std::span<Request* const> pending) const;
+  // Cancels all and throws what `failure` says.
+  [[noreturn]] void give_up(std::span<const Transfer> transfers, const FailurePtr& failure, const LinkPtr& link);
+  [[noreturn]] void raise_deadline(std::span<Request* const> pending) const;
 
   const EndpointOptions options_;
   const Identity identity_;

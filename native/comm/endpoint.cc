@@ -53,8 +53,11 @@ Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t byt
   return core_->post(Request::Kind::kRecv, peer, tag, static_cast<std::byte*>(data), bytes, generation);
 }
 
-void Endpoint::wait(const Transfer& transfer, Deadline deadline) { core_->wait({&transfer, 1}, deadline); }
-void Endpoint::wait(std::span<const Transfer> transfers, Deadline deadline) { core_->wait(transfers, deadline); }
+void Endpoint::wait(const Transfer& transfer, Deadline deadline) { core_->wait({&transfer, 1}, deadline, {}); }
+void Endpoint::wait(std::span<const Transfer> transfers, Deadline deadline) { core_->wait(transfers, deadline, {}); }
+void Endpoint::wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members) {
+  core_->wait(transfers, deadline, members);
+}
 bool Endpoint::test(const Transfer& transfer) { return core_->test(transfer); }
 void Endpoint::cancel(std::span<const Transfer> transfers) { core_->cancel(transfers); }
 void Endpoint::abort(const std::string& reason) { core_->abort(reason); }

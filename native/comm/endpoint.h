@@ -9,7 +9,7 @@
 // what callers cannot move at once, so that large transfers go on under compute.
 //
 // Threads: any thread may call any method of a live endpoint. `close` (and the destructor) may not run at the same time
-// as other calls.
+// as other calls. Do not fork a process that has an endpoint: the child would hold its sockets open.
 //
 // Matching: messages match receives by (peer, generation, tag), first in first out. A message without a receive is
 // held in a pool per link (see EndpointOptions::pool_*). Self-sends are refused.
@@ -113,6 +113,10 @@ class Endpoint {
   // PeerLost, DeadlineExceeded, Aborted, or CommError (for instance when a receive's size is not its message's).
   void wait(const Transfer& transfer, Deadline deadline);
   void wait(std::span<const Transfer> transfers, Deadline deadline);
+  // The same for an operation of several ranks: the loss of any of `members` ends it (PeerLost), even if all that is
+  // still awaited is from others, for they may have left the operation because of that loss. A member that closed its
+  // endpoint had done its part and does not count: so a process closes its endpoint before it exits.
+  void wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members);
   // True when done; throws like `wait` when it failed. Never blocks; makes a little progress itself.
   bool test(const Transfer& transfer);
   // Takes back what is not done. A message that was partly sent is completed from a private copy; whether a cancelled

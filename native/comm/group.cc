@@ -63,8 +63,10 @@ class Group::Batch {
     transfers_.push_back(group_.endpoint_->recv(group_.rank_of(member), tag_ | phase, data, bytes, group_.generation_));
   }
   void add(Transfer transfer) { transfers_.push_back(std::move(transfer)); }
-  void wait(Deadline deadline) { group_.endpoint_->wait(transfers_, deadline); }
-  void wait(const std::vector<Transfer>& some, Deadline deadline) { group_.endpoint_->wait(some, deadline); }
+  void wait(Deadline deadline) { group_.endpoint_->wait(transfers_, deadline, group_.ranks_); }
+  void wait(const std::vector<Transfer>& some, Deadline deadline) {
+    group_.endpoint_->wait(some, deadline, group_.ranks_);
+  }
   const Transfer& last() const { return transfers_.back(); }
 
  private:

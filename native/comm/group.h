@@ -8,8 +8,9 @@
 //
 // Sums are formed in member order whatever arrives first: the same inputs give the same bits, on all members.
 //
-// Failures: a collective throws like `Endpoint::wait` (PeerLost, DeadlineExceeded, Aborted, CommError); its buffers are
-// free again, outputs are undefined, and the group must not be used any further: build one of a newer generation.
+// Failures: a collective throws like `Endpoint::wait` (PeerLost for any lost member, DeadlineExceeded, Aborted,
+// CommError); its buffers are free again, outputs are undefined, and the group must not be used any further: build one
+// of a newer generation.
 #pragma once
 
 #include <cstddef>

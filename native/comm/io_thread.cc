@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "comm/core.h"
@@ -44,7 +46,17 @@ EndpointCore::EndpointCore(EndpointOptions options)
   if (!epoll_ || !wake_) throw CommError("no epoll or eventfd: " + describe_errno(errno));
   watch(epoll_, wake_.get(), EPOLLIN, kWakeNumber);
   watch(epoll_, listener_.get(), EPOLLIN, kListenerNumber);
-  io_thread_ = std::thread([this] { run(); });
+  // Signals are for the threads of the program: ours (and those it starts, which inherit this) take none.
+  sigset_t all, former;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &former);
+  try {
+    io_thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
+    throw CommError(self() + ": no IO thread: " + error.what());
+  }
+  ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
 }
 
 EndpointCore::~EndpointCore() { close(); }

@@ -308,7 +308,7 @@ void Link::finish_message() {
   bytes_received_ += incoming_.header.length;
   incoming_.arrival = nullptr;
   if (const RequestPtr receive = std::exchange(incoming_.receive, nullptr)) complete(receive);
-  if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint");
+  if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint", true);
 }
 
 std::unique_ptr<Channel> Link::take_channel() {
@@ -317,6 +317,7 @@ std::unique_ptr<Channel> Link::take_channel() {
 }
 
 FailurePtr Link::lost() const {
+  if (!over_.load()) return nullptr;
   const std::lock_guard lock(mutex_);
   return lost_;
 }

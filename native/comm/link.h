@@ -4,6 +4,7 @@
 // number of bytes at a time, so that nobody waits long for the lock. Nothing here blocks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -67,6 +68,7 @@ class Link {
 
   // After kLost: the channel, for the IO thread to let go of.
   std::unique_ptr<Channel> take_channel();
+  // Null while the link is alive, which is cheap to learn.
   FailurePtr lost() const;
   int fd() const;
   std::uint64_t bytes_sent() const;
@@ -120,7 +122,7 @@ class Link {
   void drop_incoming();
   void withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
   void withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
-  void lose(Failure::Kind kind, const std::string& why);
+  void lose(Failure::Kind kind, const std::string& why, bool orderly = false);
   void fail_everything(const FailurePtr& reason);
   FailurePtr mismatch(const Request& request, std::size_t message_bytes) const;
   void complete(const RequestPtr& request);
@@ -134,10 +136,11 @@ class Link {
 
   mutable std::mutex mutex_;
   std::unique_ptr<Channel> channel_;
-  std::uint32_t generation_;  // older messages are dropped
-  FailurePtr lost_;           // set once, for good
-  FailurePtr aborted_;        // until the next generation
-  bool hangup_ = false;       // the peer writes no more: what remains is read whatever the pool's soft bound
+  std::uint32_t generation_;       // older messages are dropped
+  FailurePtr lost_;                // set once, for good
+  std::atomic<bool> over_{false};  // lost_ is set
+  FailurePtr aborted_;             // until the next generation
+  bool hangup_ = false;            // the peer writes no more: what remains is read whatever the pool's soft bound
   bool write_broken_ = false;
 
   std::deque<Outgoing> outgoing_;

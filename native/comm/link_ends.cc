@@ -127,8 +127,9 @@ void Link::close(const FailurePtr& reason) {
 
 // ---- ends -------------------------------------------------------------------------------------------------------
 
-void Link::lose(Failure::Kind kind, const std::string& why) {
+void Link::lose(Failure::Kind kind, const std::string& why, bool orderly) {
   Failure failure;
+  failure.orderly = orderly;
   failure.kind = kind;
   failure.rank = peer_;
   failure.epoch = generation_;
@@ -141,6 +142,7 @@ void Link::lose(Failure::Kind kind, const std::string& why) {
 
 void Link::fail_everything(const FailurePtr& reason) {
   lost_ = reason;
+  over_.store(true);
   for (const Outgoing& out : outgoing_) {
     if (out.request) fail(out.request, reason);
   }

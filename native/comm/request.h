@@ -20,6 +20,7 @@ struct Failure {
   std::string message;
   int rank = -1;
   std::uint32_t epoch = 0;
+  bool orderly = false;  // kLost: the peer said goodbye, so it had nothing more to do
 
   // Throws the CommError that `kind` stands for.
   [[noreturn]] void raise() const;

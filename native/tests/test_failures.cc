@@ -123,6 +123,25 @@ TEST_BOTH(a_closed_peer_is_lost_after_its_last_message) {
   three.at(1).wait(three.at(1).recv(2, 1, &got, 4), plenty());
 }
 
+// Rank 2's part of the operation came, then it went. Rank 1 is still to come.
+TEST_BOTH(a_member_that_closed_in_order_does_not_end_an_operation) {
+  Cluster three(3, kind);
+  int value = 6, got[2] = {0, 0};
+  const std::vector<int> members{0, 1, 2};
+  const std::vector<Transfer> parts{three.at(0).recv(1, 1, &got[0], 4), three.at(0).recv(2, 1, &got[1], 4)};
+  three.at(2).wait(three.at(2).send(0, 1, &value, 4), plenty());
+  three.at(2).close();
+  in_threads(2, [&](int thread) {
+    if (thread == 0) {
+      three.at(0).wait(parts, plenty(), members);
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      three.at(1).wait(three.at(1).send(0, 1, &value, 4), plenty());
+    }
+  });
+  CHECK_EQUAL(got[0] + got[1], 12);
+}
+
 TEST_BOTH(a_link_that_was_ended_can_be_opened_anew) {
   Cluster pair(2, kind);
   int value = 8, got = 0;

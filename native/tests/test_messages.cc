@@ -1,4 +1,5 @@
 // Messages between healthy endpoints: matching, order, sizes, back-pressure, generations.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -12,10 +13,10 @@ namespace {
 
 std::vector<std::uint8_t> pattern(std::size_t bytes, std::uint32_t seed) {
   std::vector<std::uint8_t> data(bytes);
-  std::uint32_t x = seed * 2654435761u + 1;
-  for (std::uint8_t& byte : data) {
-    x = x * 1664525u + 1013904223u;
-    byte = static_cast<std::uint8_t>(x >> 24);
+  std::uint64_t x = seed + 1;
+  for (std::size_t at = 0; at < bytes; at += sizeof x) {
+    x = x * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(data.data() + at, &x, std::min(sizeof x, bytes - at));
   }
   return data;
 }
