@@ -128,6 +128,31 @@ TEST_BOTH(survivors_go_on_in_a_smaller_group) {
   CHECK_EQUAL(one.join(), 0);
 }
 
+// Rank 0 awaits only rank 1, which is alive but says nothing: the loss of rank 2 ends their common operation.
+TEST_BOTH(a_loss_ends_an_operation_that_awaits_others) {
+  Meeting meeting(3);
+  Pipe ready;
+  Child waiting([&] {
+    const auto endpoint = meeting.join(0, kind);
+    int got = 0;
+    const std::vector<Transfer> part{endpoint->recv(1, 1, &got, 4)};
+    ready.put(1);
+    const std::vector<int> members{0, 1, 2};
+    CHECK_THROWS(PeerLost, "rank 2 is lost", endpoint->wait(part, plenty(), members));
+  });
+  const auto stay = [&](int rank) {
+    const auto endpoint = meeting.join(rank, kind);
+    ready.put(1);
+    ::pause();
+  };
+  Child silent([&] { stay(1); });
+  Child victim([&] { stay(2); });
+  meeting.introduce();
+  for (int i = 0; i < 3; ++i) ready.get<int>();
+  victim.kill(SIGKILL);
+  CHECK_EQUAL(waiting.join(), 0);
+}
+
 TEST_BOTH(four_processes_reduce_the_same_bits) {
   Meeting meeting(4);
   Pipe results;
