@@ -116,6 +116,11 @@ void Buckets::check(const BucketSpec& spec) const {
   }
 }
 
+void Buckets::expect_held(const BucketSpec& spec) const {
+  if (spec.work.defined()) return;
+  throw ExecError("bucket " + spec.name + ": rank " + std::to_string(courier_.rank()) + " has no working copy of it");
+}
+
 int Buckets::find(const std::string& name) const {
   std::string known;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
@@ -127,10 +132,7 @@ int Buckets::find(const std::string& name) const {
 
 at::Tensor Buckets::parameter(const Binding& binding) const {
   const Bucket& bucket = at(binding.index);
-  if (!bucket.spec.work.defined()) {
-    throw ExecError("bucket " + bucket.spec.name + ": rank " + std::to_string(courier_.rank()) +
-                    " has no working copy of it");
-  }
+  expect_held(bucket.spec);
   std::int64_t last = binding.offset + numel_of(binding.shape);
   if (!binding.strides.empty() && extent_of(binding) != numel_of(binding.shape)) {
     throw ExecError("bucket " + bucket.spec.name + ": the strides of the parameter at " +
@@ -326,7 +328,11 @@ void Buckets::abandon_gathers() {
 }
 
 void Buckets::set_master(std::int64_t index, const at::Tensor& value) {
-  expect_slice(at(index).spec.name, "master", value, owns(index) ? at(index).spec.master.numel() : 0);
+  if (!owns(index)) {
+    throw ExecError("bucket " + at(index).spec.name + ": rank " + std::to_string(courier_.rank()) +
+                    " owns nothing of it");
+  }
+  expect_slice(at(index).spec.name, "master", value, at(index).spec.master.numel());
   expect_float(at(index).spec.name, "master", value);
   at(index).spec.master = value.clone();
 }
@@ -347,6 +353,7 @@ void Buckets::set_state(std::int64_t index, const std::vector<at::Tensor>& value
 
 void Buckets::set_work(std::int64_t index, const at::Tensor& value) {
   Bucket& bucket = at(index);
+  expect_held(bucket.spec);
   expect_slice(bucket.spec.name, "work", value, bucket.spec.numel);
   courier_.wait(bucket.gathers);
   courier_.wait(bucket.gather_sends);

@@ -96,6 +96,7 @@ class Buckets {
   Bucket& at(std::int64_t index) { return buckets_[static_cast<std::size_t>(index)]; }
   const Bucket& at(std::int64_t index) const { return buckets_[static_cast<std::size_t>(index)]; }
   void check(const BucketSpec& spec) const;
+  void expect_held(const BucketSpec& spec) const;
   void finish_reduction(Bucket& bucket);
   void write_work(Bucket& bucket);
 

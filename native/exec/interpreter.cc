@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 
 #include "engine_impl.h"
 #include "kernels/keyed.h"
@@ -84,6 +85,7 @@ EvalResult Engine::Impl::evaluate(std::int64_t step_index, const Inputs& inputs,
 void Engine::Impl::run(const StepList& list, StepResult* result) {
   std::size_t at = 0;
   try {
+    courier.reap();  // what the last step left to be sent
     for (; at < list.steps.size(); ++at) {
       const Step& step = list.steps[at];
       if (!committed_) courier.check_deadline(name_of(step.code));
@@ -293,13 +295,14 @@ void Engine::Impl::update(std::int64_t bucket) {
   UnitProgram& optimizer = *programs_[static_cast<std::size_t>(spec.optimizer)];
   const auto group = static_cast<std::size_t>(spec.hyper_group);
   const std::size_t before = 2 + spec.state.size();
-  const std::size_t given = group < hyper_.size() ? hyper_[group].size() : 0;
-  if (before + given != static_cast<std::size_t>(optimizer.num_inputs())) {
+  const std::span<const at::Tensor> hyper =
+      group < hyper_.size() ? std::span<const at::Tensor>(hyper_[group]) : std::span<const at::Tensor>();
+  if (before + hyper.size() != static_cast<std::size_t>(optimizer.num_inputs())) {
     throw ExecError("bucket " + spec.name + ": hyper group " + std::to_string(group) + " gives " +
-                    std::to_string(given) + " values (grad_scale included), program " + optimizer.name() + " reads " +
-                    std::to_string(static_cast<std::size_t>(optimizer.num_inputs()) - before));
+                    std::to_string(hyper.size()) + " values (grad_scale included), program " + optimizer.name() +
+                    " reads " + std::to_string(static_cast<std::size_t>(optimizer.num_inputs()) - before));
   }
-  buckets.update(bucket, optimizer, hyper_[group]);
+  buckets.update(bucket, optimizer, hyper);
 }
 
 void Engine::Impl::sync(double deadline_s) {

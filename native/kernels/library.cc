@@ -69,8 +69,7 @@ at::Tensor keyed_dropout_meta(const at::Tensor& x, const at::Tensor& /*keys*/, d
 }
 
 at::Tensor keyed_draw_meta(const at::Tensor& /*keys*/, c10::SymIntArrayRef size, std::int64_t /*op*/,
-                           std::int64_t /*axis*/, c10::SymInt /*period*/, at::ScalarType dtype,
-                           at::Device /*device*/) {
+                           std::int64_t /*axis*/, c10::SymInt /*period*/, at::ScalarType dtype, at::Device /*device*/) {
   return at::empty_symint(size, at::TensorOptions(dtype).device(at::kMeta));
 }
 

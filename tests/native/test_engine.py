@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,24 +41,6 @@ from tests.native.tiny import (
 @pytest.fixture(scope="module", params=[0, 1], ids=["samples first", "samples second"])
 def any_model(request: pytest.FixtureRequest) -> Model:
     return Model.of(request.param)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model.of(0)
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., Ranks]]:
-    made: list[Ranks] = []
-
-    def start(*args: Any, **more: Any) -> Ranks:
-        made.append(Ranks(*args, **more))
-        return made[-1]
-
-    yield start
-    for ranks in made:
-        ranks.end()
 
 
 Results = list[tuple[list[dict[str, Any]], dict[str, Tensor]]]

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elaswave_fx import _native
-from elaswave_fx.errors import DeadlineExceeded, ExecError, PeerLost
+from elaswave_fx.errors import CommError, DeadlineExceeded, ExecError, PeerLost
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
@@ -39,24 +39,6 @@ from tests.native.tiny import (
 )
 
 Change = Callable[[list[tuple[Any, ...]]], list[tuple[Any, ...]]]
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model.of(0)
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., Ranks]]:
-    made: list[Ranks] = []
-
-    def start(*args: Any, **more: Any) -> Ranks:
-        made.append(Ranks(*args, **more))
-        return made[-1]
-
-    yield start
-    for ranks in made:
-        ranks.end()
 
 
 def snapshot(engine: Any) -> dict[str, Tensor]:
@@ -383,3 +365,29 @@ def test_folds_cover_whole_granules(model: Model) -> None:
         engine.add_fold(program=update, buffers=[0, 7], values=values, group=[(0, 0, 8)])
     with pytest.raises(ExecError, match=r"fold 0: program update has 5 inputs and 2 outputs, declared are 4 and 2"):
         engine.add_fold(program=update, buffers=buffers, values=values[:2], group=[(0, 0, 8)])
+
+
+def test_buckets_of_others_cannot_be_loaded(model: Model) -> None:
+    engine = make_engine(model, TILINGS["pipeline"], 1)
+    assert engine.bucket_master("bias0") is None
+    assert engine.bucket_work("bias0") is None
+    with pytest.raises(ExecError, match="bucket bias0: rank 1 owns nothing of it"):
+        engine.set_bucket_master("bias0", torch.zeros(WIDTH))
+    with pytest.raises(ExecError, match="bucket bias0: rank 1 has no working copy of it"):
+        engine.set_bucket_work("bias0", torch.zeros(WIDTH))
+
+
+def test_an_engine_may_outlive_its_links(model: Model) -> None:
+    endpoints = [_native.Endpoint(rank, "token") for rank in (0, 1)]
+    for one, other in ((1, 0), (0, 1)):
+        endpoints[one].connect({other: ("127.0.0.1", endpoints[other].port, "")}, PLENTY_S)
+    tiling = TILINGS["pipeline"]
+    engine = make_engine(model, tiling, 0, endpoints[0])
+    with pytest.raises(DeadlineExceeded):
+        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, 0.2)
+    for endpoint in endpoints:
+        endpoint.close()
+    with pytest.raises(CommError):
+        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, PLENTY_S)
+    assert engine.version == 0
+    del engine, endpoints
