@@ -82,7 +82,9 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
             _evaluate(worker, step, deadline)
         started = time.perf_counter()
     feed.close()
-    return _hand_back(worker)
+    share = _hand_back(worker)
+    worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
+    return share
 
 
 def set_up(config: Config, context: WorkerContext) -> Worker:

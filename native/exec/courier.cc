@@ -1,6 +1,8 @@
 #include "courier.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
 
 #include "program.h"
@@ -13,6 +15,11 @@ void Courier::set_deadline(double deadline_s) {
   deadline_ = comm::Deadline::after(deadline_s);
   deadline_s_ = deadline_s;
   wait_seconds_ = 0.0;
+}
+
+void Courier::set_members(const std::vector<int>& world) {
+  members_.clear();
+  std::copy_if(world.begin(), world.end(), std::back_inserter(members_), [this](int rank) { return rank != rank_; });
 }
 
 void Courier::check_deadline(const std::string& what) const {
@@ -46,7 +53,7 @@ comm::Transfer Courier::receive(const at::Tensor& into, int peer, std::uint64_t 
 void Courier::wait(std::span<const comm::Transfer> transfers) {
   if (transfers.empty()) return;
   const auto begin = std::chrono::steady_clock::now();
-  endpoint_->wait(transfers, deadline_);
+  endpoint_->wait(transfers, deadline_, members_);
   wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (const comm::Transfer& transfer : transfers) receives_.erase(transfer.request().get());
 }

@@ -23,6 +23,8 @@ class Courier {
 
   int rank() const { return rank_; }
   void set_deadline(double deadline_s);
+  // All ranks of the step: the loss of one ends every wait, for the others may have left the step because of it.
+  void set_members(const std::vector<int>& world);
   // Throws comm::DeadlineExceeded, with `what` in its message, if the deadline has passed.
   void check_deadline(const std::string& what) const;
 
@@ -53,6 +55,7 @@ class Courier {
   comm::Deadline deadline_ = comm::Deadline::after(0);
   double deadline_s_ = 0.0;
   double wait_seconds_ = 0.0;
+  std::vector<int> members_;  // without this rank
   std::deque<Posted> sends_;
   std::unordered_map<const comm::Request*, Posted> receives_;
 };

@@ -168,6 +168,7 @@ void Engine::Impl::set_world(std::vector<int> ranks) {
   if (!std::binary_search(ranks.begin(), ranks.end(), courier.rank())) {
     throw ExecError("world: rank " + std::to_string(courier.rank()) + " is not in it");
   }
+  courier.set_members(ranks);
   world_ = std::move(ranks);
 }
 
