@@ -1,0 +1,100 @@
+"""What the documentation shows works: its files run as they stand, its links lead somewhere, its tables are complete.
+
+A fenced block after `<!-- file: NAME -->` is the content of that file.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+_FILE = re.compile(r"<!-- file: (\S+) -->\n```\w*\n(.*?)```", re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
+
+
+def write_files(page: str, folder: Path) -> None:
+    """The files of a page, in `folder`."""
+    found = _FILE.findall((ROOT / "docs" / page).read_text())
+    assert found, f"docs/{page} shows no files"
+    for name, text in found:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    common = ("--config-dir", ".", "recipe=spirals", "hydra.run.dir=run", f"cache.dir={folder / 'cache'}")
+    return run(folder, "elaswave_fx.train", *common, *words)
+
+
+def test_the_recipe_of_ones_own_learns(tmp_path: Path) -> None:
+    write_files("recipes.md", tmp_path)
+    done = train(tmp_path, "steps=100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 100
+    assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval_loss_last"] < lines[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["model.widht=3", "data.samples=10", "parallel.pp=9", "model._target_=mistakes.MeanNet",
+     "optimizer._target_=mistakes.NormedLion"],
+)  # fmt: skip
+def test_mistakes_are_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
+    write_files("recipes.md", tmp_path)
+    done = train(tmp_path, words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    page = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
+    assert f"recipe=spirals {words} {' '.join(done.stderr.split())}" in page
+
+
+def test_the_pass_and_its_test_work(tmp_path: Path) -> None:
+    write_files("passes.md", tmp_path)
+    done = run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_drop_unit_scale.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def leaves(node: object, place: str = "") -> set[str]:
+    if not isinstance(node, DictConfig) or not node:
+        return {place}
+    return set().union(*(leaves(node._get_node(name), f"{place}.{name}".strip(".")) for name in node))
+
+
+def test_every_key_is_in_the_tables() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    keys = leaves(OmegaConf.load(ROOT / "conf" / "config.yaml"))
+    missing = [key for key in sorted(keys) if key.split(".")[0] not in ("defaults", "hydra") and f"`{key}`" not in page]
+    groups = [path for path in sorted((ROOT / "conf").glob("*/*.yaml")) if path.parent.name not in ("recipe", "hydra")]
+    for path in groups:
+        names = {str(name) for name in OmegaConf.load(path)} - {"kind", "name"}
+        missing += [f"{path.parent.name}={path.stem} {name}" for name in sorted(names) if f"`{name}`" not in page
+                    and f"`{path.parent.name}.{name}`" not in page]  # fmt: skip
+    assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text()):
+        where = (page.parent / target) if target else page
+        assert where.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(where), f"{page.name} links to {target}#{anchor}"
