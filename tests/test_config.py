@@ -137,7 +137,7 @@ REFUSALS = [
         "parallel.micro_batch=2: must hold at least one granule of parallel.granule=4; nearest valid: 4",
     ),
     (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
-    (["model=hf"], "model.name: is missing, model=hf needs a model type such as model.name=gpt2"),
+    (["model=hf"], "model.name: is missing, model=hf needs a model type as transformers names it"),
     (["model=hf", "model.name=gpt2", "model.task=causal"], "model.task=causal: must be one of causal_lm, "),
     (["model.config.n_layer=2"], "model.config: is a key of model=hf only"),
     (["model=target"], "model._target_: Missing mandatory value"),

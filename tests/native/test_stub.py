@@ -3,8 +3,9 @@
 import ast
 from pathlib import Path
 
-from elaswave_fx.program import keys  # noqa: F401 - imports torch, then the module
-from elaswave_fx import _native  # isort: skip
+import torch  # noqa: F401 - the module finds torch's libraries loaded
+
+from elaswave_fx import _native
 
 
 def test_stub_and_module_agree() -> None:
