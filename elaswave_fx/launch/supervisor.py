@@ -88,6 +88,8 @@ class Supervisor:
             case "event":
                 extra = {key: value for key, value in fields.items() if key not in ("event", "epoch")}
                 self._recorder.event(fields["event"], fields["epoch"], rank=rank, **extra)
+                said = ", ".join(f"{key} {value}" for key, value in extra.items())
+                self._progress.message(f"rank {rank}: {fields['event'].replace('_', ' ')}: {said}")
             case "at":
                 self._stop_before(rank, fields["step"] + 1)
             case "done":

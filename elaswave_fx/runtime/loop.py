@@ -78,6 +78,8 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
         now = time.perf_counter()
         deadline.measured(now - started)
         context.report_step(_report(worker, step, lr, 1e3 * (now - started), result, device.memory_peak_bytes()))
+        if not result["updated"] and context.rank == 0:
+            context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
         if config.eval.every and (step + 1) % config.eval.every == 0:
             _evaluate(worker, step, deadline)
         started = time.perf_counter()
