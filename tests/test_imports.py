@@ -20,12 +20,14 @@ ALLOWED: dict[str, set[str]] = {
     # How processes start and what users see knows nothing of what is computed; the runtime reports through both.
     "observe": set(),
     "launch": {"observe"},
+    "control": {"plan"},
+    "sim": {"control", "plan"},
 }
 # What users call. Everything else is called by it.
 COMMANDS = {"train", "inspect", "simulate", "verify", "worker", "coordinator", "bench"}
 BEFORE_COMMANDS = {"runtime", "config", "data", "models"}
 # Torch is an effect of a kind: who computes what is decided without it.
-NO_TORCH = {"plan"}
+NO_TORCH = {"plan", "control", "sim"}
 
 
 def python_files() -> list[Path]:

@@ -1,0 +1,344 @@
+"""The coordinator: who is alive, and the epochs that follow from it.
+
+In: `(state, event, now)`. Out: `(state, actions)`. Pure; the store, the links and the clock are the caller's. Nothing
+here is needed to commit a step, and all of it can be rebuilt from the store and the ranks' heartbeats.
+
+    taking -> steady -> preparing (PREPARE ... PREPARED) -> swap in the store -> steady (ACTIVATE)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from elaswave_fx.control.decide import GoOn, Replan, Wait, decide, sinks, unreachable
+from elaswave_fx.control.messages import Ack, Activate, Beat, Exited, Note, Prepare, Prepared, Saved, Send, Tick
+from elaswave_fx.control.rank_state import STOPPED
+from elaswave_fx.control.store import Read, Register, StoreReply, Swap
+from elaswave_fx.control.words import NO_BALLOT, Ballot, Certificate, Report, Term, Version
+from elaswave_fx.plan.topology import Rank
+
+TAKING, STEADY, PREPARING, RETIRED = "taking", "steady", "preparing", "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend."""
+
+    silent_s: float
+    accused_s: float
+    stalled_s: float
+    resend_s: float
+
+
+class Heard(NamedTuple):
+    """The last heartbeat of a rank, when it came, and since when it shows the same place."""
+
+    beat: Beat
+    at_s: float
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """One coordinator process. `proposal` is the swap on its way; `condemned` ranks hang though they beat."""
+
+    patience: Patience
+    replan: Replan
+    phase: str = TAKING
+    register: Register | None = None
+    ballot: Ballot = NO_BALLOT
+    heard: dict[Rank, Heard] = field(default_factory=dict)
+    began_s: float = 0.0
+    exited: frozenset[Rank] = frozenset()
+    condemned: frozenset[Rank] = frozenset()
+    wanted_back: frozenset[Rank] = frozenset()
+    planned: bool = False
+    targets: tuple[Rank, ...] = ()
+    reports: dict[Rank, Report] = field(default_factory=dict)
+    prepared_s: float = 0.0
+    sent_s: float = 0.0
+    proposal: Swap | None = None
+    asked_s: float = 0.0
+    tick_s: float = 0.0
+
+
+Act = Send | Read | Swap | Note
+Result = tuple[Coordinator, tuple[Act, ...]]
+Event = Beat | Prepared | StoreReply | Tick | Exited | Saved
+
+
+def start(patience: Patience, replan: Replan, now_s: float) -> Result:
+    """A new coordinator process: it reads the store, then takes it over by raising the term."""
+    return Coordinator(patience, replan, began_s=now_s, asked_s=now_s, tick_s=now_s), (Read(),)
+
+
+def step(state: Coordinator, event: Event, now_s: float) -> Result:
+    """One event at the coordinator. Nothing is changed in place."""
+    if state.phase == RETIRED:
+        return state, ()
+    return _EVENTS[type(event)](state, event, now_s)
+
+
+# --- The store ---
+
+
+def _propose(state: Coordinator, new: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
+    assert state.register is not None
+    wanted = Swap(state.register.key, new, lines)
+    return replace(state, proposal=wanted, asked_s=now_s), (wanted,)
+
+
+def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
+    register = event.register
+    if state.phase == TAKING:
+        if state.proposal is not None and register == state.proposal.new:
+            ballot = Ballot(register.term, 0)
+            return replace(
+                state, phase=STEADY, register=register, proposal=None, ballot=ballot, began_s=now_s, tick_s=now_s
+            ), ()
+        state = replace(state, register=register)
+        return _propose(state, replace(register, term=Term(register.term + 1)), (), now_s)
+    if register.term != state.ballot.term:
+        return replace(state, phase=RETIRED), (Note(f"coordinator of term {state.ballot.term}: superseded"),)
+    if state.proposal is None or register != state.proposal.new:
+        return state, ()
+    old = state.register
+    state = replace(state, register=register, proposal=None)
+    if old is None or old.epoch == register.epoch:
+        return _conclude(state, now_s) if state.phase == PREPARING else (state, ())
+    state = replace(state, phase=STEADY, targets=(), reports={}, planned=False, wanted_back=frozenset(), began_s=now_s)
+    activate = Activate(state.ballot, register.activation)
+    return state, tuple(Send(rank, activate) for rank in register.members)
+
+
+def _on_saved(state: Coordinator, event: Saved, now_s: float) -> Result:
+    """A checkpoint is on disk: from now on a rollback leads to it, if it is of this history."""
+    register = state.register
+    if register is None or state.phase != STEADY or state.proposal is not None:
+        return state, ()
+    if event.stamp not in (register.committed, register.previous):
+        return state, ()
+    return _propose(state, replace(register, checkpoint=event.stamp), (), now_s)
+
+
+# --- The ranks ---
+
+
+def _on_beat(state: Coordinator, event: Beat, now_s: float) -> Result:
+    before = state.heard.get(event.rank)
+    same = before is not None and _place(before.beat) == _place(event)
+    heard = Heard(event, now_s, before.since_s if before is not None and same else now_s)
+    condemned = state.condemned - {event.rank} if event.joining else state.condemned
+    state = replace(state, heard={**state.heard, event.rank: heard}, condemned=condemned)
+    register = state.register
+    if register is None or state.phase == TAKING:
+        return state, ()
+    member = event.rank in register.members
+    ledgered = register.committed.version
+    actions: tuple[Act, ...] = (Send(event.rank, Ack(state.ballot.term, register.epoch, member, ledgered)),)
+    if state.phase == STEADY and member and event.epoch < register.epoch:
+        return state, (*actions, Send(event.rank, Activate(state.ballot, register.activation)))
+    if state.proposal is None and event.lines and event.epoch == register.epoch:
+        state, more = _append(state, register, event.lines, now_s)
+        actions += more
+    if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
+        state, more = _prepare(state, now_s, None, f"rank {event.rank} left the step, accusing {event.suspect}")
+        actions += more
+    return state, actions
+
+
+def _place(beat: Beat) -> tuple[object, ...]:
+    return beat.epoch, beat.version, beat.phase, beat.awaited
+
+
+def _append(state: Coordinator, register: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
+    """Write the ledger lines that follow the last one."""
+    new, taken = register, []
+    for line in lines:
+        if line.stamp.version == new.committed.version + 1 and line.stamp.epoch == register.epoch:
+            new = replace(new, committed=line.stamp, previous=new.committed, last=line)
+            taken.append(line)
+    return _propose(state, new, tuple(taken), now_s) if taken else (state, ())
+
+
+def _on_exited(state: Coordinator, event: Exited, now_s: float) -> Result:
+    state = replace(state, exited=state.exited | {event.rank})
+    if state.register is None or state.phase == TAKING:
+        return state, ()
+    if state.phase == STEADY and event.rank in state.register.members:
+        return _prepare(state, now_s, None, f"rank {event.rank} exited")
+    return _review(state, now_s) if state.phase == PREPARING else (state, ())
+
+
+def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
+    rank = event.report.rank
+    if state.phase != PREPARING or event.ballot != state.ballot or rank not in state.targets:
+        return state, ()
+    state = replace(state, reports={**state.reports, rank: event.report})
+    return _conclude(state, now_s)
+
+
+# --- A transition ---
+
+
+def _alive(state: Coordinator, rank: Rank, now_s: float) -> bool:
+    """Not known to be gone, and not silent for too long, counted from when this coordinator could have heard it."""
+    if rank in state.exited or rank in state.condemned:
+        return False
+    return now_s - _last_s(state, rank) <= state.patience.silent_s
+
+
+def _last_s(state: Coordinator, rank: Rank) -> float:
+    heard = state.heard.get(rank)
+    return max(heard.at_s if heard else 0.0, state.began_s)
+
+
+def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
+    """The members of the next epoch: living members; joiners if planned, or if the job cannot go on without them."""
+    assert state.register is not None
+    members = state.register.members
+    wanted = {rank for rank in members if _alive(state, rank, now_s)}
+    joiners = {r for r, h in state.heard.items() if h.beat.joining and r not in members and _alive(state, r, now_s)}
+    if not wanted:
+        wanted = joiners | {r for r in members if r in state.condemned - state.exited}
+    if state.planned:
+        wanted |= joiners
+    return tuple(sorted(wanted | (joiners & state.wanted_back)))
+
+
+def _prepare(state: Coordinator, now_s: float, stop_after: Version | None, why: str) -> Result:
+    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way."""
+    state = replace(
+        state,
+        phase=PREPARING,
+        planned=stop_after is not None,
+        ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
+        reports={},
+        prepared_s=now_s,
+        sent_s=now_s,
+    )
+    state = replace(state, targets=_wanted(state, now_s))
+    message = Prepare(state.ballot, stop_after)
+    return state, (Note(f"{why}: asking {list(state.targets)}"), *(Send(r, message) for r in state.targets))
+
+
+def _review(state: Coordinator, now_s: float) -> Result:
+    """During a transition: start it over if the wanted members have changed, else ask again those who keep silent."""
+    if state.proposal is not None and state.register is not None and state.proposal.new.epoch > state.register.epoch:
+        # The swap decides first; a loss after it supersedes the new epoch.
+        return state, ()
+    waited_s, patience = now_s - state.prepared_s, state.patience
+    unheard = {r for r in state.targets if r not in state.reports}
+    if not state.planned:
+        blamed = {h.beat.suspect for h in state.heard.values()}
+        hung = unheard if waited_s > patience.stalled_s else set()
+        silent = {r for r in unheard & blamed if now_s - _last_s(state, r) > patience.accused_s}
+        state = replace(state, condemned=state.condemned | hung | silent)
+    if _wanted(state, now_s) != state.targets or (state.planned and waited_s > patience.stalled_s):
+        return _prepare(state, now_s, None, "the members have changed")
+    if now_s - state.sent_s <= state.patience.resend_s or state.planned:
+        return state, ()
+    if len(state.reports) == len(state.targets):
+        return _prepare(state, now_s, None, "still without a way to go on")
+    message = Prepare(state.ballot, None)
+    return replace(state, sent_s=now_s), tuple(Send(r, message) for r in state.targets if r not in state.reports)
+
+
+def _conclude(state: Coordinator, now_s: float) -> Result:
+    """All reports are here: decide, and propose the epoch to the store."""
+    register = state.register
+    assert register is not None
+    if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
+        return state, ()
+    cut_off = unreachable(state.reports)
+    reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
+    verdict = decide(register, reports, state.exited, state.replan)
+    if cut_off and (isinstance(verdict, Wait) or verdict.activation.rollback):
+        return state, (Note(f"links of {sorted(cut_off)} are broken, but their copies are needed"),)
+    if isinstance(verdict, Wait):
+        state = replace(
+            state, wanted_back=state.wanted_back | verdict.blockers, condemned=state.condemned - verdict.blockers
+        )
+        return state, (Note(f"boxes {list(verdict.boxes)} wait for ranks {sorted(verdict.blockers)}"),)
+    return _propose_epoch(state, register, verdict, now_s)
+
+
+def _propose_epoch(state: Coordinator, register: Register, verdict: GoOn, now_s: float) -> Result:
+    activation = verdict.activation
+    new = replace(
+        register,
+        activation=activation,
+        committed=activation.resume,
+        previous=activation.previous,
+        last=activation.certificate,
+        absent=verdict.absent,
+    )
+    state, actions = _propose(state, new, verdict.lines, now_s)
+    return state, (Note(f"epoch {activation.epoch}: {verdict.reason}"), *actions)
+
+
+# --- The clock ---
+
+
+def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
+    paused = now_s - state.tick_s > state.patience.silent_s
+    # A coordinator that was stopped has heard nobody for that reason: it starts listening afresh.
+    state = replace(state, tick_s=now_s, began_s=now_s if paused else state.began_s)
+    actions: tuple[Act, ...] = ()
+    if (state.phase == TAKING or state.proposal) and now_s - state.asked_s > state.patience.resend_s:
+        state = replace(state, asked_s=now_s)
+        actions += (state.proposal if state.proposal is not None else Read(),)
+    if state.phase == PREPARING:
+        state, more = _conclude(state, now_s)
+        if not any(isinstance(act, Swap) for act in more):
+            state, again = _review(state, now_s)
+            more += again
+        return state, actions + more
+    if state.phase == STEADY:
+        state, more = _watch(state, now_s)
+        return state, actions + more
+    return state, actions
+
+
+def _watch(state: Coordinator, now_s: float) -> Result:
+    """Nothing is under way: look for silence, standstill, and joiners in the queue."""
+    assert state.register is not None
+    members = state.register.members
+    silent = [rank for rank in members if not _alive(state, rank, now_s)]
+    if silent:
+        return _prepare(state, now_s, None, f"ranks {silent} are silent or gone")
+    here = {r: state.heard[r] for r in members if r in state.heard}
+    limit = state.patience.stalled_s
+    stalled = frozenset(r for r, h in here.items() if now_s - max(h.since_s, state.began_s) > limit)
+    if stalled:
+        hung = sinks({r: h.beat.awaited for r, h in here.items()}, stalled)
+        state = replace(state, condemned=state.condemned | hung)
+        return _prepare(state, now_s, None, f"ranks {sorted(stalled)} stand still, because of {sorted(hung)}")
+    in_step = len(here) == len(members) and all(h.beat.epoch == state.register.epoch for h in here.values())
+    queue = [r for r, h in state.heard.items() if h.beat.joining and r not in members and _alive(state, r, now_s)]
+    if in_step and queue:
+        after = Version(max(h.beat.version for h in here.values()) + 1)
+        return _prepare(state, now_s, after, f"ranks {queue} join after version {after}")
+    if in_step and all(h.beat.complete for h in here.values()) and _unbalanced(state.register):
+        after = Version(max(h.beat.version for h in here.values()) + 1)
+        return _prepare(state, now_s, after, f"copies are complete; owners move after version {after}")
+    return state, ()
+
+
+def _unbalanced(register: Register) -> bool:
+    """Whether some member owns two boxes more than another."""
+    owners = [plan.owner for plan in register.activation.assignment.boxes]
+    counts = [owners.count(rank) for rank in register.members]
+    return max(counts) - min(counts) >= 2
+
+
+_EVENTS: dict[type, Callable[..., Result]] = {
+    Beat: _on_beat,
+    Prepared: _on_prepared,
+    StoreReply: _on_store,
+    Tick: _on_tick,
+    Exited: _on_exited,
+    Saved: _on_saved,
+}

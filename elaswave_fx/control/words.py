@@ -1,0 +1,139 @@
+"""The words of the control protocol: versions, copies, records, votes, and what a new epoch says.
+
+In: nothing. Out: immutable values that both machines (`step_commit` at each rank, `membership` at the coordinator)
+exchange; frames and messages that carry them are in `messages.py`.
+
+    Stamp(7, 3)  =  version 7 as committed by the votes of epoch 3; version 7 of epoch 4 is another one
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.topology import Epoch, Rank
+
+Version = NewType("Version", int)
+"""Committed steps since the beginning: version v is the state after step v."""
+
+Term = NewType("Term", int)
+"""Grows by one with every coordinator process that takes over."""
+
+BoxId = NewType("BoxId", int)
+"""A piece of optimizer state that moves whole; index into the job's table of boxes."""
+
+
+class Stamp(NamedTuple):
+    """A version and the epoch whose votes committed it: two sides can never make the same stamp."""
+
+    version: Version
+    epoch: Epoch
+
+
+SEED = Stamp(Version(0), Epoch(0))
+"""The initial state, which needs no vote."""
+
+
+class Ballot(NamedTuple):
+    """Order of attempts to make an epoch; a rank that promised one refuses lower ones."""
+
+    term: Term
+    serial: int
+
+
+NO_BALLOT = Ballot(Term(0), 0)
+"""Below every attempt."""
+
+
+class Copy(NamedTuple):
+    """A base of a box in a rank's memory; `digest` as computed from its bytes."""
+
+    stamp: Stamp
+    digest: int
+
+
+class Part(NamedTuple):
+    """A summand of a reduced gradient: who computed it from which samples of the step."""
+
+    rank: Rank
+    samples: Span
+
+
+class Record(NamedTuple):
+    """The redo log record of one box: the summed gradient, by its summands; `base_digest` is the owner's at v-1."""
+
+    stamp: Stamp
+    parts: tuple[Part, ...]
+    base_digest: int
+
+
+class Vote(NamedTuple):
+    """Yes of one rank to one version: all records of its boxes are there; and the samples that it consumed."""
+
+    stamp: Stamp
+    rank: Rank
+    units: Span
+    samples: Span
+
+
+class Certificate(NamedTuple):
+    """The votes of all members of an epoch: the proof of a commit, and all that a ledger line needs."""
+
+    stamp: Stamp
+    votes: tuple[Vote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPlan:
+    """Copies of one box: `owner` and `holders` in full; those in `catching` are holders that have no base yet.
+
+    `group` are the ranks whose tiles contribute to its gradient.
+    """
+
+    box: BoxId
+    unit: int
+    owner: Rank
+    holders: tuple[Rank, ...]
+    catching: tuple[Rank, ...]
+    group: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who computes and who keeps what in one epoch; drawn from the epoch's Plan, whose hash it carries."""
+
+    members: tuple[Rank, ...]
+    tiles: tuple[Tile, ...]
+    boxes: tuple[BoxPlan, ...]
+    plan_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What a new epoch says: go on from `resume`, reached from `previous` by `certificate`, with `assignment`.
+
+    `rollback`: copies of a box are gone; everybody loads `resume` from the checkpoint (the seed if version 0).
+    """
+
+    epoch: Epoch
+    assignment: Assignment
+    resume: Stamp
+    previous: Stamp
+    certificate: Certificate | None
+    rollback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank has in memory when it answers PREPARE; a promise that it votes no more in its epoch."""
+
+    rank: Rank
+    epoch: Epoch
+    committed: Stamp
+    copies: dict[BoxId, Copy]
+    records: dict[BoxId, tuple[Record, ...]]
+    votes: tuple[Vote, ...]
+    certificates: tuple[Certificate, ...]
+    broken: frozenset[Rank]

@@ -1,0 +1,1 @@
+"""A seeded cluster: clock, links, pauses, crashes and a store under the real membership and commit code."""

@@ -1,0 +1,68 @@
+"""The job that the simulator runs: its boxes, and a small planner in place of the real one.
+
+In: members and who has which copy. Out: an `Assignment`. Boxes are counters with digests; a step has BATCH samples.
+
+    first_assignment(4, stages=2)  ->  4 boxes, ranks 0, 2 on stage 0 and 1, 3 on stage 1, each box held on another host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elaswave_fx.control.words import Assignment, BoxId, BoxPlan
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.tiling import Tile, consecutive, even_split
+from elaswave_fx.plan.topology import Rank
+
+BATCH = 12
+"""Samples of a step."""
+
+RANKS_PER_HOST = 2
+
+
+def host_of(rank: Rank) -> int:
+    """Neighbours share a host; joiners too."""
+    return rank // RANKS_PER_HOST
+
+
+def tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
+    """Rows: every second member on the second stage, samples split evenly within a stage."""
+    stages = min(units, len(members))
+    tiles = []
+    for stage in range(stages):
+        ranks = members[stage::stages]
+        span = Span(stage, stage + 1) if stages == units else Span(0, units)
+        for rank, samples in zip(ranks, consecutive(even_split(BATCH, len(ranks))), strict=True):
+            tiles.append(Tile(rank, span, samples, (samples,)))
+    return tuple(sorted(tiles, key=lambda tile: tile.rank))
+
+
+def first_assignment(world: int, units: int) -> Assignment:
+    """The job at its start: one box per rank, everybody can load the seed."""
+    members = tuple(Rank(r) for r in range(world))
+    boxes = tuple(BoxPlan(BoxId(b), b % units, Rank(0), (), (), ()) for b in range(world))
+    return replan(members, {plan.box: members for plan in boxes}, Assignment(members, (), boxes, 0))
+
+
+def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment) -> Assignment:
+    """Owners among ranks with a copy, evenly; one more copy on another host, caught up while the old ones stay."""
+    units = 1 + max(plan.unit for plan in before.boxes)
+    tiles = tiles_of(members, units)
+    owned = dict.fromkeys(members, 0)
+    kept = dict.fromkeys(members, 0)
+    boxes = []
+    for plan in before.boxes:
+        have = held[plan.box]
+        owner = min(have, key=lambda r: (owned[r], r != plan.owner, kept[r], r))
+        owned[owner] += 1
+        others = [r for r in members if r != owner]
+        wish = min(others, key=lambda r: (host_of(r) == host_of(owner), kept[r], r not in have, r), default=None)
+        stay = [r for r in have if r != owner and r != wish][:1] if wish not in have else []
+        holders = tuple(r for r in (*stay, wish) if r is not None)
+        for rank in (owner, *holders):
+            kept[rank] += 1
+        group = tuple(t.rank for t in tiles if plan.unit in t.units)
+        catching = tuple(r for r in holders if r not in have)
+        boxes.append(BoxPlan(plan.box, plan.unit, owner, holders, catching, group))
+    fingerprint = hash((members, *((b.owner, b.holders) for b in boxes)))
+    return Assignment(members, tiles, tuple(boxes), fingerprint)
