@@ -6,6 +6,7 @@ In: the register, the reports of the ranks that will go on, the ranks known to b
     a vote missing, every box has a copy       -> GoOn(resume v-1): v is dropped and done again
     a box without copy, its holder may be alive -> Wait(for that holder)
     a box without copy, all its holders gone   -> GoOn(resume checkpoint, rollback)
+    no member of the epoch before              -> Wait for one; all gone: GoOn(resume the ledger's last)
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ def decide(
     # A job that has not taken its first step can always load the seed.
     fresh = register.activation.rollback and resume == register.activation.resume
     lost = tuple(box for box, ranks in held.items() if not ranks)
+    # Every commit of an epoch is known, or in flight, at each of its members; of none of them nothing is known.
+    unknown = not set(members) & set(register.members)
+    if unknown and not allow_rollback and (mute := frozenset(register.members) - gone):
+        return Wait(lost, mute)
     if lost:
         blockers = frozenset(a.rank for a in absent if a.boxes & set(lost))
         if blockers and not allow_rollback and not fresh:
@@ -134,6 +139,12 @@ def decide(
         activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
         reason = f"no copy of boxes {list(lost)} is left: rolled back to version {target.version}"
         return GoOn(activation, lines, (), reason)
+    if unknown:
+        reason = (
+            f"all members of epoch {register.epoch} are gone: rolled back to version {resume.version}, the ledger's"
+        )
+        activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
+        return GoOn(activation, lines, absent, reason)
     did = f"version {resume.version} rolled forward" if lines else f"version {resume.version + 1} is done again"
     activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
     return GoOn(activation, lines, absent, f"members {list(members)}: {did}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
@@ -17,6 +18,7 @@ from elaswave_fx.control import membership, step_commit
 from elaswave_fx.control.messages import (
     COORDINATOR,
     Action,
+    Activate,
     Compute,
     Exited,
     LinkDown,
@@ -246,6 +248,8 @@ class World:
             process.state, actions = step_commit.step(process.state, event, self.now, sender, self.rules)  # type: ignore[arg-type]
         if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang"):
             actions = actions[: fault.keep] if "crash" in fault.kind else actions
+        if self.corrupted and kind is Activate:
+            self._excuse(self.register)
         if target >= 0 and actions:
             self.checker.acts(process.state, actions)  # type: ignore[arg-type]
         self._perform(target, actions)
@@ -319,7 +323,8 @@ class World:
             if self.lines is not None:
                 self.lines.append(f"{self.now * 1000:9.3f} ms  store <- {_name(sender)}: swapped={done} {event}")
             if done:
-                self._excuse(after)
+                if after.epoch != self.register.epoch and not after.activation.rollback:
+                    self._excuse(after)
                 self.checker.swapped(after, event.lines)
                 self.register = after
                 self._save(event.lines)
@@ -333,12 +338,16 @@ class World:
     def _save(self, lines: tuple[Certificate, ...]) -> None:
         for line in lines:
             if line.stamp.version % 3 == 0:
-                self._push(self.now + 0.005, COORDINATOR, Saved(line.stamp), STORE)
+                self._push(self.now + 0.005, STORE, partial(self._saved, line.stamp), STORE)
 
-    def _excuse(self, after: Register) -> None:
-        if after.epoch == self.register.epoch or after.activation.rollback:
-            return
-        for plan in after.activation.assignment.boxes:
+    def _saved(self, stamp: Stamp) -> None:
+        """A checkpoint is complete if every box was updated to it somewhere."""
+        if all((plan.box, stamp) in self.checker.truth for plan in self.register.activation.assignment.boxes):
+            self._push(self.now, COORDINATOR, Saved(stamp), STORE)
+
+    def _excuse(self, register: Register) -> None:
+        """End the schedule if an epoch makes a corrupted copy the owner: nothing is left to compare it with."""
+        for plan in register.activation.assignment.boxes:
             if (plan.owner, plan.box) in self.corrupted and self._is_wrong(plan.owner, plan.box):
                 raise Excused
 

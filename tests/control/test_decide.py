@@ -1,0 +1,175 @@
+"""What becomes of the step in flight."""
+
+from dataclasses import replace
+
+import pytest
+
+from elaswave_fx.control.decide import GoOn, Wait, decide, sinks, unreachable
+from elaswave_fx.control.store import Absent, Register, Swap, swap
+from elaswave_fx.control.words import (
+    Activation,
+    BoxId,
+    Certificate,
+    Copy,
+    Record,
+    Report,
+    Stamp,
+    Term,
+    Version,
+    Vote,
+)
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.cluster import first_assignment, replan
+
+BASE, IN_FLIGHT = Stamp(Version(6), Epoch(3)), Stamp(Version(7), Epoch(3))
+CHECKPOINT = Stamp(Version(3), Epoch(1))
+NOBODY: frozenset[Rank] = frozenset()
+
+
+def register() -> Register:
+    """Four ranks, one box each, epoch 3, six steps in the ledger."""
+    activation = Activation(Epoch(3), first_assignment(4, 1), BASE, BASE, None)
+    return Register(Term(1), activation, BASE, Stamp(Version(5), Epoch(3)), None, CHECKPOINT)
+
+
+def vote(rank: int) -> Vote:
+    return Vote(IN_FLIGHT, Rank(rank), Span(0, 1), Span(3 * rank, 3 * rank + 3))
+
+
+def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
+    """Every rank with base and record of each box the assignment gives it."""
+    boxes = register().activation.assignment.boxes
+    found = {}
+    for rank in map(Rank, ranks):
+        kept = [p.box for p in boxes if rank in (p.owner, *p.holders)]
+        copies = {box: Copy(BASE, 1) for box in kept}
+        records = {box: (Record(IN_FLIGHT, (), 1),) for box in kept}
+        cast = tuple(vote(v) for v in votes)
+        found[rank] = Report(rank, Epoch(3), BASE, copies, records, cast, (), NOBODY)
+    return found
+
+
+def keepers(box: int) -> set[int]:
+    plan = register().activation.assignment.boxes[box]
+    return {plan.owner, *plan.holders}
+
+
+def test_all_votes_among_the_survivors_roll_forward() -> None:
+    known = reports(0, 1, votes=(0, 1)) | reports(2, votes=(2, 3))
+    verdict = decide(register(), known, NOBODY, replan)
+    assert isinstance(verdict, GoOn)
+    assert verdict.activation.resume == IN_FLIGHT and verdict.activation.previous == BASE
+    assert verdict.lines == (Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4))),)
+
+
+def test_a_missing_vote_drops_the_step_even_with_all_records() -> None:
+    verdict = decide(register(), reports(0, 1, 2, votes=(0, 1, 2)), NOBODY, replan)
+    assert isinstance(verdict, GoOn)
+    assert verdict.activation.resume == BASE and not verdict.lines and not verdict.activation.rollback
+
+
+def test_a_commit_known_to_one_survivor_is_kept() -> None:
+    known = reports(0, 1, 2)
+    line = Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4)))
+    known[Rank(1)] = replace(known[Rank(1)], committed=IN_FLIGHT, certificates=(line,))
+    verdict = decide(register(), known, NOBODY, replan)
+    assert isinstance(verdict, GoOn) and verdict.activation.resume == IN_FLIGHT
+
+
+def test_votes_of_an_older_epoch_prove_nothing() -> None:
+    old = tuple(Vote(Stamp(Version(7), Epoch(2)), Rank(r), Span(0, 1), Span(0, 3)) for r in range(4))
+    known = {rank: replace(report, votes=old) for rank, report in reports(0, 1, 2).items()}
+    verdict = decide(register(), known, NOBODY, replan)
+    assert isinstance(verdict, GoOn) and verdict.activation.resume == BASE
+
+
+def test_owners_are_made_of_ranks_with_a_copy() -> None:
+    verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), replan)
+    assert isinstance(verdict, GoOn)
+    for plan in verdict.activation.assignment.boxes:
+        assert plan.owner in keepers(plan.box)
+        assert not set(plan.catching) & keepers(plan.box)
+
+
+def without_box(box: int) -> dict[Rank, Report]:
+    return reports(*(r for r in range(4) if r not in keepers(box)))
+
+
+def test_the_last_copies_are_waited_for_while_their_holders_may_live() -> None:
+    verdict = decide(register(), without_box(0), NOBODY, replan)
+    assert isinstance(verdict, Wait)
+    assert BoxId(0) in verdict.boxes and set(verdict.blockers) == keepers(0)
+
+
+def test_a_box_that_is_gone_rolls_back_to_the_checkpoint() -> None:
+    verdict = decide(register(), without_box(0), frozenset(map(Rank, keepers(0))), replan)
+    assert isinstance(verdict, GoOn)
+    assert verdict.activation.rollback and verdict.activation.resume == CHECKPOINT
+    assert "rolled back to version 3" in verdict.reason
+
+
+def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:
+    verdict = decide(register(), without_box(0), NOBODY, replan, allow_rollback=True)
+    assert isinstance(verdict, GoOn) and verdict.activation.rollback
+
+
+def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() -> None:
+    joiner = Rank(9)
+    boxes = {plan.box: Copy(BASE, 1) for plan in register().activation.assignment.boxes}
+    known = {joiner: Report(joiner, Epoch(2), BASE, boxes, {}, (), (), NOBODY)}
+    assert isinstance(decide(register(), known, frozenset({Rank(0)}), replan), Wait)
+    verdict = decide(register(), known, frozenset(map(Rank, range(4))), replan)
+    assert isinstance(verdict, GoOn)
+    assert verdict.activation.resume == BASE and "all members of epoch 3 are gone" in verdict.reason
+
+
+def test_a_rank_left_out_is_remembered_while_its_copies_are_current() -> None:
+    verdict = decide(register(), reports(0, 1, 2), NOBODY, replan)
+    assert isinstance(verdict, GoOn)
+    (absent,) = verdict.absent
+    assert absent.rank == 3 and absent.version == BASE.version
+    later = replace(register(), absent=(Absent(Rank(8), frozenset({BoxId(0)}), Version(5)),))
+    verdict = decide(later, reports(0, 1, 2, 3), NOBODY, replan)
+    assert isinstance(verdict, GoOn) and verdict.absent == ()
+
+
+def cut(*pairs: tuple[int, int]) -> dict[Rank, Report]:
+    known = reports(0, 1, 2, 3)
+    for one, other in pairs:
+        known[Rank(one)] = replace(known[Rank(one)], broken=known[Rank(one)].broken | {Rank(other)})
+    return known
+
+
+@pytest.mark.parametrize(
+    ("pairs", "left_out"),
+    [((), set()), (((0, 1),), {1}), (((0, 1), (0, 2), (3, 0)), {0}), (((0, 7),), set())],
+)
+def test_broken_links_leave_out_as_few_as_possible(pairs: tuple[tuple[int, int], ...], left_out: set[int]) -> None:
+    assert unreachable(cut(*pairs)) == left_out
+
+
+@pytest.mark.parametrize(
+    ("waits", "stalled", "blamed"),
+    [
+        ({0: 1, 1: 2, 2: None}, {0, 1, 2}, {2}),
+        ({0: 1, 1: 2, 2: None}, {0, 1}, set()),
+        ({0: 1, 1: 0}, {0, 1}, set()),
+        ({0: 2, 1: 2, 2: None, 3: None}, {0, 1, 2, 3}, {2, 3}),
+    ],
+)
+def test_the_sink_of_the_wait_for_graph_is_suspected(
+    waits: dict[int, int | None], stalled: set[int], blamed: set[int]
+) -> None:
+    graph = {Rank(r): None if w is None else Rank(w) for r, w in waits.items()}
+    assert sinks(graph, frozenset(map(Rank, stalled))) == blamed
+
+
+def test_a_swap_needs_the_key_and_may_be_repeated() -> None:
+    old = register()
+    wanted = Swap(old.key, replace(old, term=Term(2)))
+    new, done = swap(old, wanted)
+    assert done and new.term == 2
+    assert swap(new, wanted) == (new, False)
+    late = Swap(old.key, replace(old, term=Term(3)))
+    assert swap(new, late) == (new, False)
