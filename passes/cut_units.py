@@ -79,22 +79,33 @@ class _Cutter:
         }
         self.invariants: dict[fx.Node, str] = {}
         self.results: dict[int, list[tuple[fx.Node, Result]]] = {}
-        for node, result in zip(output_nodes(program.graph.graph), program.results, strict=True):
-            assert node is not None
-            self.results.setdefault(self._result_unit(node), []).append((node, result))
+        for node, result in self._returned():
+            self.results.setdefault(self._result_unit(node, result), []).append((node, result))
 
-    def _result_unit(self, node: fx.Node) -> int:
-        unit = unit_of(node) if self.natures[node] == Nature.MAIN else None
-        return self.program.num_units - 1 if unit is None else unit
+    def _returned(self) -> list[tuple[fx.Node, Result]]:
+        pairs = zip(output_nodes(self.program.graph.graph), self.program.results, strict=True)
+        return [(node, result) for node, result in pairs if node is not None]
+
+    def _result_unit(self, node: fx.Node, result: Result) -> int:
+        """The unit that gives a result: where it is computed, for a fold the last unit where one of its values is."""
+        nodes = [node]
+        if result.kind == ResultKind.FOLD:
+            nodes = [n for n, r in self._returned() if r.kind == ResultKind.FOLD and r.name == result.name]
+        units = [unit for n in nodes if self.natures[n] == Nature.MAIN and (unit := unit_of(n)) is not None]
+        return max(units, default=self.program.num_units - 1)
 
     def fold_unit(self, buffer: str) -> int:
-        units = [
-            u for u, found in self.results.items() for _, r in found if r.kind == ResultKind.FOLD and r.name == buffer
-        ]
+        given = [(u, r) for u, found in self.results.items() for _, r in found]
+        units = [unit for unit, r in given if r.kind == ResultKind.FOLD and r.name == buffer]
         return max(units, default=self.program.num_units - 1)
 
     def unit(self, index: int) -> Unit:
         return _UnitBuilder(self, index).build()
+
+    def readers(self, node: fx.Node) -> set[int]:
+        """The units that read a node's value, or give it as a result."""
+        found = {unit for user in node.users if (unit := unit_of(user)) is not None}
+        return found | {unit for unit, results in self.results.items() if any(n is node for n, _ in results)}
 
     def crossing(self, index: int) -> list[fx.Node]:
         """MAIN tensors of a unit that later units read, in graph order."""
@@ -104,7 +115,7 @@ class _Cutter:
             if self.natures[node] == Nature.MAIN
             and unit_of(node) == index
             and isinstance(value_of(node), torch.Tensor)
-            and any((unit_of(user) or 0) > index for user in node.users if user.op != "output")
+            and any(unit > index for unit in self.readers(node))
         ]
 
     def values(self) -> list[BorderValue]:
@@ -113,8 +124,7 @@ class _Cutter:
             for node in self.crossing(index):
                 value, axis = value_of(node), self.axes.sliceable(node)
                 shape = per_sample_shape(value, axis) if axis else fixed_shape(value, self.symbol, self.program.granule)
-                consumers = {unit_of(user) for user in node.users if user.op != "output"} - {index}
-                readers = tuple(sorted(unit for unit in consumers if unit is not None))
+                readers = tuple(sorted(self.readers(node) - {index}))
                 found.append(BorderValue(node.name, index, readers, shape, value.dtype, axis, node in self.gradients))
         return found
 

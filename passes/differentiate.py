@@ -140,15 +140,13 @@ def _without_copy(result: fx.Node | None) -> fx.Node | None:
     """A result that has memory of its own, contiguous and no more than it needs, is not copied."""
     if result is None or not is_aten(result, "aten.clone"):
         return result
-    source = result.args[0]
-    assert isinstance(source, fx.Node)
+    source: Any = result.args[0]
     root = source
-    while is_aten(root, *VIEWS, "aten._unsafe_view"):
-        root = root.args[0]  # type: ignore[assignment]
-    owned = (
-        root.op == "call_function" and not is_getitem(root) and elements(value_of(root)) == elements(value_of(source))
-    )
-    return _without_copy(source) if owned and value_of(source).is_contiguous() else result
+    while is_aten(root, *VIEWS):
+        root = root.args[0]
+    made_here = root.op == "call_function" and not is_getitem(root)
+    whole = made_here and elements(value_of(root)) == elements(value_of(source))
+    return _without_copy(source) if whole and value_of(source).is_contiguous() else result
 
 
 def _gradient(graph: fx.Graph, source: Source, primal: fx.Node, gradient: fx.Node | None) -> fx.Node:

@@ -21,7 +21,8 @@ _PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul")
 VIEWS = (
     "aten.view", "aten.transpose", "aten.permute", "aten.t", "aten.unsqueeze", "aten.squeeze", "aten.expand",
     "aten.slice", "aten.select", "aten.detach", "aten.split", "aten.unbind", "aten.chunk", "aten.sym_size",
-    "aten.unsafe_split", "aten.split_with_sizes", "aten.narrow", "aten.alias",
+    "aten.unsafe_split", "aten.split_with_sizes", "aten.narrow", "aten.alias", "aten._unsafe_view", "aten.reshape",
+    "aten.flatten", "aten.unflatten", "aten.expand_as", "aten.diagonal", "aten.unfold", "aten.as_strided",
 )  # fmt: skip
 
 
@@ -68,12 +69,12 @@ def operations(node: fx.Node) -> float:
         return 2.0 * out * _inner(node.args[0])
     if is_aten(node, "aten.convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d"):
         weight = value_of(node.args[1])  # type: ignore[arg-type]
-        return 2.0 * out * (weight.numel() // weight.shape[0])
+        return 2.0 * out * (elements(weight) // _one_sample(weight.shape[0]))
     if is_aten(node, "aten.scaled_dot_product_attention"):
         keys = value_of(node.args[1])  # type: ignore[arg-type]
-        return 4.0 * out * int(keys.shape[-2])
+        return 4.0 * out * _one_sample(keys.shape[-2])
     return float(out)
 
 
 def _inner(operand: Any) -> int:
-    return int(value_of(operand).shape[-1])
+    return _one_sample(value_of(operand).shape[-1])

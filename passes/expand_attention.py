@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.program.ir import Program, argument, calls, emit, is_aten, value_of
+from elaswave_fx.program.ir import Program, argument, calls, emit, fixed_size, is_aten, value_of
 
 aten = torch.ops.aten
 
@@ -43,11 +43,11 @@ def _expanded(graph: fx.Graph, node: fx.Node, masks: dict[tuple[int, int], fx.No
     query, key, value = node.args[:3]
     assert isinstance(query, fx.Node) and isinstance(key, fx.Node) and isinstance(value, fx.Node)
     if argument(node, "enable_gqa", False):
-        groups = int(value_of(query).shape[-3]) // int(value_of(key).shape[-3])
+        groups = fixed_size(value_of(query).shape[-3]) // fixed_size(value_of(key).shape[-3])
         key = emit(graph, aten.repeat_interleave.self_int, key, groups, -3, like=node)
         value = emit(graph, aten.repeat_interleave.self_int, value, groups, -3, like=node)
     scale = argument(node, "scale")
-    scale = 1.0 / math.sqrt(int(value_of(query).shape[-1])) if scale is None else scale
+    scale = 1.0 / math.sqrt(fixed_size(value_of(query).shape[-1])) if scale is None else scale
     transposed = emit(graph, aten.transpose.int, key, -2, -1, like=node)
     scores = emit(graph, aten.matmul.default, query, transposed, like=node)
     scores = emit(graph, aten.mul.Scalar, scores, scale, like=node)
@@ -75,7 +75,7 @@ def _masked(graph: fx.Graph, node: fx.Node, scores: fx.Node, masks: dict[tuple[i
 
 def _future(graph: fx.Graph, scores: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
     """What a causal mask hides; one for all attentions of the same size."""
-    size = (int(value_of(scores).shape[-2]), int(value_of(scores).shape[-1]))
+    size = (fixed_size(value_of(scores).shape[-2]), fixed_size(value_of(scores).shape[-1]))
     if size not in masks:
         ones = emit(graph, aten.ones.default, list(size), dtype=torch.bool, device=value_of(scores).device)
         masks[size] = emit(graph, aten.triu.default, ones, 1)

@@ -1,8 +1,9 @@
 """find_cuts: divide any program into units where little is live, never by the names of modules.
 
 The graph's order is kept. Between two heavy calls there is one candidate: the last position at which the fewest
-bytes are live. A candidate stays if it is about as narrow as the narrowest ones nearby: in a residual network that
-leaves the residual stream, in an encoder-decoder the stream and the encoder's output.
+bytes are live. A candidate stays if it is about as narrow as the narrowest ones nearby on at least one side: in a
+residual network that leaves the residual stream, also where it shrinks, in an encoder-decoder the stream and the
+encoder's output.
 
     add (h, 1x) | layer_norm, qkv (4x), attention (2x), proj, add (h, 1x) | layer_norm, fc (5x), fc2, add (h, 1x) |
 """
@@ -59,12 +60,14 @@ class FindCuts:
                 narrowest = min(live[i] for i in inside)  # type: ignore[type-var]
                 candidates.append(max(i for i in inside if live[i] == narrowest))
         reach = max(self.reach, len(heavy) // 16)
-        widths = [live[i] for i in candidates]
-        return [
-            position
-            for number, position in enumerate(candidates)
-            if widths[number] <= self.slack * min(widths[max(0, number - reach) : number + reach + 1])  # type: ignore[operator,type-var]
-        ]
+        widths = [width for i in candidates if (width := live[i]) is not None]
+        return [position for number, position in enumerate(candidates) if self._narrow(widths, number, reach)]
+
+    def _narrow(self, widths: list[int], number: int, reach: int) -> bool:
+        """Whether there is a side on which nothing nearby is much narrower."""
+        sides = (widths[max(0, number - reach) : number], widths[number + 1 : number + reach + 1])
+        bounds = [min(side) for side in sides if side]
+        return not bounds or widths[number] <= self.slack * max(bounds)
 
 
 def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
@@ -73,17 +76,25 @@ def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
     order = {node: i for i, node in enumerate(main)}
     end = len(main)
     live: list[int | None] = [0] * end
-    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
-    kept = {node for node, result in outputs if result.kind in (ResultKind.LOSS, ResultKind.COUNT)}
+    folded = _last_of_fold(program, order)
     for i, node in enumerate(main):
         last = max((order[user] for user in node.users if user in order), default=i)
-        last = end if node in kept else last
+        last = max(last, folded.get(node, i))
         cuttable = _can_cross(program, node, axes)
         size = value_bytes(value_of(node))
         for position in range(i, min(last, end)):
             current = live[position]
             live[position] = None if current is None or not cuttable else current + size
     return [None if size == 0 else size for size in live]
+
+
+def _last_of_fold(program: Program, order: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    """The values of a fold leave together: each lives until the last of them is there."""
+    groups: dict[str, list[fx.Node]] = {}
+    for node, result in zip(output_nodes(program.graph.graph), program.results, strict=True):
+        if result.kind == ResultKind.FOLD and node in order:
+            groups.setdefault(result.name, []).append(node)
+    return {node: max(order[other] for other in group) for group in groups.values() for node in group}
 
 
 def _can_cross(program: Program, node: fx.Node, axes: SampleAxes) -> bool:

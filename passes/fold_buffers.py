@@ -50,14 +50,11 @@ class FoldBuffers:
                 results.append(result)
                 continue
             before = old.get(result.name)
-            fold = (
-                _overwrite(result.name, node)
-                if before is None
-                else _split(result.name, before, node, set(old.values()))
-            )
-            folds.append(fold.made)
-            outputs.extend(fold.values)
-            results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(fold.values)))
+            others = set(old.values())
+            update = _overwrite(result.name, node) if before is None else _split(result.name, before, node, others)
+            folds.append(update.fold)
+            outputs.extend(update.values)
+            results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(update.values)))
         output_node(graph).args = (tuple(outputs),)
         graph.eliminate_dead_code()
         program.graph.recompile()
@@ -69,7 +66,7 @@ class _Update:
     """The values that a granule yields, and the fold that takes them."""
 
     values: list[fx.Node]
-    made: Fold
+    fold: Fold
 
 
 def _overwrite(buffer: str, new: fx.Node) -> _Update:
@@ -86,13 +83,13 @@ def _split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> _U
     """What depends on the old value becomes the fold; what that reads besides are the values."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
-    for node in inside - {old}:
+    body = [node for node in old.graph.nodes if node in inside and node is not old]
+    for node in body:
         if node not in needed:
             raise CaptureError(
                 f"model: buffer '{buffer}' is read by {node.target} in {module_of(node)} and updated in the same step; "
                 "what a step reads must not depend on its own updates"
             )
-    body = [node for node in old.graph.nodes if node in inside and node is not old]
     sources = [source for node in body for source in node.all_input_nodes if source not in inside]
     frontier = list(dict.fromkeys(sources))
     for source in frontier:

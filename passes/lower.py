@@ -40,6 +40,7 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
+from elaswave_fx.program.samples import batch_symbol, fixed_shape
 from elaswave_fx.program.text import program_text
 from passes.cut_units import draws_of
 from passes.estimate_cost import value_bytes
@@ -83,7 +84,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
             for v in program.values
         ),
         buckets=buckets,
-        folds=tuple(FoldSpec(fold.buffer, fold.unit, _fold_values(fold)) for fold in program.folds),
+        folds=tuple(FoldSpec(fold.buffer, fold.unit, _fold_values(program, fold)) for fold in program.folds),
         invariant_inputs=tuple(binder.source(source_of(n)) for n in placeholders(program.invariants.graph)),
         invariant_names=program.invariants.meta["names"],
         draws=tuple(draws_of(program.units)),
@@ -100,9 +101,11 @@ def _info(name: str, spec: Any, aliases: tuple[str, ...] = ()) -> TensorInfo:
     return TensorInfo(name, spec.shape, _dtype(spec.dtype), aliases)
 
 
-def _fold_values(fold: Fold) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _fold_values(program: Program, fold: Fold) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """(dtype, shape) of what one granule yields."""
     values = [value_of(node) for node in placeholders(fold.graph.graph)[1:]]
-    return tuple((_dtype(value.dtype), tuple(int(size) for size in value.shape)) for value in values)
+    symbol = batch_symbol(program)
+    return tuple((_dtype(value.dtype), fixed_shape(value, symbol, program.granule)) for value in values)
 
 
 def _work_dtype(program: Program) -> str:

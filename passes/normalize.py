@@ -11,6 +11,7 @@ Calls that compute nothing go, running statistics become arithmetic:
 from __future__ import annotations
 
 import operator
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from torch import fx
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
     Program,
+    argument,
     calls,
     emit,
     is_aten,
@@ -38,6 +40,9 @@ _CHECKS = (
     "aten.sym_constrain_range",
     "aten.sym_constrain_range_for_size",
 )
+# A view is right for the strides that its argument had when it was captured. Operators may return others when they are
+# differentiated, as attention does where its mask is learned; reshape copies where it must.
+_VIEWS = ("aten.view.default", "aten._unsafe_view")
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
 
@@ -53,9 +58,13 @@ class Normalize:
         for node in list(calls(module.graph)):
             if is_aten(node, *_CHECKS):
                 module.graph.erase_node(node)
-            elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node):
+            elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node) or _is_whole_slice(node):
                 node.replace_all_uses_with(_tensor_argument(node))
                 module.graph.erase_node(node)
+            elif is_aten(node, *_VIEWS):
+                node.target = aten.reshape.default
+            elif is_aten(node, "aten.copy"):
+                _spell_out_copy(module.graph, node)
             elif is_aten(node, "aten._native_batch_norm_legit_functional"):
                 _spell_out_batch_norm(module.graph, node)
         refuse_effects(module.graph)
@@ -77,6 +86,25 @@ def _is_no_op_copy(node: fx.Node) -> bool:
     source, result = value_of(_tensor_argument(node)), value_of(node)
     same = source.dtype == result.dtype and source.device == result.device
     return same and (is_aten(node, "aten.to") or source.stride() == result.stride())
+
+
+def _is_whole_slice(node: fx.Node) -> bool:
+    if not is_aten(node, "aten.slice.Tensor") or argument(node, "step", 1) != 1:
+        return False
+    return argument(node, "start", 0) in (0, None) and argument(node, "end", None) in (sys.maxsize, None)
+
+
+def _spell_out_copy(graph: fx.Graph, node: fx.Node) -> None:
+    """copy(old, new) is `new` in the shape and dtype of `old`; unlike copy, that has a derivative."""
+    old, new = node.args[:2]
+    assert isinstance(old, fx.Node) and isinstance(new, fx.Node)
+    with graph.inserting_before(node):
+        if value_of(new).dtype != value_of(old).dtype:
+            new = emit(graph, aten._to_copy.default, new, dtype=value_of(old).dtype, like=node)
+        if tuple(value_of(new).shape) != tuple(value_of(old).shape):
+            new = emit(graph, aten.expand_as.default, new, old, like=node)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
 
 
 def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -128,10 +156,8 @@ def _replace_results(graph: fx.Graph, node: fx.Node, by: dict[int, Any]) -> None
 
 
 def refuse_effects(graph: fx.Graph) -> None:
-    """Raise CaptureError for control flow and for operators that change their inputs."""
+    """Raise CaptureError for operators that change their inputs."""
     for node in calls(graph):
         target = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            raise CaptureError(f"model: {target} in {module_of(node)} is a control-flow operator; it cannot be cut")
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
             raise CaptureError(f"model: {target} in {module_of(node)} changes its input in place; it cannot be cut")

@@ -22,6 +22,7 @@ from elaswave_fx.program.ir import (
     calls,
     draws_randomness,
     emit,
+    fixed_size,
     is_aten,
     placeholders,
     source_of,
@@ -142,7 +143,7 @@ class _Hoister:
         with self.graph.inserting_before(node):
             single = self._clone(node)
             size = emit(self.graph, aten.sym_size.int, source, 0)
-            sizes = [size if dim == axis else int(extent) for dim, extent in enumerate(value.shape)]
+            sizes = [size if dim == axis else fixed_size(extent) for dim, extent in enumerate(value.shape)]
             wide = emit(self.graph, aten.expand.default, single, sizes, like=node)
         node.replace_all_uses_with(wide)
 

@@ -36,7 +36,7 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
-from elaswave_fx.program.keys import NO_AXIS, keyed_dropout, keyed_normal, keyed_uniform
+from elaswave_fx.program.keys import NO_AXIS, UNIFORM, keyed_dropout, keyed_normal, keyed_uniform
 from elaswave_fx.program.samples import locate_samples, sample_dims
 
 aten = torch.ops.aten
@@ -54,6 +54,8 @@ class RewriteRng:
         rewriter = _Rewriter(program)
         for node in list(calls(graph)):
             rewriter.rewrite(node)
+        for node in calls(graph):
+            _note_rounded_draw(node)
         graph.eliminate_dead_code()
         rewriter.drop_unused_keys()
         refuse_hidden_randomness(graph, self.name)
@@ -69,6 +71,17 @@ def refuse_hidden_randomness(graph: fx.Graph, after: str) -> None:
                 f"model: {node.target} in {module_of(node)} draws random numbers that cannot be keyed ({after}); "
                 "use dropout, bernoulli, rand, randn, randint, uniform_, normal_ or exponential_"
             )
+
+
+def _note_rounded_draw(node: fx.Node) -> None:
+    """floor(rand + p) is a draw of ones with probability p too."""
+    if not is_aten(node, "aten.floor"):
+        return
+    added = node.args[0]
+    if isinstance(added, fx.Node) and is_aten(added, "aten.add.Tensor", "aten.add.Scalar"):
+        drawn, p = added.args[:2]
+        if isinstance(drawn, fx.Node) and is_aten(drawn, UNIFORM) and isinstance(p, float) and 0.0 <= p <= 1.0:
+            set_mean(node, p)
 
 
 class _Rewriter:
@@ -197,7 +210,7 @@ class _Rewriter:
         """The size of a dimension of `node`, as a number or as a node."""
         size = value_of(node).shape[dim]
         if not isinstance(size, torch.SymInt):
-            return int(size)
+            return size
         given = argument(node, "size")
         if given is not None:
             return given[dim]
@@ -207,7 +220,7 @@ class _Rewriter:
         """[..., outer * samples * period, ...] as [..., outer, samples * period, ...]."""
         total = emit(self.graph, aten.sym_size.int, x, axis.axis, like=like)
         inner = emit(self.graph, operator.floordiv, total, axis.outer)
-        sizes: list[Any] = [int(s) if not isinstance(s, torch.SymInt) else total for s in value_of(x).shape]
+        sizes: list[Any] = [total if isinstance(s, torch.SymInt) else s for s in value_of(x).shape]
         sizes[axis.axis : axis.axis + 1] = [axis.outer, inner]
         return emit(self.graph, aten.view.default, x, sizes, like=like)
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import PassError
-from elaswave_fx.program.ir import calls, is_aten, is_getitem, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import argument, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 
 _NUMBERS = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.neg: "neg",
@@ -81,8 +81,13 @@ class _Lowering:
         elif is_aten(node, *_ALIASES):
             self.slots[node] = self.slots[node.args[0]]  # type: ignore[index]
         elif isinstance(target, torch._ops.OpOverload):
-            schema = _scalar_overload(node, target)._schema
-            self._instruction(schema.name, schema.overload_name, self._complete(node, schema), node)
+            schema = target._schema
+            numbers = _numbers_for_tensors(node)
+            scalar = _scalar_overload(target, numbers)
+            if scalar is not None:
+                schema, numbers = scalar._schema, []
+            given = {name: self._scalar_tensor(node, name) for name in numbers}
+            self._instruction(schema.name, schema.overload_name, self._complete(node, schema, given), node)
         else:
             raise PassError(f"lower: {self.name}: {target} ({node.name}) has no native form")
 
@@ -100,10 +105,13 @@ class _Lowering:
             entry["outs"] = [self.slots[node]]
         self.instructions.append(entry)
 
-    def _complete(self, node: fx.Node, schema: Any) -> list[Any]:
-        """Positional arguments for every parameter of the schema, defaults filled in."""
+    def _complete(self, node: fx.Node, schema: Any, ready: dict[str, list[Any]]) -> list[Any]:
+        """Positional arguments for every parameter of the schema, defaults filled in; some may be ready."""
         args = []
         for position, parameter in enumerate(schema.arguments):
+            if parameter.name in ready:
+                args.append(ready[parameter.name])
+                continue
             if position < len(node.args) and not parameter.kwarg_only:
                 given = node.args[position]
             elif parameter.name in node.kwargs:
@@ -114,6 +122,18 @@ class _Lowering:
                 raise PassError(f"lower: {self.name}: {node.target} lacks its argument '{parameter.name}'")
             args.append(self._argument(node, given))
         return args
+
+    def _scalar_tensor(self, node: fx.Node, name: str) -> list[Any]:
+        """A slot with a number as a 0-dim tensor, of the dtype of the tensor that it meets."""
+        number = argument(node, name)
+        meets = next(value_of(n) for n in node.all_input_nodes if isinstance(value_of(n), torch.Tensor))
+        real = isinstance(value_of(number) if isinstance(number, fx.Node) else number, (float, torch.SymFloat))
+        dtype = torch.float32 if real and not meets.is_floating_point() else meets.dtype
+        slot = self._new_slot()
+        args = [self._argument(node, value) for value in (number, dtype, None, meets.device, None)]
+        entry = {"op": "aten::scalar_tensor", "overload": "", "args": args, "frees": [], "outs": [slot]}
+        self.instructions.append(entry)
+        return ["slot", slot]
 
     def _argument(self, node: fx.Node, value: Any) -> list[Any]:
         if isinstance(value, fx.Node):
@@ -146,22 +166,21 @@ class _Lowering:
                 self.instructions[index]["frees"].append(slot)
 
 
-def _scalar_overload(node: fx.Node, target: Any) -> Any:
-    """Python takes numbers where an operator wants tensors; the overload that takes the number computes the same bits.
+def _numbers_for_tensors(node: fx.Node) -> list[str]:
+    """The parameters for which Python gave a number where the operator wants a tensor."""
+    parameters = node.target._schema.arguments  # type: ignore[union-attr]
+    return [p.name for p in parameters if str(p.type) == "Tensor" and _is_number(argument(node, p.name))]
+
+
+def _scalar_overload(target: Any, numbers: list[str]) -> Any:
+    """The overload that takes the one number and computes the same bits, if there is one.
 
     mul.Tensor(x, 0.5) is mul.Scalar(x, 0.5), div.Tensor_mode(x, 2, ...) is div.Scalar_mode(x, 2, ...).
     """
-    parameters = target._schema.arguments
-    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
-    numbers = [p for p in parameters if str(p.type) == "Tensor" and _is_number(given.get(p.name))]
-    if not numbers:
-        return target
-    name = target._schema.overload_name.replace("Tensor", "Scalar", 1)
-    if name not in target.overloadpacket.overloads():
-        raise PassError(
-            f"lower: {target} is given the number {given[numbers[0].name]} for the tensor '{numbers[0].name}'"
-        )
-    return getattr(target.overloadpacket, name)
+    if numbers != ["other"]:
+        return None
+    name = target._schema.overload_name.replace("Tensor", "Scalar", 1) or "Scalar"
+    return getattr(target.overloadpacket, name) if name in target.overloadpacket.overloads() else None
 
 
 def _is_number(given: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.ir import Program, ResultKind, Role, placeholders, source_of
+from elaswave_fx.program.ir import Program, ResultKind, Role, is_aten, is_getitem, placeholders, source_of
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_OF_OTHERS = 1e-2
@@ -76,7 +76,9 @@ def _inputs(
 class _SameDraws(fx.Interpreter):
     """Draws dropout masks as the eager operator does; the functional one takes other numbers from the generator."""
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch.ops.aten.native_dropout.default:
+    def run_node(self, n: fx.Node) -> Any:
+        mask_is_used = any(user.args[1] == 1 and user.users for user in n.users if is_getitem(user))
+        if is_aten(n, "aten.native_dropout") and not mask_is_used:
+            args, _ = self.fetch_args_kwargs_from_env(n)
             return torch.dropout(*args), None
-        return super().call_function(target, args, kwargs)
+        return super().run_node(n)

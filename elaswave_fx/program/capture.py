@@ -9,8 +9,11 @@ size where it does not, functionalized, and compared with the eager model on fre
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.agreement import check_against_eager
-from elaswave_fx.program.inline import inline_wrappers
+from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
 from elaswave_fx.program.ir import (
     ParamSpec,
     Program,
@@ -107,10 +110,23 @@ def _export(model: nn.Module, batch: Batch, dynamic: bool) -> ExportedProgram:
     distinct = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
     size = Dim("batch")
     shapes: Any = {name: {0: size} for name in batch} if dynamic else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
         return exported.run_decompositions({})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The tracer warns, and prints the graph so far when it fails; the user gets one line instead."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _export_message(model: nn.Module, error: Exception) -> str:
@@ -136,6 +152,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynam
     buffers: dict[str, TensorSpec] = {}
     tensors: dict[str, torch.Tensor] = {}
     inline_wrappers(exported.graph_module)
+    refuse_control_flow(exported.graph_module.graph)
     graph = copy_graph(exported.graph_module)
     by_name = {node.name: node for node in graph.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:

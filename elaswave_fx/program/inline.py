@@ -60,3 +60,12 @@ def _copy_body(graph: fx.Graph, body: fx.GraphModule, args: tuple[Any, ...], det
 def _is_float(node: Any) -> bool:
     value = value_of(node) if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def refuse_control_flow(graph: fx.Graph) -> None:
+    """Raise CaptureError for what cannot be inlined: a branch or a loop that the data decides on."""
+    for node in calls(graph):
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} is a control-flow operator; it cannot be cut"
+            )

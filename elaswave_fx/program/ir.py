@@ -22,6 +22,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from elaswave_fx.errors import CaptureError
+
 
 class Role(StrEnum):
     """Where a graph input comes from."""
@@ -290,6 +292,16 @@ def draws_randomness(node: fx.Node) -> bool:
     # Attention kernels carry the tag of randomness even when their dropout is zero.
     names = [argument.name for argument in node.target._schema.arguments]
     return "dropout_p" not in names or argument(node, "dropout_p", 0.0) != 0.0
+
+
+def fixed_size(size: Any) -> int:
+    """A size that is the same for every batch.
+
+    Raises CaptureError for one that is not: asking a symbolic size for its number would fix it for good.
+    """
+    if isinstance(size, torch.SymInt):
+        raise CaptureError(f"model: a size depends on the number of samples ({size}) where it must not")
+    return int(size)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from elaswave_fx.program.ir import (
     Program,
     Role,
     SampleAxis,
+    fixed_size,
     is_aten,
     is_getitem,
     placeholders,
@@ -39,7 +40,7 @@ def batch_symbol(program: Program) -> sympy.Symbol | None:
     for node in placeholders(program.graph.graph):
         if source_of(node).role == Role.INPUT and isinstance(value_of(node), torch.Tensor):
             size = value_of(node).shape[0]
-            if isinstance(size, torch.SymInt):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 return size.node.expr
     return None
 
@@ -66,8 +67,7 @@ def sized_axis(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> tuple[int, 
 def fixed_shape(tensor: torch.Tensor, symbol: sympy.Symbol | None, batch: int) -> tuple[int, ...]:
     """The shape for a batch of so many samples."""
     return tuple(
-        int(size.node.expr.subs(symbol, batch)) if isinstance(size, torch.SymInt) else int(size)
-        for size in tensor.shape
+        int(size.node.expr.subs(symbol, batch)) if isinstance(size, torch.SymInt) else size for size in tensor.shape
     )
 
 
@@ -150,13 +150,15 @@ class SampleAxes:
         axis = self._axes.get(source)
         if axis is None:
             return None
-        before = math.prod(int(size) for size in value_of(source).shape[: axis.axis]) * axis.outer
-        kept = math.prod(int(size) for size in result.shape[:dim])
+        before = math.prod(fixed_size(size) for size in value_of(source).shape[: axis.axis]) * axis.outer
+        kept = math.prod(fixed_size(size) for size in result.shape[:dim])
         outer, rest = divmod(before, kept) if kept else (1, 0)
         return None if rest or outer == 0 or factor % outer else SampleAxis(dim, factor // outer, outer)
 
     def _repeated(self, inputs: list[SampleAxis], dim: int, factor: int) -> SampleAxis | None:
         """Copies or parts that stand one after the other along the sample axis: their number is a new outer index."""
+        if not inputs:
+            return SampleAxis(dim, factor)
         if len(set(inputs)) != 1:
             return None
         axis = inputs[0]
@@ -176,7 +178,7 @@ def locate_samples(program: Program) -> SampleAxes:
 
 def per_sample_shape(tensor: torch.Tensor, axis: SampleAxis) -> tuple[int, ...]:
     """The shape of one sample's part; the sample axis holds its period."""
-    return tuple(axis.period if dim == axis.axis else int(size) for dim, size in enumerate(tensor.shape))
+    return tuple(axis.period if dim == axis.axis else fixed_size(size) for dim, size in enumerate(tensor.shape))
 
 
 def split_samples(tensor: torch.Tensor, axis: SampleAxis) -> torch.Tensor:

@@ -19,6 +19,7 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
+from elaswave_fx.program.samples import batch_symbol
 
 
 def verify(program: Program, after: str) -> None:
@@ -38,6 +39,8 @@ def verify(program: Program, after: str) -> None:
     for node in calls(program.graph.graph):
         if value_of(node) is None:
             raise PassError(f"{after}: node {node.name} has no value; passes add calls through `emit`")
+    if program.dynamic_batch and batch_symbol(program) is None:
+        raise PassError(f"{after}: the batch size became a constant; passes keep it symbolic")
     if program.units:
         _verify_units(program, after)
 

@@ -1,0 +1,68 @@
+"""normalize: what computes nothing goes, running statistics become arithmetic, effects are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.text import graph_text
+from elaswave_fx.program.verify import verify
+from passes.normalize import Normalize, refuse_effects
+from tests.passes.compiled import calls_of, captured, run_graph
+from tests.passes.models import WIDTH, Normed, vectors
+
+
+class Busy(Normed):
+    """A cast to what it is already, a slice that is written, a view, BatchNorm."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x.to(torch.float32).clone()
+        x[:, 0] = 0.5
+        return super().features(x.view(-1, x.shape[1], WIDTH))
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    program = Normalize().apply(captured(Busy(), vectors))
+    verify(program, "normalize")
+    golden("passes/normalize.txt", graph_text(program.graph))
+
+
+def test_the_numbers_stay_the_same() -> None:
+    model = Busy()
+    before = captured(model, vectors)
+    after = Normalize().apply(before)
+    batch = vectors(5, 3)
+    for old, new in zip(run_graph(before, model, batch), run_graph(after, model, batch), strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-6, atol=1e-6)
+
+
+def test_what_computes_nothing_is_gone() -> None:
+    program = captured(Busy(), vectors)
+    before, after = calls_of(program.graph), calls_of(Normalize().apply(program).graph)
+    assert "aten._native_batch_norm_legit_functional" in before
+    assert not {"aten._native_batch_norm_legit_functional", "aten.copy", "aten.view", "aten.lift_fresh_copy"} & {*after}
+    assert "aten._native_batch_norm_legit.no_stats" in after
+
+
+def test_statistics_in_evaluation_mode_are_read_and_not_updated() -> None:
+    class Steady(Normed):
+        def train(self, mode: bool = True) -> Steady:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    program = Normalize().apply(captured(Steady(), vectors))
+    assert "aten._native_batch_norm_legit_no_training" in calls_of(program.graph)
+    assert [result.kind.value for result in program.results] == ["loss", "count"]
+
+
+def test_an_operator_that_writes_to_its_input_is_refused() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.add_.Tensor, (x, x)))
+    with pytest.raises(CaptureError, match="model: aten.add_.Tensor in the model changes its input in place"):
+        refuse_effects(graph)
