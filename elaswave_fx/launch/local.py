@@ -3,8 +3,8 @@
     launch(JobSpec(hosts=("host-0",) * 4, run_dir=…, steps=200, builder=…, worker=…))   ->  0
 
 The launcher holds no tensors and has no threads. It waits on the workers' channels and processes, writes the files of
-the run, shows the progress. Exit codes: 0 all steps committed, 1 a process failed, 130 or 143 stopped by SIGINT or
-SIGTERM. What the user can mend is raised as `ConfigError` (exit code 2 at the entry points).
+the run, shows the progress. Exit codes: 0 all steps committed; 1 a process failed, or SIGINT or SIGTERM stopped the
+run. What the user can mend is raised as `ConfigError` (exit code 2 at the entry points).
 """
 
 from __future__ import annotations
@@ -150,4 +150,4 @@ def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
         return 1
     recorder.finish("interrupted", f"{stop.number.name} after {committed}")
     print(f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}", flush=True)
-    return 128 + stop.number
+    return 1

@@ -18,7 +18,15 @@ from typing import Any, TextIO
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.observe.metrics import StepLine, Summary
 
-_OF_EARLIER_RUNS = ("metrics.jsonl", "events.jsonl", "eval.jsonl", "summary.json", "plan-*.json", "logs/*.log")
+_OF_EARLIER_RUNS = (
+    "metrics.jsonl",
+    "events.jsonl",
+    "eval.jsonl",
+    "summary.json",
+    "plan-*.json",
+    "logs/*.log",
+    "model.safetensors",
+)
 
 
 class RunDirectory:

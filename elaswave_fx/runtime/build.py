@@ -37,6 +37,7 @@ from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.devices import make_device
+from elaswave_fx.runtime.learning_rate import make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
 from passes import assign_stages
 from passes.assign_stages import AssignStages
@@ -117,6 +118,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
 
 def build_job(config: Config, run_dir: Path, planner: Planner = plan_of) -> BuildResult:
     """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie."""
+    make_schedule(config.schedule, config.steps)  # a user's schedule is refused here, not by the workers
     built = build(config, run_dir / ".init", calibrate=True)
     artifact = Artifact.load(built.artifact)
     plan = planner(config, artifact)

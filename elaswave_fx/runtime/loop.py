@@ -187,7 +187,8 @@ def _evaluate(worker: Worker, step: int, deadline: Deadline) -> None:
             first = number * config.global_batch + samples.lo
             batch = load_batch(worker.source.dataset, worker.source.held_out, first, samples.hi - samples.lo)
             inputs = select_inputs(batch, names, getattr(torch, worker.artifact.work_dtype))
-        result = worker.engine.evaluate(step, inputs, deadline.seconds)
+        # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
+        result = worker.engine.evaluate(number, inputs, deadline.seconds)
         loss, count = loss + result["loss"], count + result["count"]
     if worker.context.rank == 0:
         worker.context.report_eval(step + 1, loss / count if count else float("nan"), int(count))

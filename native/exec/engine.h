@@ -44,7 +44,7 @@ struct StepResult {
   double grad_norm = 0.0;         // of the mean gradient, before clipping
   double scale = 0.0;             // what gradients were multiplied by: clip coefficient / count
   bool finite = true;             // false: the norm or the loss is not finite
-  bool updated = false;           // false: not finite, or count is 0; no rank updated anything
+  bool updated = false;           // false: not finite, or count is 0; no rank updated anything, buffers included
   std::int64_t version = 0;       // steps committed by this engine
   std::int64_t memory_bytes = 0;  // largest resident set of any rank so far
   double seconds = 0.0;

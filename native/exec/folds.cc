@@ -108,10 +108,13 @@ std::vector<at::Tensor> Folds::unpack(const Fold& fold, const at::Tensor& packed
   return values;
 }
 
+void Folds::wait() {
+  for (Fold& fold : folds_) courier_.wait(fold.transfers);
+}
+
 void Folds::apply(const std::vector<std::unique_ptr<UnitProgram>>& programs, const std::vector<at::Tensor>& buffers) {
   // Nothing is written before all of it is computed.
   std::vector<std::pair<int, at::Tensor>> results;
-  for (Fold& fold : folds_) courier_.wait(fold.transfers);
   for (Fold& fold : folds_) {
     if (fold.packed.empty()) continue;
     std::vector<c10::IValue> current;

@@ -27,7 +27,9 @@ class Folds {
   // Sends the own granules' values to the other holders and posts receives for theirs. Throws ExecError if a value of
   // the own span is missing.
   void exchange();
-  // Waits for all values and runs the folds; `buffers` are written in place.
+  // Waits for all values.
+  void wait();
+  // Runs the folds on what has arrived; `buffers` are written in place.
   void apply(const std::vector<std::unique_ptr<UnitProgram>>& programs, const std::vector<at::Tensor>& buffers);
   void clear();
 

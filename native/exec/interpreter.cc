@@ -268,8 +268,9 @@ void Engine::Impl::vote() {
     peak = std::max(peak, part[4]);
   }
   result_.memory_bytes = static_cast<std::int64_t>(peak);
-  folds.apply(programs_, table);
+  folds.wait();
   decide(square, nonfinite);
+  if (result_.updated) folds.apply(programs_, table);
   committed_ = true;
   result_.version = ++version;
   result_.step = step_index_;
