@@ -1,0 +1,160 @@
+"""The coordinator, event by event."""
+
+from dataclasses import replace
+
+from elaswave_fx.control.membership import PREPARING, RETIRED, STEADY, Act, Coordinator, Event, Patience, start, step
+from elaswave_fx.control.messages import Ack, Activate, Beat, Exited, Prepare, Prepared, Send, Tick
+from elaswave_fx.control.store import Read, Register, StoreReply, Swap, swap
+from elaswave_fx.control.words import SEED, Activation, Certificate, Copy, Report, Stamp, Term, Version, Vote
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.cluster import first_assignment, replan
+
+PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3)
+WORLD = 4
+
+
+class Driver:
+    """One coordinator and its store."""
+
+    def __init__(self) -> None:
+        activation = Activation(Epoch(0), first_assignment(WORLD, 1), SEED, SEED, None, rollback=True)
+        self.register = Register(Term(0), activation, SEED, SEED, None, SEED)
+        self.now_s = 0.0
+        self.did: list[Act] = []
+        self.state: Coordinator
+        self.state, actions = start(PATIENCE, replan, 0.0)
+        self._serve(actions)
+
+    def feed(self, event: Event) -> None:
+        self.state, actions = step(self.state, event, self.now_s)
+        self._serve(actions)
+
+    def _serve(self, actions: tuple[Act, ...]) -> None:
+        self.did += actions
+        for action in actions:
+            if isinstance(action, Swap):
+                self.register, _ = swap(self.register, action)
+            if isinstance(action, Swap | Read):
+                self.feed(StoreReply(self.register))
+
+    def beat(self, rank: int, **changes: object) -> None:
+        beat = Beat(Rank(rank), self.register.epoch, Version(0), "reduce", None, None, False, True, ())
+        self.feed(replace(beat, **changes))  # type: ignore[arg-type]
+
+    def beats(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.beat(rank)
+
+    def prepared(self, rank: int) -> None:
+        boxes = self.register.activation.assignment.boxes
+        copies = {p.box: Copy(SEED, 1) for p in boxes if rank in (p.owner, *p.holders)}
+        report = Report(Rank(rank), self.register.epoch, SEED, copies, {}, (), (), frozenset())
+        self.feed(Prepared(self.state.ballot, report))
+
+    def sent(self, kind: type) -> list[Send]:
+        return [a for a in self.did if isinstance(a, Send) and isinstance(a.message, kind)]
+
+    def asked(self) -> set[int]:
+        """Whom the newest attempt asked."""
+        prepares = [a for a in self.did if isinstance(a, Send) and isinstance(a.message, Prepare)]
+        return {a.target for a in prepares if isinstance(a.message, Prepare) and a.message.ballot == self.state.ballot}
+
+
+def test_it_takes_over_by_raising_the_term() -> None:
+    job = Driver()
+    assert job.state.phase == STEADY and job.register.term == 1
+
+
+def test_ranks_behind_the_store_are_given_its_epoch() -> None:
+    job = Driver()
+    job.beat(2, epoch=Epoch(-1), joining=True)
+    assert [a.target for a in job.sent(Activate)] == [2]
+
+
+def test_an_exit_makes_an_epoch_of_the_others() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    assert job.state.phase == PREPARING and job.asked() == {0, 1, 2}
+    for rank in range(3):
+        job.prepared(rank)
+    assert job.register.epoch == 1 and job.register.members == (0, 1, 2)
+    assert {a.target for a in job.sent(Activate)} == {0, 1, 2}
+
+
+def test_a_second_loss_supersedes_the_attempt() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    first = job.state.ballot
+    job.prepared(0)
+    job.feed(Exited(Rank(2)))
+    assert job.state.ballot > first and job.asked() == {0, 1}
+    job.feed(Prepared(first, Report(Rank(1), Epoch(0), SEED, {}, {}, (), (), frozenset())))
+    assert not job.state.reports, "a report to an older attempt counts for nothing"
+
+
+def test_silence_excludes_and_a_paused_coordinator_blames_nobody_for_it() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.now_s = 0.6
+    job.feed(Tick())
+    job.beats(0, 1, 2)
+    job.now_s = 1.1
+    job.feed(Tick())
+    assert job.asked() == {0, 1, 2}
+    slept = Driver()
+    slept.beats(*range(WORLD))
+    slept.now_s = 9.0
+    slept.feed(Tick())
+    assert slept.state.phase == STEADY
+
+
+def test_a_hung_rank_is_left_out_though_it_beats() -> None:
+    job = Driver()
+    for tick in range(6):
+        job.now_s = 0.5 * tick
+        for rank in range(WORLD):
+            job.beat(rank, phase="compute" if rank == 1 else "gather", awaited=None if rank == 1 else Rank(1))
+        job.feed(Tick())
+    assert job.asked() == {0, 2, 3}
+
+
+def test_joiners_wait_for_a_planned_stop() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.beat(7, epoch=Epoch(-1), joining=True)
+    assert job.state.phase == STEADY
+    job.feed(Tick())
+    assert job.asked() == {0, 1, 2, 3, 7}
+    assert {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)} == {Version(1)}
+    job.feed(Exited(Rank(7)))
+    assert job.asked() == {0, 1, 2, 3}, "a joiner's death leaves the members to go on by themselves"
+
+
+def test_ledger_lines_follow_each_other_and_are_acknowledged() -> None:
+    job = Driver()
+
+    def line(version: int, epoch: int = 0) -> Certificate:
+        stamp = Stamp(Version(version), Epoch(epoch))
+        return Certificate(stamp, (Vote(stamp, Rank(0), Span(0, 1), Span(0, 12)),))
+
+    job.beat(0, lines=(line(2),))
+    job.beat(0, lines=(line(1, epoch=5),))
+    assert job.register.committed == SEED
+    job.beat(0, lines=(line(1), line(2)))
+    assert job.register.committed.version == 2 and job.register.previous.version == 1
+    job.beat(0)
+    ack = job.sent(Ack)[-1].message
+    assert isinstance(ack, Ack) and ack.ledgered == 2
+
+
+def test_a_superseded_coordinator_retires() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.register = replace(job.register, term=Term(5))
+    job.feed(Exited(Rank(3)))
+    for rank in range(3):
+        job.prepared(rank)
+    assert job.state.phase == RETIRED and job.register.epoch == 0
