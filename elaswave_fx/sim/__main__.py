@@ -14,7 +14,8 @@ from multiprocessing import get_context
 
 from elaswave_fx.control.step_commit import RULES
 from elaswave_fx.sim.bugs import BUGS
-from elaswave_fx.sim.world import Outcome, run_schedule, trace_schedule
+from elaswave_fx.sim.outcome import Outcome
+from elaswave_fx.sim.world import run_schedule, trace_schedule
 
 CHUNK = 250
 """Schedules that a process takes at a time."""

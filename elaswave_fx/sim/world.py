@@ -41,6 +41,7 @@ from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
 from elaswave_fx.sim.cluster import first_assignment, replan
 from elaswave_fx.sim.faults import Fault, Moment, draw
+from elaswave_fx.sim.outcome import MARKS, Excused, Outcome
 
 BEAT_S = 0.02
 PATIENCE = membership.Patience(silent_s=0.09, accused_s=0.04, stalled_s=0.15, resend_s=0.03)
@@ -50,23 +51,6 @@ QUIET_STEPS = 2
 
 LIMIT_S = 4.0
 """Simulated seconds in which that must have happened."""
-
-MARKS = (
-    "rolled forward",
-    "is done again",
-    "rolled back",
-    "wait for ranks",
-    "members have changed",
-    "without a way",
-    "join after",
-    "owners move",
-    "differ from their owners",
-    "superseded",
-    "stand still",
-    "silent or gone",
-    "links of",
-)
-"""What the machines say; counted, so that a campaign shows what it has been through."""
 
 STORE = Rank(-2)
 FIRST_COORDINATOR = -10
@@ -82,27 +66,6 @@ class Process:
     paused_until_s: float = 0.0
     inbox: list[tuple[object, Rank]] = field(default_factory=list)
     hung: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a schedule ended."""
-
-    seed: int
-    violation: str | None
-    committed: int
-    epochs: int
-    events: int
-    simulated_s: float
-    orphans: int
-    rollbacks: int
-    excused: bool
-    faults: tuple[Fault, ...]
-    said: dict[str, int]
-
-
-class Excused(Exception):
-    """A wrong copy was the last one before anything could compare it: outside what the protocol promises."""
 
 
 class World:
@@ -247,7 +210,7 @@ class World:
             self._note_copy(process, event)
             process.state, actions = step_commit.step(process.state, event, self.now, sender, self.rules)  # type: ignore[arg-type]
         if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang"):
-            actions = actions[: fault.keep] if "crash" in fault.kind else actions
+            actions = actions[: fault.keep] if "crash" in fault.kind and self._may_die(target) else actions
         if self.corrupted and kind is Activate:
             self._excuse(self.register)
         if target >= 0 and actions:
@@ -383,12 +346,16 @@ class World:
             self._cut(fault, until)
         self.quiet_from = max(self.quiet_from, self.now + 0.001)
 
+    def _may_die(self, address: Rank) -> bool:
+        """One rank always lives: without any there is nothing to check."""
+        return address < 0 or any(r >= 0 and r != address and p.alive for r, p in self.processes.items())
+
     def _crash(self, rank: Rank, fault: Fault) -> None:
         process = self.processes[rank]
-        others = [r for r, p in self.processes.items() if r >= 0 and r != rank and p.alive]
-        if not process.alive or not others:
+        if not process.alive or not self._may_die(rank):
             return
         process.alive = False
+        others = [r for r, p in self.processes.items() if r >= 0 and p.alive]
         self._push(self.now + fault.told_s, COORDINATOR, Exited(rank), STORE)
         self.quiet_from = max(self.quiet_from, self.now + fault.told_s)
         for other in others:
