@@ -54,6 +54,9 @@ class Wait:
 
 Verdict = GoOn | Wait
 
+Decide = Callable[[Register, Mapping[Rank, Report], frozenset[Rank], Replan], Verdict]
+"""The signature of `decide`, for those who hold it as a value."""
+
 
 def certificate_for(register: Register, reports: Mapping[Rank, Report], version: Version) -> Certificate | None:
     """The proof that `version` was committed in the register's epoch: known to one rank, or put together."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from elaswave_fx.control.decide import GoOn, Replan, Wait, decide, sinks, unreachable
+from elaswave_fx.control.decide import Decide, GoOn, Replan, Wait, decide, sinks, unreachable
 from elaswave_fx.control.messages import Ack, Activate, Beat, Exited, Note, Prepare, Prepared, Saved, Send, Tick
 from elaswave_fx.control.rank_state import STOPPED
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap
@@ -46,6 +46,7 @@ class Coordinator:
 
     patience: Patience
     replan: Replan
+    decide: Decide = decide
     phase: str = TAKING
     register: Register | None = None
     ballot: Ballot = NO_BALLOT
@@ -69,9 +70,9 @@ Result = tuple[Coordinator, tuple[Act, ...]]
 Event = Beat | Prepared | StoreReply | Tick | Exited | Saved
 
 
-def start(patience: Patience, replan: Replan, now_s: float) -> Result:
+def start(patience: Patience, replan: Replan, now_s: float, decide: Decide = decide) -> Result:
     """A new coordinator process: it reads the store, then takes it over by raising the term."""
-    return Coordinator(patience, replan, began_s=now_s, asked_s=now_s, tick_s=now_s), (Read(),)
+    return Coordinator(patience, replan, decide, began_s=now_s, asked_s=now_s, tick_s=now_s), (Read(),)
 
 
 def step(state: Coordinator, event: Event, now_s: float) -> Result:
@@ -254,7 +255,7 @@ def _conclude(state: Coordinator, now_s: float) -> Result:
         return state, ()
     cut_off = unreachable(state.reports)
     reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
-    verdict = decide(register, reports, state.exited, state.replan)
+    verdict = state.decide(register, reports, state.exited, state.replan)
     if cut_off and (isinstance(verdict, Wait) or verdict.activation.rollback):
         return state, (Note(f"links of {sorted(cut_off)} are broken, but their copies are needed"),)
     if isinstance(verdict, Wait):

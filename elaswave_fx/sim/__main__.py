@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from multiprocessing import get_context
 
-from elaswave_fx.control.step_commit import RULES
-from elaswave_fx.sim.bugs import BUGS
+from elaswave_fx.sim.bugs import BUGS, SOUND
 from elaswave_fx.sim.outcome import Outcome
 from elaswave_fx.sim.world import run_schedule, trace_schedule
 
@@ -26,7 +25,7 @@ def run_range(work: tuple[int, int, str | None]) -> list[Outcome]:
     first, last, bug = work
     outcomes = []
     for seed in range(first, last):
-        outcomes.append(run_schedule(seed, BUGS[bug] if bug else RULES))
+        outcomes.append(run_schedule(seed, BUGS[bug] if bug else SOUND))
         if outcomes[-1].violation is not None:
             break
     return outcomes
@@ -89,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seed is None:
         first, last = (int(part) for part in options.seeds.split(":"))
         return 1 if campaign(first, last, options.bug, options.jobs) else 0
-    outcome, lines = trace_schedule(options.seed, BUGS[options.bug] if options.bug else RULES)
+    outcome, lines = trace_schedule(options.seed, BUGS[options.bug] if options.bug else SOUND)
     if options.trace:
         print("\n".join(lines))
     print(outcome)

@@ -1,20 +1,22 @@
 """Protocol bugs, planted one at a time by replacing one guard: the checker has to find each of them.
 
-In: a name. Out: the `Rules` with that guard broken.
+In: a name. Out: the `Protocol` with that guard broken.
 
-    BUGS["update_before_commit"]  ->  Rules in which a rank's own yes is enough to commit
+    BUGS["update_before_commit"]  ->  the protocol in which a rank's own yes is enough to commit
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elaswave_fx.control import rank_state
+from elaswave_fx.control.decide import Decide, Replan, Verdict, decide
 from elaswave_fx.control.rank_state import RankState
 from elaswave_fx.control.step_commit import RULES, Rules
-from elaswave_fx.control.words import BoxPlan
-from elaswave_fx.plan.topology import Epoch
+from elaswave_fx.control.store import Register
+from elaswave_fx.control.words import BoxPlan, Report
+from elaswave_fx.plan.topology import Epoch, Rank
 
 
 def own_yes_is_enough(state: RankState) -> bool:
@@ -44,10 +46,38 @@ def only_owners_update(state: RankState) -> BoxPlan | None:
     return due if due is not None and due.owner == state.rank else None
 
 
-BUGS: Mapping[str, Rules] = {
-    "update_before_commit": replace(RULES, is_committed=own_yes_is_enough),
-    "stale_frame_accepted": replace(RULES, is_stale=nothing_is_stale),
-    "two_owners": replace(RULES, owned=first_holder_owns_too),
-    "vote_without_base": replace(RULES, may_vote=records_are_enough),
-    "holder_not_applied": replace(RULES, due_update=only_owners_update),
+def deaf_to_commits(
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], replan: Replan
+) -> Verdict:
+    """Always drops the step in flight, also if a survivor knows that it was committed."""
+    deaf = {rank: replace(report, votes=(), certificates=()) for rank, report in reports.items()}
+    return decide(register, deaf, gone, replan)
+
+
+def waits_for_nobody(
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], replan: Replan
+) -> Verdict:
+    """Takes unreachable for dead: rolls back while the last holder may be alive."""
+    return decide(register, reports, gone, replan, allow_rollback=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The guards of both machines, as the simulator runs them."""
+
+    rules: Rules = RULES
+    decide: Decide = decide
+
+
+SOUND = Protocol()
+"""The protocol as it is."""
+
+BUGS: Mapping[str, Protocol] = {
+    "update_before_commit": Protocol(replace(RULES, is_committed=own_yes_is_enough)),
+    "stale_frame_accepted": Protocol(replace(RULES, is_stale=nothing_is_stale)),
+    "two_owners": Protocol(replace(RULES, owned=first_holder_owns_too)),
+    "vote_without_base": Protocol(replace(RULES, may_vote=records_are_enough)),
+    "holder_not_applied": Protocol(replace(RULES, due_update=only_owners_update)),
+    "known_commit_dropped": Protocol(decide=deaf_to_commits),
+    "unreachable_taken_for_dead": Protocol(decide=waits_for_nobody),
 }

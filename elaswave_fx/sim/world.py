@@ -34,10 +34,10 @@ from elaswave_fx.control.messages import (
     Update,
 )
 from elaswave_fx.control.rank_state import Deadlines, RankState
-from elaswave_fx.control.step_commit import RULES, Rules
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.words import SEED, Activation, BoxId, Certificate, Stamp, Term
 from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.bugs import SOUND, Protocol
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
 from elaswave_fx.sim.cluster import first_assignment, replan
 from elaswave_fx.sim.faults import Fault, Moment, draw
@@ -71,9 +71,16 @@ class Process:
 class World:
     """The mutable part: everything that is not a decision."""
 
-    def __init__(self, seed: int, rules: Rules = RULES, faults: tuple[Fault, ...] | None = None, trace: bool = False):
+    def __init__(
+        self,
+        seed: int,
+        protocol: Protocol = SOUND,
+        faults: tuple[Fault, ...] | None = None,
+        trace: bool = False,
+        at_least_s: float = 0.05,
+    ) -> None:
         self.random = Random(seed)
-        self.rules = rules
+        self.protocol = protocol
         self.lines: list[str] | None = [] if trace else None
         self.now = 0.0
         self.count = 0
@@ -104,7 +111,7 @@ class World:
         self.seen: Counter[type] = Counter()
         self.said: Counter[str] = Counter()
         self.struck: list[Fault] = []
-        self.quiet_from = 0.0
+        self.quiet_from = at_least_s
         self.goal: int | None = None
         for fault in self.faults:
             if isinstance(fault.at, Moment):
@@ -121,7 +128,7 @@ class World:
 
     def _start_coordinator(self) -> None:
         self.coordinator = Rank(self.coordinator - 1)
-        state, actions = membership.start(PATIENCE, replan, self.now)
+        state, actions = membership.start(PATIENCE, replan, self.now, self.protocol.decide)
         self.processes[self.coordinator] = Process(state)
         self._perform(self.coordinator, actions)
         self._push(self.now + BEAT_S, self.coordinator, Tick(), self.coordinator)
@@ -165,7 +172,7 @@ class World:
             raise Violation(f"no progress: {self.register.committed} in epoch {self.register.epoch}; ranks {states}")
         if not any(p.alive for rank, p in self.processes.items() if rank >= 0):
             return True
-        if self.goal is None and self.now > max(self.quiet_from, 0.05):
+        if self.goal is None and self.now > self.quiet_from:
             self.goal = max(QUIET_STEPS + self.register.committed.version, 4)
         return self.goal is not None and self.register.committed.version >= self.goal
 
@@ -208,7 +215,7 @@ class World:
                 self._retire(target, process)
         else:
             self._note_copy(process, event)
-            process.state, actions = step_commit.step(process.state, event, self.now, sender, self.rules)  # type: ignore[arg-type]
+            process.state, actions = step_commit.step(process.state, event, self.now, sender, self.protocol.rules)  # type: ignore[arg-type]
         if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang"):
             actions = actions[: fault.keep] if "crash" in fault.kind and self._may_die(target) else actions
         if self.corrupted and kind is Activate:
@@ -452,13 +459,13 @@ def _name(address: Rank) -> str:
     return "store" if address == STORE else f"coordinator {FIRST_COORDINATOR - address}"
 
 
-def run_schedule(seed: int, rules: Rules = RULES) -> Outcome:
+def run_schedule(seed: int, protocol: Protocol = SOUND) -> Outcome:
     """The schedule of a seed, from start to end."""
-    return replace(World(seed, rules).run(), seed=seed)
+    return replace(World(seed, protocol).run(), seed=seed)
 
 
-def trace_schedule(seed: int, rules: Rules = RULES) -> tuple[Outcome, list[str]]:
+def trace_schedule(seed: int, protocol: Protocol = SOUND) -> tuple[Outcome, list[str]]:
     """The same, with a line per event."""
-    world = World(seed, rules, trace=True)
+    world = World(seed, protocol, trace=True)
     outcome = replace(world.run(), seed=seed)
     return outcome, world.lines or []

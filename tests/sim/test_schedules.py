@@ -4,11 +4,14 @@ import re
 
 import pytest
 
+from elaswave_fx.control.messages import Prepared, VoteCast
 from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.__main__ import campaign, main
 from elaswave_fx.sim.bugs import BUGS
 from elaswave_fx.sim.checker import covers
-from elaswave_fx.sim.world import run_schedule, trace_schedule
+from elaswave_fx.sim.faults import Fault, Moment
+from elaswave_fx.sim.world import World, run_schedule, trace_schedule
 
 SCHEDULES = 2000
 
@@ -19,6 +22,8 @@ WITHIN = {
     "holder_not_applied": 5,
     "vote_without_base": 50,
     "stale_frame_accepted": 400,
+    "known_commit_dropped": 100,
+    "unreachable_taken_for_dead": 400,
 }
 
 
@@ -71,3 +76,41 @@ def test_a_failing_seed_prints_the_command_that_repeats_it(capsys: pytest.Captur
 )
 def test_a_step_is_covered_once(spans: list[Span], whole: bool) -> None:
     assert covers(spans) is whole
+
+
+def fault(kind: str, at: Moment | float, rank: int = 0, lasts_s: float = 0.0, told_s: float = 0.001) -> Fault:
+    return Fault(kind, at, Rank(rank), Rank(0), frozenset(), 9, lasts_s, told_s, False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_faults_nobody_is_excluded_and_nothing_is_done_again(seed: int) -> None:
+    outcome = World(seed, faults=()).run()
+    assert outcome.violation is None and outcome.epochs == 0 and not outcome.said
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_training_goes_on_while_there_is_no_coordinator(seed: int) -> None:
+    outcome = World(seed, faults=(fault("coordinator_crash", 0.06, lasts_s=0.3),)).run()
+    assert outcome.violation is None and outcome.epochs == 0
+    assert outcome.committed >= 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stopped_rank_is_excluded_and_joins_again_when_it_wakes(seed: int) -> None:
+    world = World(seed, faults=(fault("pause", 0.06, lasts_s=0.3),), at_least_s=0.6)
+    outcome = world.run()
+    assert outcome.violation is None
+    assert outcome.said["silent or gone"] == 1 and outcome.said["join after"] == 1
+    assert Rank(0) in world.register.members
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_crash_at_a_vote_and_another_during_the_recovery(seed: int) -> None:
+    outcome = World(seed, faults=(fault("crash", Moment(VoteCast, 4)), fault("crash", Moment(Prepared, 1), 1))).run()
+    assert outcome.violation is None and outcome.epochs >= 1
+
+
+def test_a_corrupted_copy_is_repaired_without_an_epoch() -> None:
+    outcome = World(3, faults=(fault("corrupt", 0.06),)).run()
+    assert outcome.violation is None and outcome.epochs == 0
+    assert outcome.said["differ from their owners"] == 1
