@@ -103,7 +103,6 @@ class RankState:
     broken: frozenset[Rank] = frozenset()
     stop_after: Version | None = None
     answer: bool = False
-    ledgered: Version = SEED.version
     store_seen_s: float = 0.0
     tick_s: float = 0.0
     quiet: bool = False

@@ -439,7 +439,7 @@ def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:
     certificates = state.certificates
     if certificates and certificates[0].stamp.version <= event.ledgered and event.epoch == state.epoch:
         certificates = tuple(c for c in certificates if c.stamp.version > event.ledgered)
-    state = replace(state, quiet=False, certificates=certificates, ledgered=event.ledgered)
+    state = replace(state, quiet=False, certificates=certificates)
     return _left(state) if not event.member and event.epoch > state.epoch else (state, ())
 
 

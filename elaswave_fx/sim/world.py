@@ -59,7 +59,7 @@ FIRST_COORDINATOR = -10
 
 @dataclass(slots=True)
 class Process:
-    """A rank or a coordinator; `epoch` of its life tells timers of a dead life apart."""
+    """A rank or a coordinator. `inbox` fills while it is paused; `hung`: its next computation never ends."""
 
     state: RankState | membership.Coordinator
     alive: bool = True
