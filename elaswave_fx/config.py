@@ -25,10 +25,6 @@ Options = Mapping[str, object]
 
 # Key -> the values that exist so far. The first one is the default.
 LATER: dict[str, tuple[object, ...]] = {
-    "checkpoint.dir": (None,),
-    "checkpoint.every": (0,),
-    "checkpoint.keep": (2,),
-    "resume": ("off",),
     "copies.count": (1,),
     "copies.mode": ("log",),
     "copies.record": ("fp32",),
@@ -172,9 +168,11 @@ class LaunchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    dir: str | None
-    every: int = ruled(at_least=0)
-    keep: int = ruled(at_least=1)
+    """The state on disk. Made when `dir` or `every` is set; the last one at the end in any case."""
+
+    dir: str | None  # None: RUN/checkpoints
+    every: int = ruled(at_least=0)  # steps between checkpoints; 0: only the last one, if `dir` is set
+    keep: int = ruled(at_least=1)  # so many newest ones stay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +241,7 @@ class Config:
         _refuse_later(config)
         _check_shape(config)
         _check_init_from(config)
+        _check_checkpoint(config)
         return config
 
     def as_dict(self) -> dict[str, Any]:
@@ -318,6 +317,14 @@ def _check_init_from(config: Config) -> None:
         best = nearest(str(folder), siblings)
         tail = f"; nearest valid: {best}" if best else ""
         raise ConfigError(f"init_from={folder}: no such folder with a config.json in it{tail}")
+
+
+def _check_checkpoint(config: Config) -> None:
+    """Words that name nothing. Whether a checkpoint is there is looked at when the run starts."""
+    if not config.resume:
+        raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
+    if config.checkpoint.dir == "":
+        raise ConfigError("checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints")
 
 
 def default_cache_dir() -> str:

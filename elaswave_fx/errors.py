@@ -32,6 +32,10 @@ class ExecError(ElasWaveError):
     """The native runtime refused a program or an operator failed."""
 
 
+class CheckpointError(ElasWaveError):
+    """A checkpoint could not be written; names the rank and the reason."""
+
+
 class CommError(ElasWaveError):
     """A link or a group could not do what was asked."""
 

@@ -18,16 +18,19 @@ _PRELOAD = (
 
 def train(job: Job) -> int:
     """Run one job to its end; returns the exit code."""
+    from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.launch.job import BuildResult, JobSpec
     from elaswave_fx.launch.local import launch
 
     config = job.config
+    start = find_start(config, job.run_dir)
+    writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
     hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
 
     def builder() -> BuildResult:
         from elaswave_fx.runtime.build import build_job
 
-        return build_job(config, job.run_dir)
+        return build_job(config, job.run_dir, start=start)
 
     def worker(context):  # type: ignore[no-untyped-def]
         from elaswave_fx.runtime.loop import run_worker
@@ -42,7 +45,9 @@ def train(job: Job) -> int:
             builder=builder,
             worker=worker,
             port=config.launch.port,
-            preload=_PRELOAD,
+            preload=(*_PRELOAD, "elaswave_fx.checkpoint.saver") if writes_or_reads else _PRELOAD,
+            first_step=start.step,
+            same_run=start.same_run,
         )
     )
 

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"program", "plan"},
     # How processes start and what users see knows nothing of what is computed; the runtime reports through both.
     "observe": set(),
+    "checkpoint": {"config", "plan", "program", "schema"},
     "launch": {"observe"},
     "control": {"plan"},
     "sim": {"control", "plan"},

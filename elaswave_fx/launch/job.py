@@ -126,6 +126,8 @@ class JobSpec:
         builder: raises `ConfigError` and its kin for the user's mistakes.
         worker: returns its share of `summary.json` (rank 0 wins where two say the same key); `params_digest` is one.
         steps: how many steps the run is to commit, for the progress.
+        first_step: so many of them were committed before, by a run that this one goes on with.
+        same_run: that run had this run directory, so its lines are kept.
         port: rank r listens on port + r; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
         grace_s: seconds between SIGTERM and SIGKILL when workers are ended.
@@ -139,6 +141,8 @@ class JobSpec:
     port: int = 0
     preload: tuple[str, ...] = ("torch",)
     grace_s: float = 5.0
+    first_step: int = 0
+    same_run: bool = False
 
     @property
     def ranks(self) -> int:

@@ -33,8 +33,8 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     However it ends, no process of it is left, and the run directory has its summary.
     """
     check_ports(spec.port, spec.ranks)
-    recorder = Recorder.create(spec.run_dir)
-    with Stop() as stop, progress or StepProgress(spec.steps) as shown:
+    recorder = Recorder.create(spec.run_dir, spec.first_step, spec.same_run)
+    with Stop() as stop, progress or StepProgress(spec.steps, done=spec.first_step) as shown:
         _preload(spec.preload)
         built = _build(spec, recorder, shown, stop)
         failure = built if isinstance(built, Failure) else None

@@ -25,22 +25,24 @@ _SMOOTHING = 0.1
 
 
 class StepProgress:
-    """Progress over `steps`. A context manager; `message` prints a line that stays."""
+    """Progress over `steps`, of which `done` came before. A context manager; `message` prints a line that stays."""
 
-    def __init__(self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic, done: int = 0
+    ) -> None:
         self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.steps, self._clock = steps, clock
         self._last: StepLine | None = None
-        self._done = 0
+        self._done = done
         self._step_s = 0.0  # between commits, smoothed: what the time left is made of
         self._committed_at: float | None = None
         self._drawn_at = -float("inf")
-        self._shown = 0
+        self._shown = done
         self._bar: Progress | None = None
         if self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}"))
             self._bar = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
-            self._task = self._bar.add_task("starting", total=steps, line="")
+            self._task = self._bar.add_task("starting", total=steps, completed=done, line="")
 
     def __enter__(self) -> StepProgress:
         if self._bar is not None:

@@ -20,27 +20,36 @@ from elaswave_fx.observe.run_directory import RunDirectory
 class Recorder:
     """Owned by the launcher's one thread."""
 
-    def __init__(self, directory: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, directory: RunDirectory, first_step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.directory = directory
-        self.steps = 0  # committed
+        self.steps = self._first_step = first_step  # committed
         self._clock, self._started = clock, clock()
         self._book: StepBook | None = None
         self._first: StepLine | None = None
         self._last: StepLine | None = None
         self._tokens, self._first_at = 0, 0.0
-        self._eval_loss: float | None = None
+        earlier = directory.lines("metrics.jsonl")
+        self._loss_first, self._loss_last = (earlier[0]["loss"], earlier[-1]["loss"]) if earlier else (None, None)
+        self._eval_loss: float | None = next((line["loss"] for line in directory.lines("eval.jsonl")[-1:]), None)
         self._ends: dict[int, Mapping[str, Any]] = {}
 
     @staticmethod
-    def create(run_dir: Path) -> Recorder:
-        """Raises `ConfigError` when the directory cannot be written."""
-        return Recorder(RunDirectory.create(run_dir))
+    def create(run_dir: Path, first_step: int = 0, same_run: bool = False) -> Recorder:
+        """`first_step` steps were committed before; by the run of this directory (`same_run`): its lines are kept.
+
+        Raises `ConfigError` when the directory cannot be written.
+        """
+        return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step)
 
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
         """The first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
         self._book = StepBook(world, units, samples)
         self.event("planned", units=units, samples=samples, world_size=world)
+        if self._first_step:
+            self.event("resumed", step=self._first_step)
 
     def event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         """A line of `events.jsonl`, stamped with the time since the launcher began."""
@@ -54,7 +63,8 @@ class Recorder:
             self.directory.step(line)
             if self._first is None:
                 self._first, self._first_at = line, self._clock() - line.step_ms / 1e3
-            self._last = line
+                self._loss_first = line.loss if self._loss_first is None else self._loss_first
+            self._last, self._loss_last = line, line.loss
             self.steps += 1
             self._tokens += line.tokens
         return lines
@@ -77,13 +87,13 @@ class Recorder:
         extra: dict[str, Any] = {}
         for rank in sorted(self._ends, reverse=True):
             extra.update(self._ends[rank])
-        covered = self._book.covered if self._book is not None else Coverage()
+        covered = self._covered()
         self.event("finished", outcome=outcome, steps=self.steps)
         self.directory.summary(
             Summary(
                 steps=self.steps,
-                loss_first=self._first.loss if self._first else None,
-                loss_last=self._last.loss if self._last else None,
+                loss_first=self._loss_first,
+                loss_last=self._loss_last,
                 samples_seen=covered.seen,
                 samples_duplicated=covered.duplicated,
                 samples_skipped=covered.skipped,
@@ -97,13 +107,21 @@ class Recorder:
         )
         self.directory.close()
 
+    def _covered(self) -> Coverage:
+        """Of the whole run. A checkpoint is made of committed steps, whose samples were all seen once."""
+        if self._book is None:
+            return Coverage()
+        return self._book.covered + Coverage(seen=self._first_step * self._book.samples)
+
     def closing_line(self) -> str:
         """The run in one line."""
         if self._first is None or self._last is None:
-            return f"no steps; {self.directory.path}"
+            done = f"all {self.steps} steps were done before" if self.steps else "no steps"
+            return f"{done}; {self.directory.path}"
         spent = self._clock() - self._first_at
+        earlier = f", {self.steps - self._first_step} of them now" if self._first_step else ""
         held_out = f", held-out {self._eval_loss:.4f}" if self._eval_loss is not None else ""
         return (
-            f"{self.steps} steps: loss {self._first.loss:.4f} -> {self._last.loss:.4f}{held_out}, {spent:.1f} s, "
-            f"{self._tokens / max(spent, 1e-9):,.0f} tokens/s; {self.directory.path}"
+            f"{self.steps} steps{earlier}: loss {self._first.loss:.4f} -> {self._last.loss:.4f}{held_out}, "
+            f"{spent:.1f} s, {self._tokens / max(spent, 1e-9):,.0f} tokens/s; {self.directory.path}"
         )

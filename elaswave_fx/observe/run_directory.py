@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +29,9 @@ _OF_EARLIER_RUNS = (
 )
 
 
+_OF_THE_END = ("summary.json", "model.safetensors")
+
+
 class RunDirectory:
     """Written by the launcher alone, but for the logs, which belong to the processes."""
 
@@ -37,19 +40,38 @@ class RunDirectory:
         self._files: dict[str, TextIO] = {}
 
     @staticmethod
-    def create(path: Path) -> RunDirectory:
-        """Make the directory, and remove what an earlier run left in it. Raises `ConfigError`."""
+    def create(path: Path, goes_on_at: int | None = None) -> RunDirectory:
+        """Make the directory, and remove what an earlier run left in it.
+
+        `goes_on_at`: the earlier run is gone on with at this step. Then only what lies behind it is removed: the lines
+        of steps from there on, which are done again, the summary and the model. Raises `ConfigError`.
+        """
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
-            for pattern in _OF_EARLIER_RUNS:
+            directory = RunDirectory(path)
+            for pattern in _OF_EARLIER_RUNS if goes_on_at is None else _OF_THE_END:
                 for old in path.glob(pattern):
                     old.unlink()
-            directory = RunDirectory(path)
+            if goes_on_at is not None:
+                directory._keep("metrics.jsonl", lambda line: line["step"] < goes_on_at)
+                directory._keep("eval.jsonl", lambda line: line["step"] <= goes_on_at)
+                directory._keep("events.jsonl", lambda line: True)
             for name in ("metrics.jsonl", "events.jsonl"):
                 directory._open(name)
         except OSError as error:
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
         return directory
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a file, none if there is no such file; without the half of one that a kill may have left."""
+        path = self.path / name
+        whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in whole]
+
+    def _keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        lines = [json.dumps(line) + "\n" for line in self.lines(name) if wanted(line)]
+        if lines or (self.path / name).exists():
+            self._replace(name, "".join(lines))
 
     def log(self, name: str) -> Path:
         """logs/NAME.log: `rank-R`, `builder`."""

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config import Config
 from elaswave_fx.data import Source, load_batch, open_source
 from elaswave_fx.data.dataset import Dataset
@@ -36,9 +37,11 @@ from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
+from elaswave_fx.runtime.checkpoints import check_start, contents_of, start_fields
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.learning_rate import make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
+from elaswave_fx.runtime.state import InitialState
 from passes import assign_stages
 from passes.assign_stages import AssignStages
 from passes.evaluate import evaluation_agrees
@@ -116,18 +119,23 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     return stages.apply(artifact, topology, config.global_batch, len(optimizer.init(torch.zeros(1))))
 
 
-def build_job(config: Config, run_dir: Path, planner: Planner = plan_of) -> BuildResult:
-    """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie."""
+def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:
+    """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie.
+
+    Raises ConfigError when the checkpoint to start from is not one of this model and data.
+    """
     make_schedule(config.schedule, config.steps)  # a user's schedule is refused here, not by the workers
     built = build(config, run_dir / ".init", calibrate=True)
     artifact = Artifact.load(built.artifact)
     plan = planner(config, artifact)
-    eval_batches = open_source(config).eval_batches
+    source = open_source(config)
+    eval_batches = source.eval_batches
     if eval_batches and not artifact.evaluation_exact:
         raise ConfigError(
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
             "running statistics explain; nearest valid: eval.every=0"
         )
+    data = {"artifact": str(built.artifact), "state": str(built.state), "eval_batches": eval_batches}
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
     program = "program from the cache" if built.cached else "program captured"
@@ -135,9 +143,26 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of) -> Buil
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={"artifact": str(built.artifact), "state": str(built.state), "eval_batches": eval_batches},
-        lines=(f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})", f"plan: {plan.reason}"),
+        data={**data, **_checkpoint_fields(config, run_dir, built, artifact, source, start)},
+        lines=(
+            f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            f"plan: {plan.reason}",
+            *start.lines,
+        ),
     )
+
+
+def _checkpoint_fields(
+    config: Config, run_dir: Path, built: Built, artifact: Artifact, source: Source, start: Start
+) -> Mapping[str, Any]:
+    """What workers need for checkpoints, once the one to start from has been looked at."""
+    if start.path is None and checkpoint_folder(config, run_dir) is None:
+        return {}
+    assert built.state is not None, "a job has a state"
+    initial = InitialState(built.state)
+    contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), source)
+    check_start(start, contents, config)
+    return start_fields(start, contents)
 
 
 class _Clock:

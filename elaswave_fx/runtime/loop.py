@@ -24,6 +24,7 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.runtime.checkpoints import Checkpoints, restore
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.engine import input_names, load_artifact, make_engine
 from elaswave_fx.runtime.learning_rate import Schedule, make_schedule
@@ -33,6 +34,7 @@ from elaswave_fx.runtime.state import InitialState, gather_parameters, params_di
 _CONNECT_S = 60.0
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
+_READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
 _COLLECT = 7 << 56  # the kind of tag for handing state back, apart from those of a step
 
 
@@ -53,6 +55,11 @@ class Worker:
     schedule: Schedule
     source: Source | None
 
+    @property
+    def first_step(self) -> int:
+        """The first step to take; above 0 when a checkpoint is gone on from."""
+        return self.context.build.data.get("first_step", 0)
+
 
 def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     """Train to the end or until told to stop; returns this rank's share of the summary.
@@ -65,10 +72,12 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     worker.group.barrier(_CONNECT_S)
     if context.rank == 0:
         shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
+    checkpoints = _restore(worker)
     deadline = Deadline()
+    done = worker.first_step
     feed = _InputFeed(worker)
     started = time.perf_counter()
-    for step in range(config.steps):
+    for step in range(done, config.steps):
         if context.should_stop(step):
             break
         inputs = feed.take(step)
@@ -82,8 +91,11 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
             context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
         if config.eval.every and (step + 1) % config.eval.every == 0:
             _evaluate(worker, step, deadline)
+        done = step + 1
+        checkpoints.after_step(done)
         started = time.perf_counter()
     feed.close()
+    checkpoints.finish(done)
     share = _hand_back(worker)
     worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
     return share
@@ -113,6 +125,19 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     return Worker(config, context, artifact, plan, tile, engine, endpoint, group, initial, optimizer, schedule, source)
 
 
+def _restore(worker: Worker) -> Checkpoints:
+    """Go to the state of the checkpoint that the run starts from, if any; what makes the coming ones."""
+    context, artifact, plan = worker.context, worker.artifact, worker.plan
+    path = context.build.data.get("resume_from")
+    if path is not None:
+        restore(Path(path), artifact, plan, context.rank, worker.optimizer, worker.engine, _READ_S)
+    checkpoints = Checkpoints(
+        worker.config, context, artifact, plan, worker.optimizer, worker.engine, worker.endpoint, worker.group
+    )
+    worker.group.barrier(_READ_S)
+    return checkpoints
+
+
 class Deadline:
     """How long a step may take before its peers are given up: many times what steps took lately, with a floor."""
 
@@ -139,7 +164,7 @@ class _InputFeed:
             samples = worker.tile.samples
             batch = worker.config.global_batch
             loader = step_loader(worker.source.dataset, worker.source.train, batch, samples.lo, samples.hi)
-            self._ahead = Prefetcher(loader, 0, worker.config.steps)
+            self._ahead = Prefetcher(loader, worker.first_step, worker.config.steps)
 
     def take(self, step: int) -> dict[str, torch.Tensor]:
         return self.select(self._ahead.take(step)) if self._ahead is not None else {}

@@ -1,0 +1,73 @@
+"""The folder of checkpoints: which are complete, which is the newest, how one appears and disappears.
+
+step-10/ step-20/ step-30.partial/   ->  complete(folder) = {10: step-10, 20: step-20}
+
+What is named `step-N` is whole: it was renamed into place after everything in it was on disk, and it is renamed away
+before anything of it is removed. Whatever ends in `.partial` is worthless as soon as its writer is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+MANIFEST = "checkpoint.json"
+_COMPLETE = re.compile(r"step-(\d+)")
+_PARTIAL = re.compile(r"step-\d+(\.old)?\.partial")
+
+
+def complete(folder: Path) -> dict[int, Path]:
+    """Step -> folder of every complete checkpoint, ascending; nothing if there is no such folder."""
+    if not folder.is_dir():
+        return {}
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _COMPLETE.fullmatch(path.name))}
+    return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).is_file()}
+
+
+def partial_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps grows."""
+    return folder / f"step-{step}.partial"
+
+
+def publish(folder: Path, step: int) -> Path:
+    """Rename a checkpoint that is whole into place; one of the same step goes away. Raises OSError."""
+    target = folder / f"step-{step}"
+    sync_folder(partial_path(folder, step))
+    if target.exists():
+        discard(target)
+    partial_path(folder, step).rename(target)
+    sync_folder(folder)
+    return target
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all complete checkpoints but the `count` newest."""
+    for path in list(complete(folder).values())[:-count]:
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint: first its name, then the rest, so that a kill in between leaves no broken one."""
+    doomed = path.with_name(f"{path.name}.old.partial")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers left that did not live to the end. Nobody may be writing."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if _PARTIAL.fullmatch(path.name):
+                shutil.rmtree(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder, on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

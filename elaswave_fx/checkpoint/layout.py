@@ -1,0 +1,117 @@
+"""Which elements of which logical tensors a rank writes or reads: a pure function of artifact and plan.
+
+bucket "unit3.group0" = [weight 0..6, bias 6..8), rank 1 owns [4, 8)
+    ->  rank 1: model/weight [4, 6) at 0 of its slice, model/bias [0, 2) at 2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.program.artifact import Artifact, BucketSpec, TensorInfo
+
+MASTER = -1
+"""`Piece.state` of the master copy; other numbers count the optimizer's state tensors."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `box` of a flat logical tensor of `numel` elements.
+
+    `source` names the bucket (or the mutable buffer) that holds them, `start` where they begin in the rank's slice of
+    the bucket's master copy or `state`-th state tensor.
+    """
+
+    tensor: str
+    dtype: str
+    numel: int
+    box: Span
+    source: str
+    start: int
+    state: int = MASTER
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether `source` is a mutable buffer and no bucket."""
+        return self.tensor.startswith("buffer/")
+
+
+def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype) of everything in a checkpoint. `state_tensors`: of the optimizer, per parameter."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for bucket in artifact.buckets:
+        for param in bucket.params:
+            for state in range(MASTER, state_tensors):
+                found[tensor_name(param.name, state)] = (param.shape, "float32")
+    for info in mutable_buffers(artifact):
+        found[f"buffer/{info.name}"] = (info.shape, info.dtype)
+    return found
+
+
+def tensor_name(param: str, state: int) -> str:
+    """The logical tensor of a parameter's master copy or `state`-th optimizer state."""
+    return f"model/{param}" if state == MASTER else f"optimizer/{state}/{param}"
+
+
+def mutable_buffers(artifact: Artifact) -> tuple[TensorInfo, ...]:
+    """The buffers that training changes."""
+    folded = {fold.buffer for fold in artifact.folds}
+    return tuple(info for info in artifact.buffers if info.name in folded)
+
+
+def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
+    """Parameters that training leaves alone: they are in no bucket, and in no checkpoint."""
+    trained = {param.name for bucket in artifact.buckets for param in bucket.params}
+    return tuple(info.name for info in artifact.params if info.name not in trained)
+
+
+def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
+    """What `rank` writes, and reads back: its slices, and mutable buffers whose first holder it is.
+
+    Over all ranks of the plan every element is in exactly one piece.
+    """
+    pieces = list(_of_slices(artifact, plan, rank, state_tensors))
+    held = dict(_holders(artifact, plan))
+    pieces += [_whole(info) for info in mutable_buffers(artifact) if held[info.name][0] == rank]
+    return tuple(pieces)
+
+
+def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
+    """What `rank` reads: as `owned_pieces`, and every mutable buffer of its units, whoever else holds it."""
+    pieces = list(_of_slices(artifact, plan, rank, state_tensors))
+    held = dict(_holders(artifact, plan))
+    pieces += [_whole(info) for info in mutable_buffers(artifact) if rank in held[info.name]]
+    return tuple(pieces)
+
+
+def _of_slices(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> Iterator[Piece]:
+    for bucket in artifact.buckets:
+        for owner, span in plan.layouts[bucket.name]:
+            if owner == rank:
+                for state in range(MASTER, state_tensors):
+                    yield from _of_slice(bucket, span, state)
+
+
+def _of_slice(bucket: BucketSpec, span: Span, state: int) -> Iterator[Piece]:
+    for param in bucket.params:
+        numel = math.prod(param.shape)
+        whole = Span(param.offset, param.offset + numel)
+        common = whole.intersect(span)
+        if common is not None:
+            box = common.relative_to(whole)
+            start = common.lo - span.lo
+            yield Piece(tensor_name(param.name, state), "float32", numel, box, bucket.name, start, state)
+
+
+def _holders(artifact: Artifact, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for fold in artifact.folds:
+        yield fold.buffer, tuple(sorted(tile.rank for tile in plan.tiles if fold.unit in tile.units))
+
+
+def _whole(info: TensorInfo) -> Piece:
+    numel = math.prod(info.shape)
+    return Piece(f"buffer/{info.name}", info.dtype, numel, Span(0, numel), info.name, 0)

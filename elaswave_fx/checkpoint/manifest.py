@@ -1,0 +1,200 @@
+"""`checkpoint.json`: what a checkpoint is of, and the digests by which a damaged one is noticed.
+
+    manifest = read_manifest(path)            # refuses another format, an edited manifest
+    check_files(path, manifest)               # refuses truncated, edited, missing files
+    check_samples(manifest, config, where)    # refuses another seed or global batch
+    check_model(manifest, contents, where)    # refuses another model, optimizer, data
+
+All refusals are `ConfigError`s of one line that begins with the key `resume`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.checkpoint.folder import MANIFEST
+from elaswave_fx.config import Config
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.schema import show
+
+FORMAT = 1
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a run would put into its checkpoints, and by what a checkpoint is compared with it.
+
+    Args:
+        program: the key of the compiled program, for the reader.
+        tensors: name -> (shape, dtype) of every logical tensor.
+        frozen: parameters that training leaves alone -> SHA-256 of their bytes; they are not stored.
+        samples: how many samples training draws from.
+        data_digest: of some of them, spread evenly.
+    """
+
+    program: str
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    frozen: Mapping[str, str]
+    samples: int
+    data_digest: str
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Contents:
+        tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in data["tensors"].items()}
+        return Contents(data["program"], tensors, dict(data["frozen"]), data["samples"], data["data_digest"])
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of `checkpoint.json`. `step`: steps that were done; the data goes on at position step x global_batch.
+
+    `files`: name -> (bytes, SHA-256) of every other file of the checkpoint.
+    """
+
+    step: int
+    run_dir: str
+    config: Mapping[str, Any]
+    contents: Contents
+    files: Mapping[str, tuple[int, str]]
+
+
+def plain_config(config: Config) -> dict[str, Any]:
+    """The configuration as JSON gives it back."""
+    return json.loads(json.dumps(config.as_dict(), default=str))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write and sync `checkpoint.json`."""
+    body = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    body["config_digest"] = _digest(body["config"])
+    body["digest"] = _digest(body)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(body, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a complete checkpoint. Raises ConfigError if it is not as it was written."""
+    try:
+        body = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        claimed = body.pop("digest")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"resume={folder}: {MANIFEST} cannot be read, it is truncated or edited ({error})") from error
+    if body.get("format") != FORMAT:
+        raise ConfigError(f"resume={folder}: has checkpoint format {body.get('format')}, this version reads {FORMAT}")
+    if claimed != _digest(body):
+        raise ConfigError(f"resume={folder}: {MANIFEST} was edited, its digest differs")
+    files = {name: (size, sha) for name, (size, sha) in body["files"].items()}
+    return Manifest(body["step"], body["run_dir"], body["config"], Contents.from_json(body["contents"]), files)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Every file is there with the same bytes. Raises ConfigError naming the first that is not."""
+    for name, (size, sha) in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():
+            raise ConfigError(f"resume={folder}: {name} is missing")
+        found = path.stat().st_size
+        if found != size:
+            word = "truncated" if found < size else "edited"
+            raise ConfigError(f"resume={folder}: {name} is {word}, it has {found} bytes and had {size}")
+        if file_digest(path) != sha:
+            raise ConfigError(f"resume={folder}: {name} was edited, its SHA-256 differs from that in {MANIFEST}")
+
+
+def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
+    """Refuse keys that would change which samples and random numbers the steps see, and too few steps."""
+    then = manifest.config
+    for key, value in (("seed", config.seed), ("global_batch", config.global_batch)):
+        if then[key] != value:
+            raise ConfigError(
+                f"resume={where}: {key}={value} would change the samples, the checkpoint was made with "
+                f"{key}={then[key]}; nearest valid: {key}={then[key]}"
+            )
+    if config.steps < manifest.step:
+        raise ConfigError(
+            f"steps={config.steps}: the checkpoint {where} is at step {manifest.step}; nearest valid: {manifest.step}"
+        )
+
+
+def check_model(manifest: Manifest, contents: Contents, config: Config, where: Path) -> None:
+    """Refuse a checkpoint of another optimizer, model or data, saying what differs."""
+    _check_optimizer(manifest.config["optimizer"], plain_config(config)["optimizer"], where)
+    _check_tensors(manifest.contents.tensors, contents.tensors, where)
+    for name, sha in contents.frozen.items():
+        if manifest.contents.frozen.get(name) != sha:
+            raise ConfigError(
+                f"resume={where}: parameter {name}, which is not trained, has other values; see init_from"
+            )
+    then = manifest.contents
+    if (then.samples, then.data_digest) != (contents.samples, contents.data_digest):
+        named = _differences(manifest.config, plain_config(config), ("data", "tokenizer", "seq_len", "eval.fraction"))
+        why = f" ({', '.join(named)})" if named else ", the keys of data being the same"
+        counts = f"{contents.samples} to train on, {then.samples} in the checkpoint's run"
+        raise ConfigError(f"resume={where}: the data has other samples ({counts}){why}")
+
+
+def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:
+    """`key=new (was old)` for what differs from the checkpoint's run and may: for the user to see."""
+    about_training = ("steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model")
+    return _differences(manifest.config, plain_config(config), about_training)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def _check_optimizer(then: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
+    if (then["name"], then["target"]) != (now["name"], now["target"]):
+        old, new = then["target"] or then["name"], now["target"] or now["name"]
+        raise ConfigError(
+            f"resume={where}: optimizer={new}, but the checkpoint holds the state of {old}; nearest valid: {old}"
+        )
+
+
+def _check_tensors(then: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
+    lines = [f"has no {name}" for name in now if name not in then]
+    lines += [f"has {name}, which the model has not" for name in then if name not in now]
+    lines += [
+        f"has {name} as {then[name][1]} {list(then[name][0])}, the model as {now[name][1]} {list(now[name][0])}"
+        for name in now
+        if name in then and then[name] != now[name]
+    ]
+    if lines:
+        more = f" (and {len(lines) - 1} more differences)" if len(lines) > 1 else ""
+        raise ConfigError(f"resume={where}: is a checkpoint of another model or optimizer: it {lines[0]}{more}")
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    found = []
+    before, after = _leaves(then), _leaves(now)
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key) and any(key == each or key.startswith(f"{each}.") for each in keys):
+            found.append(f"{key}={show(after.get(key))} (was {show(before.get(key))})")
+    return tuple(found)
+
+
+def _leaves(node: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in node.items():
+        key = f"{place}.{name}" if place else name
+        found |= _leaves(value, key) if isinstance(value, Mapping) else {key: value}
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,240 @@
+"""Writes checkpoints under the steps: a copy between two steps, the rest in a thread.
+
+    saver = Saver(Target(folder, every=50, keep=2, manifest), shares, engine, links)
+    saver.after_step(50)   # copies what this rank owns, starts writing; reports what was finished meanwhile
+    saver.finish(73)       # the last one, waited for
+
+Each rank writes its own file. The first rank hears from the others by its links what they wrote, writes index and
+manifest, renames, removes old ones. At most one checkpoint is being written: the next one waits for it, all ranks
+together, so that no rank's step deadline runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elaswave_fx.checkpoint import folder as folders
+from elaswave_fx.checkpoint.layout import MASTER, Piece
+from elaswave_fx.checkpoint.manifest import Manifest, file_digest, write_manifest
+from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
+from elaswave_fx.errors import CheckpointError
+
+WRITE_S = 3600.0
+"""Bound of every wait for a disk. A lost peer ends such a wait at once."""
+
+_TAG = 8 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
+Snapshot = Mapping[tuple[bool, str, int], torch.Tensor]
+"""(is a buffer, bucket or buffer, MASTER or number of the state tensor) -> a copy, flat."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where checkpoints go. `manifest`: of this run, its step and files yet to be filled in."""
+
+    folder: Path
+    every: int  # 0: only the last one
+    keep: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Links:
+    """This rank among the ranks of the plan. `group`: all of them."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    endpoint: Any
+    group: Any
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == self.ranks[0]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete. `copy_ms` held the steps up, `write_ms` did not."""
+
+    step: int
+    path: Path
+    bytes: int
+    copy_ms: float
+    write_ms: float
+
+
+class Saver:
+    """One rank's side of the checkpoints of a run; used by the training thread alone.
+
+    Args:
+        pieces: of every rank, in the order of `links.ranks`.
+        report: takes the fields of a `checkpoint` event; called on the first rank.
+        saved: the step of the checkpoint that the folder holds already, which need not be written again.
+    """
+
+    def __init__(
+        self, target: Target, pieces: Sequence[tuple[Piece, ...]], engine: Any, links: Links,
+        report: Callable[..., None], saved: int = 0,
+    ) -> None:  # fmt: skip
+        self._target, self._pieces, self._engine, self._links = target, pieces, engine, links
+        self._report = report
+        self._own = pieces[links.ranks.index(links.rank)]
+        self._saved = saved
+        self._begun = False  # a checkpoint in this process; the same on all ranks, unlike what the threads have done
+        self._writing: _Writing | None = None
+
+    def after_step(self, done: int) -> None:
+        """After `done` committed steps. Raises CommError when a peer was lost while writing."""
+        if self._writing is not None and not self._writing.thread.is_alive():
+            self._collect(last=False)
+        if self._target.every and done % self._target.every == 0:
+            self._save(done)
+
+    def finish(self, done: int) -> None:
+        """The last checkpoint, complete when this returns. Raises CheckpointError if it could not be written."""
+        if done > self._saved:
+            self._save(done)
+        if self._writing is not None:
+            self._collect(last=True)
+        if self._begun:
+            self._links.group.barrier(WRITE_S)
+
+    def _save(self, done: int) -> None:
+        if self._writing is not None:
+            self._collect(last=False)
+        if self._begun:
+            self._links.group.barrier(WRITE_S)  # the one before is written on all ranks
+        self._begun = True
+        started = time.perf_counter()
+        snapshot = self._copy()
+        self._saved = done
+        copy_ms = 1e3 * (time.perf_counter() - started)
+        self._writing = _Writing(lambda: self._write(done, snapshot, copy_ms), done)
+
+    def _collect(self, last: bool) -> None:
+        """Wait for the thread, and say what became of it. A failed checkpoint ends the run only if it is the last."""
+        assert self._writing is not None
+        writing, self._writing = self._writing, None
+        writing.thread.join()
+        if isinstance(writing.error, CheckpointError) and not last:
+            self._report(step=writing.step, failed=str(writing.error))
+        elif writing.error is not None:
+            raise writing.error
+        elif writing.saved is not None:
+            saved = writing.saved
+            self._report(
+                step=saved.step,
+                path=str(saved.path),
+                megabytes=round(saved.bytes / 2**20, 3),
+                copy_ms=round(saved.copy_ms, 3),
+                write_ms=round(saved.write_ms, 3),
+            )
+
+    def _copy(self) -> Snapshot:
+        """What this rank owns, as it is between two steps."""
+        copies: dict[tuple[bool, str, int], torch.Tensor] = {}
+        for piece in self._own:
+            key = (piece.is_buffer, piece.source, piece.state)
+            if key in copies:
+                continue
+            if piece.is_buffer:
+                held = self._engine.table(piece.source)
+            elif piece.state == MASTER:
+                held = self._engine.bucket_master(piece.source)
+            else:
+                held = self._engine.bucket_state(piece.source)[piece.state]
+            copies[key] = held.detach().clone().view(-1)
+        return copies
+
+    def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
+        """In the thread. What the first rank has completed; None on the others."""
+        started = time.perf_counter()
+        partial = folders.partial_path(self._target.folder, done)
+        links = self._links
+        files = None
+        try:
+            files = ShardFiles(partial, self._pieces, links.ranks.index(links.rank))
+            answer = _write_own(files, partial, self._own, snapshot, links.ranks.index(links.rank))
+        except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter
+            answer = {"error": f"rank {links.rank}: {' '.join(str(error).split())}"}
+        if not links.is_first:
+            _tell(links, answer)
+            return None
+        answers = [answer, *(_hear(links, rank) for rank in links.ranks[1:])]
+        failed = [each["error"] for each in answers if "error" in each]
+        if failed or files is None:
+            shutil.rmtree(partial, ignore_errors=True)  # everybody has answered, so nobody writes there
+            raise CheckpointError(f"checkpoint step-{done}: {failed[0]}")
+        try:
+            files.write_index([each["written"] for each in answers])
+            path, size = self._publish(done, partial, answers)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint step-{done}: {error}") from error
+        return Saved(done, path, size, copy_ms, 1e3 * (time.perf_counter() - started))
+
+    def _publish(self, done: int, partial: Path, answers: Sequence[Mapping[str, Any]]) -> tuple[Path, int]:
+        files = {name: (size, sha) for each in answers for name, (size, sha) in each["files"].items()}
+        files |= _digests(partial, [INDEX])
+        write_manifest(partial, replace(self._target.manifest, step=done, files=files))
+        path = folders.publish(self._target.folder, done)
+        folders.keep_newest(self._target.folder, self._target.keep)
+        return path, sum(size for size, _ in files.values())
+
+
+class _Writing:
+    """A thread and what came of it."""
+
+    def __init__(self, work: Callable[[], Saved | None], step: int) -> None:
+        self.step = step
+        self.saved: Saved | None = None
+        self.error: BaseException | None = None
+        self._work = work
+        self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.saved = self._work()
+        except BaseException as error:  # noqa: BLE001 - not handled here: the training thread raises it
+            self.error = error
+
+
+def _write_own(
+    files: ShardFiles, partial: Path, pieces: Sequence[Piece], snapshot: Snapshot, place: int
+) -> dict[str, Any]:
+    by_start = {(piece.tensor, piece.box.lo): piece for piece in pieces}
+
+    def tensor_of(tensor: str, first: int) -> torch.Tensor:
+        piece = by_start[tensor, first]
+        return snapshot[piece.is_buffer, piece.source, piece.state].narrow(0, piece.start, len(piece.box))
+
+    written = files.write(tensor_of)
+    return {"written": written, "files": _digests(partial, [path.name for path in partial.glob(f"__{place}_*")])}
+
+
+def _digests(partial: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
+    return {name: ((partial / name).stat().st_size, file_digest(partial / name)) for name in names}
+
+
+def _tell(links: Links, answer: Mapping[str, Any]) -> None:
+    body = torch.frombuffer(bytearray(json.dumps(answer).encode()), dtype=torch.uint8)
+    size = torch.tensor([body.numel()])
+    links.endpoint.wait(
+        [links.endpoint.send(links.ranks[0], _TAG, size), links.endpoint.send(links.ranks[0], _TAG, body)], WRITE_S
+    )
+
+
+def _hear(links: Links, rank: int) -> dict[str, Any]:
+    size = torch.zeros(1, dtype=torch.int64)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, size)], WRITE_S)
+    body = torch.empty(int(size), dtype=torch.uint8)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, body)], WRITE_S)
+    return json.loads(body.numpy().tobytes())

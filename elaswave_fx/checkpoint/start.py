@@ -1,0 +1,84 @@
+"""Where a run begins: at step 0, or after the steps of a checkpoint. Decided by the launcher, before anything is built.
+
+find_start(config, run_dir)   ->  Start(step=50, path=RUN/checkpoints/step-50, same_run=True, …)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elaswave_fx.checkpoint.folder import MANIFEST, complete
+from elaswave_fx.checkpoint.manifest import changed_keys, check_files, check_samples, read_manifest
+from elaswave_fx.config import Config
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.schema import nearest
+
+
+@dataclass(frozen=True)
+class Start:
+    """`step` steps are done already, in the checkpoint at `path`; `same_run`: by the run of this run directory, whose
+    lines are therefore kept. `lines` are for the user."""
+
+    step: int = 0
+    path: Path | None = None
+    same_run: bool = False
+    lines: tuple[str, ...] = ()
+
+
+ANEW = Start()
+
+
+def checkpoint_folder(config: Config, run_dir: Path) -> Path | None:
+    """Where this run's checkpoints go; None if it makes none."""
+    if config.checkpoint.dir is not None:
+        return Path(config.checkpoint.dir).resolve()
+    return run_dir / "checkpoints" if config.checkpoint.every else None
+
+
+def find_start(config: Config, run_dir: Path) -> Start:
+    """Raises ConfigError for a checkpoint that is not there, or cannot be gone on from with this configuration."""
+    folder = checkpoint_folder(config, run_dir)
+    start = ANEW
+    if config.resume == "auto":
+        found = complete(folder or run_dir / "checkpoints")
+        if not found:
+            line = f"resume=auto: no complete checkpoint in {folder or run_dir / 'checkpoints'}; starting anew"
+            return Start(lines=(line,))
+        start = _start_at(config, found[max(found)], run_dir)
+    elif config.resume != "off":
+        start = _start_at(config, _named(config.resume), run_dir)
+    newest = max(complete(folder), default=0) if folder is not None else 0
+    if newest > start.step:
+        raise ConfigError(
+            f"checkpoint.dir={folder}: holds step-{newest} of an earlier run, and this one starts at step "
+            f"{start.step}; nearest valid: resume=auto, or another checkpoint.dir"
+        )
+    return start
+
+
+def _start_at(config: Config, path: Path, run_dir: Path) -> Start:
+    manifest = read_manifest(path)
+    check_samples(manifest, config, path)
+    check_files(path, manifest)
+    line = f"resuming after step {manifest.step} from {path}"
+    changed = changed_keys(manifest, config)
+    lines = (line, f"changed since that checkpoint: {', '.join(changed)}") if changed else (line,)
+    same_run = run_dir in path.parents or manifest.run_dir == str(run_dir)
+    return Start(manifest.step, path, same_run, lines)
+
+
+def _named(words: str) -> Path:
+    """A checkpoint, a folder of checkpoints, or a run directory with such a folder in it."""
+    path = Path(words).resolve()
+    if (path / MANIFEST).is_file():
+        return path
+    for folder in (path, path / "checkpoints"):
+        found = complete(folder)
+        if found:
+            return found[max(found)]
+    if path.is_dir():
+        raise ConfigError(f"resume={words}: holds no complete checkpoint")
+    siblings = [str(other) for other in path.parent.glob("*/")]
+    best = nearest(words, ("auto", "off")) or nearest(str(path), siblings)
+    raise ConfigError(f"resume={words}: no such folder{f'; nearest valid: {best}' if best else ''}")
