@@ -29,7 +29,7 @@ from elaswave_fx.program.ir import (
     Unit,
     calls,
     emit,
-    is_getitem,
+    may_be_view,
     mean_of,
     output_nodes,
     placeholders,
@@ -192,9 +192,12 @@ class _UnitBuilder:
         """Values cross contiguous and with memory of their own."""
         made = self._get(node)
         value = value_of(node)
-        if result.kind == ResultKind.VALUE and (not value.is_contiguous() or _is_view(node)):
+        if result.kind != ResultKind.VALUE:
+            return made
+        if may_be_view(node) or not value.is_contiguous():
             return emit(self.graph, aten.clone.default, made, memory_format=torch.contiguous_format)
-        return made
+        # Kernels are free to return other strides than their shapes told: a call that does nothing in most cases.
+        return emit(self.graph, aten.contiguous.default, made)
 
     def _copy(self, node: fx.Node) -> fx.Node:
         self.mapping[node] = self.graph.node_copy(node, self._get)
@@ -283,14 +286,6 @@ class _UnitBuilder:
             shape = f"{tuple(map(str, value.shape))} {value.dtype}" if isinstance(value, torch.Tensor) else ""
             lines.append(f"{node.op} {role or node.target} {args} {shape.replace(symbol, 'B')} {mean_of(node)}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _is_view(node: fx.Node) -> bool:
-    """True when a result may share memory with something else."""
-    if is_getitem(node):
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema) and any(argument.alias_info is not None for argument in schema.returns)
 
 
 def _placeholders_first(graph: fx.Graph) -> None:

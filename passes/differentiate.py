@@ -18,13 +18,14 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
     Program,
+    ResultKind,
     Role,
     Source,
     Unit,
     calls,
     emit,
     is_aten,
-    is_getitem,
+    may_be_view,
     output_nodes,
     placeholders,
     value_of,
@@ -89,7 +90,7 @@ def _only_differentiable(unit: Unit) -> fx.GraphModule:
     """The unit with its differentiable results first: the tracer asks for a tangent of each result that needs one.
 
     It refuses results that share memory with anything, also where an operator returns a view of its own product; so
-    every result is a copy here, and `_without_copy` takes back the needless ones.
+    every result is a copy here, and `_own_memory` takes back the needless ones.
     """
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
@@ -112,13 +113,15 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
     for node in joint.graph.nodes:
         if node.op == "call_function":
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+            if is_aten(node, "aten.view.default", "aten._unsafe_view"):
+                mapping[node].target = aten.reshape.default  # kernels may return other strides than their shapes told
         elif node.op == "placeholder":
             mapping[node] = graph.placeholder(node.name)
             mapping[node].meta["val"] = node.meta.get("val")
     outputs = [mapping[n] if isinstance(n, fx.Node) else None for n in output_nodes(joint.graph)]
     results: list[fx.Node | None] = [None] * len(order)
     for position, original in enumerate(order):
-        results[original] = _without_copy(outputs[position])
+        results[original] = _own_memory(graph, outputs[position], unit.results[original].kind == ResultKind.VALUE)
     gradients = outputs[len(order) :] if any(unit.grad_results) else [None] * num_inputs
     primals = [mapping[n] for n in nodes[:num_inputs]]
     kept = [
@@ -136,23 +139,27 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _without_copy(result: fx.Node | None) -> fx.Node | None:
-    """A result that has memory of its own, contiguous and no more than it needs, is not copied."""
-    if result is None or not is_aten(result, "aten.clone"):
-        return result
-    source: Any = result.args[0]
-    root = source
+def _own_memory(graph: fx.Graph, result: fx.Node | None, crosses: bool) -> fx.Node | None:
+    """A result that has memory of its own, and no more than it needs, is not copied; a border value is contiguous."""
+    source: Any = result
+    while source is not None and is_aten(source, "aten.clone") and _owns(source.args[0]):
+        source = source.args[0]
+    if source is None or not crosses:
+        return source
+    return emit(graph, aten.contiguous.default, source)
+
+
+def _owns(node: Any) -> bool:
+    """Whether a contiguous result's memory was made by a call of this graph, for it or a view of all of it."""
+    root = node
     while is_aten(root, *VIEWS):
         root = root.args[0]
-    made_here = root.op == "call_function" and not is_getitem(root)
-    whole = made_here and elements(value_of(root)) == elements(value_of(source))
-    return _without_copy(source) if whole and value_of(source).is_contiguous() else result
+    made_here = root.op == "call_function" and not may_be_view(root)
+    return made_here and elements(value_of(root)) == elements(value_of(node)) and value_of(node).is_contiguous()
 
 
 def _gradient(graph: fx.Graph, source: Source, primal: fx.Node, gradient: fx.Node | None) -> fx.Node:
     """The gradient of an input; it crosses a border contiguous, as the value did, and is zero where there is none."""
     if gradient is None:
         return emit(graph, aten.zeros_like.default, primal)
-    if source.role == Role.VALUE and not value_of(gradient).is_contiguous():
-        return emit(graph, aten.clone.default, gradient, memory_format=torch.contiguous_format)
-    return gradient
+    return emit(graph, aten.contiguous.default, gradient) if source.role == Role.VALUE else gradient

@@ -1,15 +1,15 @@
 """find_cuts: divide any program into units where little is live, never by the names of modules.
 
 The graph's order is kept. Between two heavy calls there is one candidate: the last position at which the fewest
-bytes are live. A candidate stays if it is about as narrow as the narrowest ones nearby on at least one side: in a
-residual network that leaves the residual stream, also where it shrinks, in an encoder-decoder the stream and the
-encoder's output.
+bytes are live. Candidates in a valley stay: on either side the live bytes rise before they fall. In a residual network
+that leaves the residual stream, in an encoder-decoder the stream beside the encoder's output.
 
     add (h, 1x) | layer_norm, qkv (4x), attention (2x), proj, add (h, 1x) | layer_norm, fc (5x), fc2, add (h, 1x) |
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,14 +27,14 @@ from passes.estimate_cost import value_bytes
 class FindCuts:
     """Cut where few bytes are live.
 
-    `heavy_share`: a call is heavy when it has this share of all operations. `slack`: how much wider than its
-    narrowest neighbour a cut may be. `reach`: how many neighbours on each side are compared.
+    `heavy_share`: a call is heavy when it has this share of all operations. `slack`: by how much two candidates of
+    about the same width may differ. `least`: with fewer units than that, the heaviest one is cut at its narrowest.
     """
 
     name: ClassVar[str] = "find_cuts"
     heavy_share: float = 2e-3
     slack: float = 1.25
-    reach: int = 4
+    least: int = 4
 
     def apply(self, program: Program) -> Program:
         program = program.clone()
@@ -50,24 +50,47 @@ class FindCuts:
         return replace(program, num_units=unit + 1)
 
     def _cuts(self, program: Program, main: list[fx.Node]) -> list[int]:
-        live = live_bytes(program, main)
-        total = sum(flops_of(node) for node in main)
-        heavy = [i for i, node in enumerate(main) if flops_of(node) >= self.heavy_share * total]
-        candidates = []
-        for first, last in zip([-1, *heavy], heavy, strict=False):
-            inside = [i for i in range(max(first, 0), last) if live[i] is not None]
-            if inside:
-                narrowest = min(live[i] for i in inside)  # type: ignore[type-var]
-                candidates.append(max(i for i in inside if live[i] == narrowest))
-        reach = max(self.reach, len(heavy) // 16)
-        widths = [width for i in candidates if (width := live[i]) is not None]
-        return [position for number, position in enumerate(candidates) if self._narrow(widths, number, reach)]
+        flops = [flops_of(node) for node in main]
+        candidates = self._candidates(live_bytes(program, main), flops)
+        positions, widths = list(candidates), list(candidates.values())
+        cuts = [positions[i] for i in range(len(positions)) if self._in_valley(widths, i)]
+        while len(cuts) + 1 < self.least and len(cuts) < len(candidates):
+            cuts = sorted([*cuts, _best_in_heaviest(candidates, cuts, flops)])
+        return cuts
 
-    def _narrow(self, widths: list[int], number: int, reach: int) -> bool:
-        """Whether there is a side on which nothing nearby is much narrower."""
-        sides = (widths[max(0, number - reach) : number], widths[number + 1 : number + reach + 1])
-        bounds = [min(side) for side in sides if side]
-        return not bounds or widths[number] <= self.slack * max(bounds)
+    def _candidates(self, live: list[int | None], flops: list[float]) -> dict[int, int]:
+        """Position after which a cut may be -> bytes alive there; one between every two heavy calls."""
+        heavy = [i for i, amount in enumerate(flops) if amount >= self.heavy_share * sum(flops)]
+        found = {}
+        for first, last in zip([-1, *heavy], heavy, strict=False):
+            inside = {i: width for i in range(max(first, 0), last) if (width := live[i]) is not None}
+            if inside:
+                narrowest = min(inside.values())
+                found[max(i for i, width in inside.items() if width == narrowest)] = narrowest
+        return found
+
+    def _in_valley(self, widths: list[int], number: int) -> bool:
+        return self._rises(widths, number, -1) and self._rises(widths, number, 1)
+
+    def _rises(self, widths: list[int], number: int, step: int) -> bool:
+        """Whether the first candidate of another width, walking away by `step`, is a wider one. Also at an end."""
+        here, at = widths[number], number + step
+        while 0 <= at < len(widths):
+            if widths[at] > self.slack * here:
+                return True
+            if self.slack * widths[at] < here:
+                return False
+            at += step
+        return True
+
+
+def _best_in_heaviest(candidates: dict[int, int], cuts: list[int], flops: list[float]) -> int:
+    """The narrowest candidate, of equal ones the most even, inside the heaviest unit that has one."""
+    spans = [(first + 1, last + 1) for first, last in itertools.pairwise([-1, *cuts, len(flops) - 1])]
+    open_spans = [(lo, hi) for lo, hi in spans if any(lo <= i < hi - 1 for i in candidates)]
+    lo, hi = max(open_spans, key=lambda span: sum(flops[span[0] : span[1]]))
+    inside = [i for i in candidates if lo <= i < hi - 1]
+    return min(inside, key=lambda i: (candidates[i], abs(sum(flops[lo : i + 1]) - sum(flops[i + 1 : hi]))))
 
 
 def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:

@@ -63,22 +63,31 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     """
     model.train()
     _check_parameters(model)
-    try:
-        return _capture_once(model, batches, granule, dynamic=True)
-    except CaptureError:
-        return _capture_once(model, batches, granule, dynamic=False)
+    # A named size is proven to be free; a size that was found to be free may stay so where the proof fails.
+    for size in (Dim("batch", min=1), Dim.DYNAMIC):
+        try:
+            return _capture_once(model, batches, granule, size)
+        except _NotThisWay:
+            continue
+    return _capture_once(model, batches, granule, None)
 
 
-def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, dynamic: bool) -> Program:
+class _NotThisWay(CaptureError):
+    """The model does not export, or not to what it computes, with this kind of batch size."""
+
+
+def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, size: Any) -> Program:
     small = tuple(_first(batch, granule) for batch in batches)
-    seen = batches[0] if dynamic else small[0]
     try:
-        exported = _export(model, seen, dynamic)
+        exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
-        raise CaptureError(_export_message(model, error)) from error
-    program = _to_program(model, exported, granule, dynamic)
-    for batch in (*batches, small[0]) if dynamic else small:
-        check_against_eager(model, program, batch)
+        raise _NotThisWay(_export_message(model, error)) from error
+    program = _to_program(model, exported, granule, dynamic=size is not None)
+    try:
+        for batch in small if size is None else (*batches, small[0]):
+            check_against_eager(model, program, batch)
+    except CaptureError as error:
+        raise _NotThisWay(str(error)) from error
     return program
 
 
@@ -104,15 +113,25 @@ def _check_parameters(model: nn.Module) -> None:
             parameter.data = parameter.data.contiguous()
 
 
-def _export(model: nn.Module, batch: Batch, dynamic: bool) -> ExportedProgram:
-    """A functional graph, with a symbolic batch size where `dynamic`."""
+def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
+    """A functional graph; `size` is the symbolic batch size, None for that of `batch`."""
     # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
     distinct = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
-    size = Dim("batch")
-    shapes: Any = {name: {0: size} for name in batch} if dynamic else None
-    with _quiet():
-        exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
-        return exported.run_decompositions({})
+    shapes: Any = {name: {0: size} for name in batch} if size is not None else None
+    hook = model.register_forward_pre_hook(_assume_one_batch_size, with_kwargs=True)
+    try:
+        with _quiet():
+            exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
+            return exported.run_decompositions({})
+    finally:
+        hook.remove()
+
+
+def _assume_one_batch_size(_module: nn.Module, _args: Any, inputs: Batch) -> None:
+    """Inputs that never meet would have batch sizes of their own."""
+    first, *others = (tensor.shape[0] for tensor in inputs.values())
+    for other in others:
+        torch._check(other == first)
 
 
 @contextlib.contextmanager

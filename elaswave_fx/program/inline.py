@@ -27,10 +27,6 @@ def inline_wrappers(module: fx.GraphModule) -> None:
         name = getattr(node.target, "__name__", "")
         if name not in _WRAPPERS:
             continue
-        if name == "wrap_with_autocast" and node.args[2]:
-            raise CaptureError(
-                f"model: autocast is switched on in {module_of(node)}; precision=bf16 chooses the precision instead"
-            )
         position = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
         body_node = node.args[position]
         assert isinstance(body_node, fx.Node)

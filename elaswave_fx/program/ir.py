@@ -278,6 +278,13 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def may_be_view(node: fx.Node) -> bool:
+    """True when a call's result may share memory with one of its arguments."""
+    maker = node.args[0] if is_getitem(node) else node
+    schema = getattr(maker.target, "_schema", None) if isinstance(maker, fx.Node) else None
+    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
+
+
 def argument(node: fx.Node, name: str, default: Any = None) -> Any:
     """The argument of an operator by its name in the schema, given by position or keyword; `default` if not given."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]

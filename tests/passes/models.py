@@ -138,8 +138,8 @@ class Centered(Classifier):
 class GatedCentered(Centered):
     """The coupling reaches the loss through a gate that starts at zero."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__(layers)
         self.gate = nn.Parameter(torch.zeros(WIDTH))
 
     def features(self, x: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ def test_an_artifact_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_golden_of_the_joint_graph_and_its_halves(golden: Callable[[str, str], None]) -> None:
-    layer = compiled("fused axes").differentiated.units[1]
+    layer = compiled("fused axes").differentiated.units[0]
     joint = compiled("fused axes").differentiated.kinds[layer.kind]
     parts = {"joint": joint.graph}
     for policy in ("none", "light", "full"):

@@ -1,0 +1,175 @@
+"""coupling: operators that couple samples are found, by rule or by trial, and means are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.models.losses import token_loss_sum
+from elaswave_fx.program.coupling import coupled_by_rule, coupled_by_trial, find_couplings
+from tests.passes.compiled import front, state_of
+from tests.passes.models import (
+    TOKENS,
+    WIDTH,
+    Balanced,
+    Centered,
+    Classifier,
+    ExponentialMean,
+    FixedBatch,
+    Fused,
+    GatedCentered,
+    InBatch,
+    MeanLoss,
+    Normed,
+    SequenceFirst,
+    SoftmaxOverBatch,
+    tokens,
+    vectors,
+)
+
+GRANULE = 4
+
+
+def judged(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """By rule, by trial, together."""
+    make = tokens if isinstance(model, SequenceFirst) else vectors
+    program, state, batch = front(model, make, GRANULE), state_of(model), make(2 * GRANULE, 1)
+    return (
+        coupled_by_rule(program),
+        coupled_by_trial(program, state, batch),
+        find_couplings(program, state, batch),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "by_rule"),
+    [
+        (Normed(layers=1), "aten._native_batch_norm_legit.no_stats in norm", True),
+        (InBatch(layers=1), "aten.matmul.default in the model", True),
+        (SoftmaxOverBatch(layers=1), "aten.softmax.int in the model", True),
+        (ExponentialMean(layers=1), "buffer mean is updated by every batch", True),
+        (Centered(layers=1), "elaswave_tests.center.default in the model", False),
+        (GatedCentered(layers=1), "elaswave_tests.center.default in the model", False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_couplings_are_found(model: nn.Module, name: str, by_rule: bool) -> None:
+    rule, trial, together = judged(model)
+    assert (name in rule) == by_rule
+    assert name in together
+    assert by_rule or name in trial
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Classifier(layers=1), Fused(layers=1), SequenceFirst(layers=1), SequenceFirst(layers=1, dropout=0.5)],
+    ids=["plain", "fused", "sequence first", "with dropout"],
+)
+def test_samples_that_stand_for_themselves(model: nn.Module) -> None:
+    assert judged(model) == ((), (), ())
+
+
+class Along(Classifier):
+    """`operate(features)`, features [samples, WIDTH]."""
+
+    def __init__(self, operate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.operate = operate
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.operate(super().features(x))
+
+
+@pytest.mark.parametrize(
+    ("operate", "coupled"),
+    [
+        (lambda f: f.cumsum(dim=0), True),
+        (lambda f: f.cumsum(dim=1), False),
+        (lambda f: f.sort(0)[0], True),
+        (lambda f: f.sort(-1)[0], False),
+        (lambda f: f.flip(0), True),
+        (lambda f: f.flip(-1), False),
+        (lambda f: f.roll(1, 0), True),
+        (lambda f: f.roll(1, 1), False),
+        (lambda f: f.topk(WIDTH, 1)[0], False),
+        (lambda f: nn.functional.layer_norm(f, (WIDTH,)), False),
+        (lambda f: nn.functional.instance_norm(f[:, None])[:, 0], False),
+        (lambda f: f - f.mean(dim=0), True),
+        (lambda f: f * torch.arange(f.shape[0])[:, None], True),
+        (lambda f: f + 1e-7 * f.mean(dim=0), True),
+    ],
+)
+def test_along_which_dimension(operate: Callable[[Tensor], Tensor], coupled: bool) -> None:
+    assert bool(judged(Along(operate))[2]) == coupled
+
+
+def test_a_small_part_of_the_loss_that_is_no_sum() -> None:
+    """A thousandth of the loss, far below the rounding of a single precision sum, is seen."""
+    (reason,) = judged(Balanced(layers=1))[2]
+    assert reason.endswith("the loss of a batch is not the sum over its parts")
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["with a count", "with the count one"])
+def test_a_mean_loss_is_refused(counts: bool) -> None:
+    message = (
+        r"model: the same samples given twice change the loss from (.*) to \1 instead of doubling it; a model returns"
+    )
+    with pytest.raises(CaptureError, match=message):
+        judged(MeanLoss(counts))
+
+
+def test_a_mean_over_coupled_samples() -> None:
+    """The mean of a granule with the count one is a sum over granules; with a growing count it is not."""
+
+    class NormedMean(Normed):
+        def __init__(self, counts: bool) -> None:
+            super().__init__(layers=1)
+            self.counts = counts
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            loss, count = token_loss_sum(self.head(self.features(x)), y)
+            return loss / count, count if self.counts else torch.ones((), dtype=torch.int64)
+
+    assert judged(NormedMean(counts=False))[2]
+    with pytest.raises(CaptureError, match="the same samples given twice change the loss"):
+        judged(NormedMean(counts=True))
+
+
+def test_a_constant_count_is_refused() -> None:
+    class One(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, y)[0], torch.ones(())
+
+    with pytest.raises(CaptureError, match="the same samples given twice change the count from 1 to 1"):
+        judged(One(layers=1))
+
+
+def test_one_batch_size_is_a_coupling() -> None:
+    assert judged(FixedBatch(layers=1))[2] == ("the model exports at one fixed batch size only",)
+
+
+def test_a_part_of_a_batch_that_cannot_run_is_a_coupling() -> None:
+    """A reshape that wants whole granules: the trial says so instead of failing."""
+
+    class Pairs(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            features = super().features(x)
+            torch._check(features.shape[0] % 2 == 0)
+            return features - features.view(-1, 2, WIDTH).mean(dim=1).repeat_interleave(2, dim=0)
+
+    program = front(Pairs(layers=1), vectors, 2)
+    state = state_of(Pairs(layers=1))
+    assert find_couplings(program, state, vectors(4, 1)) or not program.dynamic_batch
+
+
+def test_tokens_of_one_sample_may_be_coupled() -> None:
+    class OverTokens(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            x = self.layers[0](x)
+            return (x - x.mean(dim=1, keepdim=True)).cumsum(dim=1)[:, TOKENS // 2]
+
+    assert judged(OverTokens(layers=1))[2] == ()
