@@ -218,17 +218,13 @@ void Buckets::reduce(std::int64_t index) {
   }
 }
 
-Buckets::Norm Buckets::finish_reductions() {
-  Norm norm;
+std::vector<double> Buckets::finish_reductions() {
+  std::vector<double> squares;
   for (Bucket& bucket : buckets_) {
-    if (!bucket.reducing) continue;
-    finish_reduction(bucket);
-    if (!bucket.reduced.defined()) continue;
-    const double square = sum_of_squares(bucket.reduced);
-    norm.square += square;
-    if (!std::isfinite(square)) ++norm.nonfinite;
+    if (bucket.reducing) finish_reduction(bucket);
+    squares.push_back(bucket.reducing && bucket.reduced.defined() ? sum_of_squares(bucket.reduced) : 0.0);
   }
-  return norm;
+  return squares;
 }
 
 // Contributions are added in rank order, the own one at its place.

@@ -42,11 +42,9 @@ class Buckets {
   void accumulate(std::int64_t index, int region, const at::Tensor& gradient);
   void reduce(std::int64_t index);
 
-  struct Norm {
-    double square = 0.0;  // over own slices of all buckets reduced in this step
-    int nonfinite = 0;    // buckets among them whose square is not finite
-  };
-  Norm finish_reductions();
+  // Waits for all contributions and adds them. The sum of squares of the own slice of every bucket, 0 where there is
+  // none: one number each, so that the norm can be summed in an order that does not know who owns what.
+  std::vector<double> finish_reductions();
 
   // Own slice: runs the optimizer program on [master, gradient, *state, *hyper], then writes the working copy's part.
   void update(std::int64_t index, UnitProgram& optimizer, std::span<const at::Tensor> hyper);

@@ -72,7 +72,7 @@ class Engine {
   // Declarations. Each checks what it is given against what was declared before and throws ExecError. A declaration of
   // the same name or index replaces the former one (a unit that moved in, a bucket with new owners).
   int add_program(const std::string& name, ProgramSpec spec);
-  int add_bucket(BucketSpec spec);
+  int add_bucket(BucketSpec spec);  // every rank declares every bucket, so that the vote has a place for each
   int add_table(const std::string& name, at::Tensor tensor);  // mutable buffers, constants
   int add_value(ValueSpec spec);
   int add_fold(FoldSpec spec);

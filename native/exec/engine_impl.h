@@ -78,7 +78,7 @@ class Engine::Impl {
   c10::IValue input_of(const Resolved& input, const Step& step);
   at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
   void vote();
-  void decide(double square, int nonfinite);
+  void decide(double square);
   std::vector<std::vector<double>> all_gather(const std::vector<double>& mine, std::int64_t channel);
   void update(std::int64_t bucket);
   void recover(const StepList& list, std::size_t at) noexcept;

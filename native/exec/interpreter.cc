@@ -255,21 +255,24 @@ std::vector<std::vector<double>> Engine::Impl::all_gather(const std::vector<doub
 }
 
 void Engine::Impl::vote() {
-  const Buckets::Norm norm = buckets.finish_reductions();
-  const auto memory = static_cast<double>(resident_peak_bytes());
+  std::vector<double> mine = {loss_, count_, static_cast<double>(resident_peak_bytes())};
+  const std::size_t sums = mine.size();
+  const std::vector<double> squares = buckets.finish_reductions();
+  mine.insert(mine.end(), squares.begin(), squares.end());
+  const std::vector<std::vector<double>> all = all_gather(mine, 0);
   double square = 0.0, peak = 0.0;
-  int nonfinite = 0;
-  for (const std::vector<double>& part :
-       all_gather({loss_, count_, norm.square, static_cast<double>(norm.nonfinite), memory}, 0)) {
+  for (const std::vector<double>& part : all) {
     result_.loss += part[0];
     result_.count += part[1];
-    square += part[2];
-    nonfinite += static_cast<int>(part[3]);
-    peak = std::max(peak, part[4]);
+    peak = std::max(peak, part[2]);
+  }
+  // Bucket by bucket, then rank by rank: where stages are cut does not change the order, hence not the bits.
+  for (std::size_t bucket = 0; bucket < squares.size(); ++bucket) {
+    for (const std::vector<double>& part : all) square += part[sums + bucket];
   }
   result_.memory_bytes = static_cast<std::int64_t>(peak);
   folds.wait();
-  decide(square, nonfinite);
+  decide(square);
   if (result_.updated) folds.apply(programs_, table);
   committed_ = true;
   result_.version = ++version;
@@ -278,8 +281,8 @@ void Engine::Impl::vote() {
 }
 
 // As torch.nn.utils.clip_grad_norm_ on the mean gradient.
-void Engine::Impl::decide(double square, int nonfinite) {
-  const bool norm_finite = nonfinite == 0 && std::isfinite(square);
+void Engine::Impl::decide(double square) {
+  const bool norm_finite = std::isfinite(square);
   result_.finite = norm_finite && std::isfinite(result_.loss);
   result_.updated = norm_finite && result_.count > 0.0;
   if (result_.count > 0.0) {

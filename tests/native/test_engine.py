@@ -300,11 +300,12 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         engine.set_world([0, 1])
         ids = {name: engine.add_program(name, data) for name, data in programs.items()}
         engine.add_value("t", -1, "float32", [WIDTH], True)
-        if rank == 0:
-            engine.add_bucket(
-                name="w", numel=WIDTH, owners=[(0, 0, WIDTH)], group=[0], master=ones.clone(), state=[],
-                optimizer_program=ids["update"], hyper_group=0, work=ones.clone(),
-            )  # fmt: skip
+        holds = rank == 0
+        engine.add_bucket(
+            name="w", numel=WIDTH, owners=[(0, 0, WIDTH)], group=[0], master=ones.clone() if holds else None, state=[],
+            optimizer_program=ids["update"] if holds else None, hyper_group=0, work=ones.clone() if holds else None,
+        )  # fmt: skip
+        if holds:
             w = ("param", 0, 0, [WIDTH])
             shape = {"inputs": [w], "outputs": [("value", 0)], "grads": [w], "num_saved": 0}
         else:
