@@ -126,7 +126,8 @@ class _Lowering:
     def _scalar_tensor(self, node: fx.Node, name: str) -> list[Any]:
         """A slot with a number as a 0-dim tensor, of the dtype of the tensor that it meets."""
         number = argument(node, name)
-        meets = next(value_of(n) for n in node.all_input_nodes if isinstance(value_of(n), torch.Tensor))
+        tensors = [value_of(n) for n in node.all_input_nodes if isinstance(value_of(n), torch.Tensor)]
+        meets = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
         real = isinstance(value_of(number) if isinstance(number, fx.Node) else number, (float, torch.SymFloat))
         dtype = torch.float32 if real and not meets.is_floating_point() else meets.dtype
         slot = self._new_slot()
@@ -179,8 +180,10 @@ def _scalar_overload(target: Any, numbers: list[str]) -> Any:
     """
     if numbers != ["other"]:
         return None
-    name = target._schema.overload_name.replace("Tensor", "Scalar", 1) or "Scalar"
-    return getattr(target.overloadpacket, name) if name in target.overloadpacket.overloads() else None
+    given = target._schema.overload_name
+    name = given.replace("Tensor", "Scalar", 1) or "Scalar"
+    known = name != given and name in target.overloadpacket.overloads()
+    return getattr(target.overloadpacket, name) if known else None
 
 
 def _is_number(given: Any) -> bool:

@@ -60,8 +60,8 @@ def sized_axis(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> tuple[int, 
     if len(dims) != 1:
         return None
     size: Any = tensor.shape[dims[0]]
-    factor = sympy.simplify(size.node.expr / symbol)
-    return (dims[0], int(factor)) if factor.is_Integer else None
+    factor = size.node.expr.coeff(symbol)
+    return (dims[0], int(factor)) if factor.is_Integer and size.node.expr == factor * symbol else None
 
 
 def fixed_shape(tensor: torch.Tensor, symbol: sympy.Symbol | None, batch: int) -> tuple[int, ...]:

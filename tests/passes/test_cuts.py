@@ -26,14 +26,12 @@ from tests.passes.models import (
     TOKENS,
     WIDTH,
     Classifier,
-    EncoderDecoder,
     InBatch,
     OtherNames,
-    Tied,
-    pairs,
     tokens,
     vectors,
 )
+from tests.passes.zoo import compiled
 
 
 def cut(model: nn.Module, make: MakeBatch, granule: int = 1, coupled: tuple[str, ...] = ()) -> Program:
@@ -121,13 +119,13 @@ def test_cuts_do_not_depend_on_names() -> None:
 
 
 def test_a_tied_tensor_is_read_by_both_ends() -> None:
-    program = cut(Tied(), tokens)
+    program = compiled("tied").program
     readers = [u.index for u in program.units for s in u.sources if (s.role, s.name) == (Role.PARAM, "embed.weight")]
     assert readers == [0, len(program.units) - 1]
 
 
 def test_a_value_that_lives_long() -> None:
-    program = cut(EncoderDecoder(), pairs)
+    program = compiled("several inputs").program
     long = [value for value in program.values if len(value.consumers) > 1]
     assert long, "the encoder's output is read by two layers of the decoder"
     assert all(value.producer < min(value.consumers) for value in program.values)

@@ -23,14 +23,16 @@ from tests.passes.models import CLASSES, TOKENS, WIDTH, Classifier, vectors
 
 
 class Attending(nn.Module):
-    """Two attentions; `mask` makes the boolean mask of each of them from the batch size."""
+    """Attentions; `mask` makes the boolean mask of each of them from the batch size."""
 
-    def __init__(self, mask: Callable[[int], Tensor | None], dropout: float = 0.0, causal: bool = False) -> None:
+    def __init__(
+        self, mask: Callable[[int], Tensor | None], dropout: float = 0.0, causal: bool = False, layers: int = 2
+    ) -> None:
         super().__init__()
         self.mask = mask
         self.dropout = dropout
         self.causal = causal
-        self.queries = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.queries = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,24 +117,33 @@ def test_golden_recognize_causal(golden: Callable[[str, str], None]) -> None:
     golden("passes/recognize_causal.txt", graph_text(program.graph))
 
 
-@pytest.mark.parametrize(
-    ("mask", "flags"),
-    [
-        (causal, (False, True)),
-        (banded, (True, False)),
-        (lambda batch: torch.ones(1, 1, dtype=torch.bool), (False, False)),
-        (lambda batch: torch.ones(TOKENS, TOKENS, dtype=torch.bool), (False, False)),
-        (lambda batch: torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(1), (True, False)),
-        (lambda batch: torch.rand(TOKENS, TOKENS) < 2.0, (True, False)),
-    ],
-    ids=["causal", "banded", "one", "all", "almost causal", "drawn"],
-)
-def test_which_masks_become_flags(mask: Callable[[int], Tensor], flags: tuple[bool, bool]) -> None:
-    model, program = prepared(mask)
+MASKS: dict[str, tuple[Callable[[int], Tensor | None], tuple[bool, bool]]] = {
+    "causal": (causal, (False, True)),
+    "banded": (banded, (True, False)),
+    "one": (lambda batch: torch.ones(1, 1, dtype=torch.bool), (False, False)),
+    "all": (lambda batch: torch.ones(TOKENS, TOKENS, dtype=torch.bool), (False, False)),
+    "almost causal": (lambda batch: torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(1), (True, False)),
+    "drawn": (lambda batch: torch.rand(TOKENS, TOKENS) < 2.0, (True, False)),
+}
+
+
+def test_which_masks_become_flags() -> None:
+    """(is there a mask left, is_causal) of one attention after the other."""
+    masks = iter([])
+
+    def next_mask(batch: int) -> Tensor | None:
+        nonlocal masks
+        mask = next(masks, None)
+        if mask is None:
+            masks = iter([make for make, _ in MASKS.values()])
+            mask = next(masks)
+        return mask(batch)
+
+    model, program = prepared(next_mask, layers=len(MASKS))
     program = ReplicateInvariants().apply(program)
     after = RecognizeCausal().apply(program)
-    for node in attentions(after):
-        assert (argument(node, "attn_mask") is not None, argument(node, "is_causal", False)) == flags
+    found = [(argument(n, "attn_mask") is not None, argument(n, "is_causal", False)) for n in attentions(after)]
+    assert dict(zip(MASKS, found, strict=True)) == {name: flags for name, (_, flags) in MASKS.items()}
     batch = vectors(3, 5)
     for old, new in zip(run_graph(program, model, batch), run_graph(after, model, batch), strict=True):
         torch.testing.assert_close(new, old, rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.ir import argument
+from elaswave_fx.program.ir import argument, calls, is_aten, output_node
 from elaswave_fx.program.keys import DROPOUT, draw_index, draws
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
@@ -54,41 +54,33 @@ def test_draws_are_numbered_and_placed() -> None:
     assert [argument(node, "axis") for node in found] == [0, 0, 0, -1, 0]
 
 
-@pytest.mark.parametrize(
-    ("draw", "mean", "spread"),
-    [
-        (lambda x: torch.bernoulli(torch.full_like(x, 0.25)), 0.25, (0.25 * 0.75) ** 0.5),
-        (lambda x: torch.empty_like(x).bernoulli_(0.75), 0.75, (0.25 * 0.75) ** 0.5),
-        (lambda x: torch.rand(x.shape[0], TOKENS, WIDTH), 0.5, 12**-0.5),
-        (torch.randn_like, 0.0, 1.0),
-        (lambda x: torch.randint_like(x, 2, 5), 3.0, (2 / 3) ** 0.5),
-        (lambda x: torch.randint(5, (x.shape[0], TOKENS, WIDTH)).to(x.dtype), 2.0, 2**0.5),
-        (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
-        (lambda x: torch.empty_like(x).normal_(2.0, 0.5), 2.0, 0.5),
-        (lambda x: torch.empty_like(x).exponential_(2.0), 0.5, 0.5),
-    ],
-    ids=["bernoulli", "bernoulli_", "rand", "randn", "randint_like", "randint", "uniform_", "normal_", "exponential_"],
-)
-def test_distributions(draw: Callable[[Tensor], Tensor], mean: float, spread: float) -> None:
-    """The loss is the sum of the draws themselves, or of their squares."""
+DISTRIBUTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.25)), 0.25, (0.25 * 0.75) ** 0.5),
+    "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.75), 0.75, (0.25 * 0.75) ** 0.5),
+    "rand": (lambda x: torch.rand(x.shape[0], TOKENS, WIDTH), 0.5, 12**-0.5),
+    "randn": (torch.randn_like, 0.0, 1.0),
+    "randint_like": (lambda x: torch.randint_like(x, 2, 5), 3.0, (2 / 3) ** 0.5),
+    "randint": (lambda x: torch.randint(5, (x.shape[0], TOKENS, WIDTH)).to(x.dtype), 2.0, 2**0.5),
+    "uniform_": (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
+    "normal_": (lambda x: torch.empty_like(x).normal_(2.0, 0.5), 2.0, 0.5),
+    "exponential_": (lambda x: torch.empty_like(x).exponential_(2.0), 0.5, 0.5),
+}
 
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
 
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            drawn = draw(x)
-            return (self.scale * drawn).sum(), drawn.square().sum() + 0 * y.sum()
-
-    model = Sums()
+def test_distributions() -> None:
+    """Mean and deviation of every kind of draw, read off the call that collects them."""
+    model = Noisy(lambda x: torch.stack([draw(x) for draw, _, _ in DISTRIBUTIONS.values()]).sum(dim=0))
     program = rewritten(model)
-    assert len(draws(program.graph.graph)) == 1
+    assert len(draws(program.graph.graph)) == len(DISTRIBUTIONS)
+    stack = next(node for node in calls(program.graph.graph) if is_aten(node, "aten.stack"))
+    output_node(program.graph.graph).args = ((stack,),)
+    program.graph.recompile()
     samples = 200
-    total, squares = run_graph(program, model, vectors(samples, 1))
+    (drawn,) = run_graph(program, model, vectors(samples, 1))
     count = samples * TOKENS * WIDTH
-    assert abs(float(total) / count - mean) < 5 * spread / count**0.5
-    assert abs((float(squares) / count - (float(total) / count) ** 2) ** 0.5 - spread) < 0.05 * spread
+    for (name, (_, mean, spread)), values in zip(DISTRIBUTIONS.items(), drawn, strict=True):
+        assert abs(float(values.mean()) - mean) < 5 * spread / count**0.5, name
+        assert abs(float(values.std()) - spread) < 0.05 * spread, name
 
 
 def test_a_sample_draws_the_same_in_any_batch() -> None:

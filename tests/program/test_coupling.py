@@ -74,37 +74,45 @@ def test_samples_that_stand_for_themselves(model: nn.Module) -> None:
 
 
 class Along(Classifier):
-    """`operate(features)`, features [samples, WIDTH]."""
+    """The sum of `operations` on the features [samples, WIDTH]."""
 
-    def __init__(self, operate: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, *operations: Callable[[Tensor], Tensor]) -> None:
         super().__init__(layers=1)
-        self.operate = operate
+        self.operations = operations
 
     def features(self, x: Tensor) -> Tensor:
-        return self.operate(super().features(x))
+        features = super().features(x)
+        return torch.stack([operate(features) for operate in self.operations]).sum(dim=0)
+
+
+def test_operators_along_another_dimension_couple_nothing() -> None:
+    within = Along(
+        lambda f: f.cumsum(dim=1),
+        lambda f: f.sort(-1)[0],
+        lambda f: f.flip(-1),
+        lambda f: f.roll(1, 1),
+        lambda f: f.topk(WIDTH, 1)[0],
+        lambda f: nn.functional.layer_norm(f, (WIDTH,)),
+        lambda f: nn.functional.instance_norm(f[:, None])[:, 0],
+    )
+    assert judged(within) == ((), (), ())
+
+
+def test_operators_along_the_samples_couple_them() -> None:
+    across = Along(lambda f: f.cumsum(dim=0), lambda f: f.sort(0)[0], lambda f: f.flip(0), lambda f: f.roll(1, 0))
+    assert [reason.split()[0] for reason in judged(across)[0]] == [
+        *("aten.cumsum.default", "aten.sort.default", "aten.flip.default", "aten.roll.default")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("operate", "coupled"),
-    [
-        (lambda f: f.cumsum(dim=0), True),
-        (lambda f: f.cumsum(dim=1), False),
-        (lambda f: f.sort(0)[0], True),
-        (lambda f: f.sort(-1)[0], False),
-        (lambda f: f.flip(0), True),
-        (lambda f: f.flip(-1), False),
-        (lambda f: f.roll(1, 0), True),
-        (lambda f: f.roll(1, 1), False),
-        (lambda f: f.topk(WIDTH, 1)[0], False),
-        (lambda f: nn.functional.layer_norm(f, (WIDTH,)), False),
-        (lambda f: nn.functional.instance_norm(f[:, None])[:, 0], False),
-        (lambda f: f - f.mean(dim=0), True),
-        (lambda f: f * torch.arange(f.shape[0])[:, None], True),
-        (lambda f: f + 1e-7 * f.mean(dim=0), True),
-    ],
+    "operate",
+    [lambda f: f * torch.arange(f.shape[0])[:, None], lambda f: f + 1e-7 * f.mean(dim=0)],
+    ids=["the position in the batch", "a trace of the mean"],
 )
-def test_along_which_dimension(operate: Callable[[Tensor], Tensor], coupled: bool) -> None:
-    assert bool(judged(Along(operate))[2]) == coupled
+def test_the_trial_sees_what_no_rule_names(operate: Callable[[Tensor], Tensor]) -> None:
+    rule, trial, together = judged(Along(operate))
+    assert not rule and trial and together == trial
 
 
 def test_a_small_part_of_the_loss_that_is_no_sum() -> None:

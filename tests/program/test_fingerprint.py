@@ -49,10 +49,7 @@ def one(x: Any) -> Any:
     return x + 1
 
 
-LAMBDAS = (
-    lambda x: x,
-    lambda x: -x,
-)
+LAMBDAS = (lambda x: x + 1, lambda x: x + 2)
 
 
 def two(x: Any) -> Any:

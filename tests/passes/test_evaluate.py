@@ -1,0 +1,92 @@
+"""evaluate: the derived evaluation is the model in evaluation mode, or is known not to be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elaswave_fx.models.gpt import GPT
+from passes.evaluate import evaluation_agrees, evaluation_graph
+from tests.passes.compiled import Compiled, calls_of, compile_model
+from tests.passes.models import TOKENS, Classifier, tokens, vectors
+from tests.passes.zoo import compiled
+
+
+def agrees(result: Compiled, samples: int = 4) -> bool:
+    make = vectors if "x" in result.batch else tokens
+    return evaluation_agrees(result.program, result.model, result.state, make(samples, 21))
+
+
+def draws_left(result: Compiled) -> list[str]:
+    evaluated = [call for unit in result.program.units for call in calls_of(evaluation_graph(unit))]
+    return [call for call in evaluated if call.startswith("elaswave.")]
+
+
+def test_statistics_are_read_from_buffers() -> None:
+    result = compiled("batch norm")
+    moved = {name: tensor + 0.5 if "running" in name else tensor for name, tensor in result.state.items()}
+    with torch.no_grad():
+        for name, buffer in result.model.named_buffers():
+            buffer.copy_(moved[name])
+    assert evaluation_agrees(result.program, result.model, moved, vectors(4, 21))
+    assert not evaluation_agrees(result.program, result.model, result_state_of_another(moved), vectors(4, 21))
+    assert result.model.training, "the mode is put back"
+    with torch.no_grad():
+        for name, buffer in result.model.named_buffers():
+            buffer.copy_(result.state[name])
+
+
+def result_state_of_another(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor * 3 if "running_var" in name else tensor for name, tensor in state.items()}
+
+
+def test_dropout_and_attention_dropout_are_gone() -> None:
+    model = GPT(vocab_size=16, seq_len=TOKENS, layers=1, width=16, heads=2, dropout=0.5, attention_dropout=0.5)
+    result = compile_model(model, tokens)
+    assert agrees(result) and not draws_left(result)
+
+
+class Dropping(Classifier):
+    """Whole channels and whole paths are dropped, as in convolutional networks, in two ways of writing it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.dropout1d(self.layers[0](x), 0.25, self.training)
+        if self.training:
+            x = x.div(0.75) * (0.75 + torch.rand(x.shape[0], 1, 1)).floor_()
+        return x.mean(dim=1)
+
+
+def test_masks_of_whole_channels_and_paths_keep_their_mean() -> None:
+    result = compile_model(Dropping(layers=1), vectors)
+    assert agrees(result) and not draws_left(result)
+
+
+class Always(Classifier):
+    """Draws in evaluation too."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + torch.rand(x.shape[0], 1)
+
+
+class OnlyInTraining(Classifier):
+    """Adds noise that is not of mean zero, in training only: evaluation cannot be derived."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features + torch.rand(x.shape[0], 1) if self.training else features
+
+
+class OtherFormula(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1.0 if self.training else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [(Always(layers=1), True), (OnlyInTraining(layers=1), False), (OtherFormula(layers=1), False)],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_what_cannot_be_derived_is_known(model: nn.Module, expected: bool) -> None:
+    assert agrees(compile_model(model, vectors)) == expected

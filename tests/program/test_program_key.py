@@ -1,0 +1,39 @@
+"""The key of the program cache covers every option that the program depends on, and nothing that it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from elaswave_fx.config import load_config
+from elaswave_fx.runtime.build import program_key
+from tests.passes.models import Classifier, vectors
+
+
+def key(*overrides: str, samples: int = 2, model: Classifier | None = None) -> str:
+    return program_key(load_config(overrides), model or Classifier(), vectors(samples, samples))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "precision=bf16",
+        "recompute=full",
+        "parallel.granule=2",
+        "optimizer.no_decay=none",
+    ],
+)
+def test_what_changes_the_program_changes_the_key(override: str) -> None:
+    more = ["global_batch=8"]
+    assert key(override, *more) != key(*more)
+
+
+def test_the_model_changes_the_key() -> None:
+    assert key(model=Classifier(dropout=0.1)) != key()
+
+
+@pytest.mark.parametrize(
+    "override", ["seed=7", "steps=9", "optimizer.lr=0.5", "clip_norm=null", "parallel.micro_batch=1"]
+)
+def test_what_does_not_change_the_program_keeps_the_key(override: str) -> None:
+    assert key(override) == key()
+    assert key(samples=5) == key(), "samples are not a part of the program"
