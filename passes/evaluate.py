@@ -66,6 +66,9 @@ def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, f
     x, weight, bias, _, momentum, eps = node.args
     mean, var = (buffers[name] for name in statistics_of(node) or ())
     with graph.inserting_before(node):
+        dtype = value_of(x).dtype  # type: ignore[arg-type]
+        if value_of(mean).dtype != dtype:
+            mean, var = (emit(graph, aten._to_copy.default, statistic, dtype=dtype) for statistic in (mean, var))
         op = aten._native_batch_norm_legit_no_training.default
         steady = emit(graph, op, x, weight, bias, mean, var, momentum, eps)
         out = emit(graph, operator.getitem, steady, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,11 +21,14 @@ from torch import fx
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
     Program,
+    Role,
+    TensorSpec,
     argument,
     calls,
     emit,
     is_aten,
     module_of,
+    placeholders,
     set_statistics,
     source_of,
     value_of,
@@ -70,7 +73,16 @@ class Normalize:
         refuse_effects(module.graph)
         module.graph.eliminate_dead_code()
         module.recompile()
-        return program
+        return replace(program, buffers=_buffers_as_read(program))
+
+
+def _buffers_as_read(program: Program) -> dict[str, TensorSpec]:
+    """Running statistics are kept in single precision, whatever they were captured in."""
+    buffers = dict(program.buffers)
+    for node in placeholders(program.graph.graph):
+        if source_of(node).role == Role.BUFFER:
+            buffers[source_of(node).name] = replace(buffers[source_of(node).name], dtype=value_of(node).dtype)
+    return buffers
 
 
 def _tensor_argument(node: fx.Node) -> fx.Node:
@@ -132,6 +144,10 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
         set_statistics(call, (source_of(mean).name, source_of(var).name))
         out = emit(graph, operator.getitem, call, 0, like=node)
         steady = emit(graph, aten.detach.default, x, like=node)
+        if value_of(mean).dtype in (torch.bfloat16, torch.float16):  # small steps of an average would be lost in it
+            steady = emit(graph, aten._to_copy.default, steady, dtype=torch.float32, like=node)
+            for statistic in (mean, var):
+                statistic.meta["val"] = value_of(statistic).to(torch.float32)
         batch_mean = emit(graph, aten.mean.dim, steady, dims, like=node)
         batch_var = emit(graph, aten.var.correction, steady, dims, correction=1, like=node)
         new_mean = _blend(graph, mean, keep, batch_mean, take, node)

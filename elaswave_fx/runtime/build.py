@@ -257,11 +257,16 @@ def _group_rule(config: Config) -> Any:
 
 
 def _to_precision(model: nn.Module, precision: str) -> None:
-    """Parameters compute in `precision`; buffers (statistics, tables) keep the dtype they were built with."""
-    if precision == "bf16":
-        for parameter in model.parameters():
-            if parameter.dtype == torch.float32:
-                parameter.data = parameter.data.to(torch.bfloat16)
+    """Parameters compute in `precision`; buffers such as tables keep the dtype they were built with.
+
+    Eager batch normalization wants its statistics in the dtype of its weights; the program keeps them in fp32.
+    """
+    if precision != "bf16":
+        return
+    statistics = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
+        if tensor.dtype == torch.float32:
+            tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def _cast_inputs(batch: Batch, precision: str) -> Batch:

@@ -66,3 +66,17 @@ def test_an_operator_that_writes_to_its_input_is_refused() -> None:
     graph.output(graph.call_function(torch.ops.aten.add_.Tensor, (x, x)))
     with pytest.raises(CaptureError, match="model: aten.add_.Tensor in the model changes its input in place"):
         refuse_effects(graph)
+
+
+def test_statistics_of_a_low_precision_are_kept_in_single_precision() -> None:
+    model = Normed(layers=1).to(torch.bfloat16)
+
+    def bf16(samples: int, seed: int) -> dict[str, Tensor]:
+        batch = vectors(samples, seed)
+        return {**batch, "x": batch["x"].to(torch.bfloat16)}
+
+    program = Normalize().apply(captured(model, bf16))
+    kept = {name: spec.dtype for name, spec in program.buffers.items()}
+    assert kept["norm.running_mean"] == kept["norm.running_var"] == torch.float32
+    results = dict(zip(program.results, run_graph(program, model.float(), vectors(4, 1)), strict=True))
+    assert {value.dtype for result, value in results.items() if "running" in result.name} == {torch.float32}
