@@ -154,15 +154,14 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
         new_var = _blend(graph, var, keep, batch_var, take, node)
     _replace_results(graph, node, {0: out, 3: new_mean, 4: new_var})
     for statistic in (new_mean, new_var):
-        _drop_casts(graph, statistic)
+        _drop_casts(statistic)
 
 
-def _drop_casts(graph: fx.Graph, statistic: fx.Node) -> None:
+def _drop_casts(statistic: fx.Node) -> None:
     """The casts that would round a statistic to the dtype of the captured buffer."""
     for user in list(statistic.users):
         if is_aten(user, "aten._to_copy", "aten.to"):
             user.replace_all_uses_with(statistic)
-            graph.erase_node(user)
 
 
 def _blend(graph: fx.Graph, old: fx.Node, keep: float, new: fx.Node, take: float, like: fx.Node) -> fx.Node:
