@@ -66,8 +66,8 @@ def test_couplings_are_found(model: nn.Module, name: str, by_rule: bool) -> None
 
 @pytest.mark.parametrize(
     "model",
-    [Classifier(layers=1), Fused(layers=1), SequenceFirst(layers=1), SequenceFirst(layers=1, dropout=0.5)],
-    ids=["plain", "fused", "sequence first", "with dropout"],
+    [Classifier(layers=1), Fused(layers=1), SequenceFirst(layers=1, dropout=0.5)],
+    ids=["plain", "fused", "sequence first, with dropout"],
 )
 def test_samples_that_stand_for_themselves(model: nn.Module) -> None:
     assert judged(model) == ((), (), ())
