@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, Role, argument, calls, draws_randomness, is_aten, source_of, value_of
+from elaswave_fx.program.dependence import Nature, constant_value, natures
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, value_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RecognizeCausal:
             if mask is None or kinds.get(mask) != Nature.FIXED or value_of(mask).dtype != torch.bool:
                 continue
             if mask not in masks:
-                masks[mask] = _constant(program, mask)
+                masks[mask] = constant_value(program, mask)
             _simplify(node, masks[mask])
         program.graph.graph.eliminate_dead_code()
         program.graph.recompile()
@@ -70,24 +70,3 @@ def _set_mask(node: fx.Node, causal: bool) -> None:
     given["attn_mask"], given["is_causal"] = None, causal
     node.args = tuple(given.pop(name) for name in names[:3])
     node.kwargs = given
-
-
-def _constant(program: Program, node: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on nothing but constants of the program; None if it reads a buffer or draws."""
-    known: dict[fx.Node, Any] = {}
-
-    def value(item: fx.Node) -> Any:
-        if item not in known:
-            known[item] = compute(item)
-        return known[item]
-
-    def compute(item: fx.Node) -> Any:
-        if item.op == "placeholder":
-            source = source_of(item)
-            return program.tensors[source.name] if source.role == Role.CONSTANT else None
-        if draws_randomness(item) or any(value(source) is None for source in item.all_input_nodes):
-            return None
-        args, kwargs = fx.map_arg((item.args, item.kwargs), value)
-        return item.target(*args, **kwargs)  # type: ignore[operator]
-
-    return value(node)

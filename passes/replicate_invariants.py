@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.dependence import Nature, constant_value, natures
 from elaswave_fx.program.ir import (
     Program,
     Role,
@@ -113,28 +113,17 @@ class _Hoister:
 
     def _trial(self, node: fx.Node, batch: int) -> torch.Tensor | None:
         """The value at a concrete batch size; None if it reads a buffer, whose data is not at hand."""
-        known: dict[fx.Node, Any] = {}
 
-        def value(item: fx.Node) -> Any:
-            if item not in known:
-                known[item] = compute(item)
-            return known[item]
-
-        def compute(item: fx.Node) -> Any:
-            if item.op == "placeholder":
-                source = source_of(item)
-                return self.program.tensors[source.name] if source.role == Role.CONSTANT else None
-            if is_aten(item, *_SHAPE_ONLY):
-                known[item.args[0]] = self._blank(item.args[0], batch)  # type: ignore[index,arg-type]
-            if any(value(source) is None for source in item.all_input_nodes):
+        def blank(call: fx.Node) -> tuple[fx.Node, torch.Tensor] | None:
+            """Zeros for an argument of which only the shape matters."""
+            if not is_aten(call, *_SHAPE_ONLY):
                 return None
-            args, kwargs = fx.map_arg((item.args, item.kwargs), value)
-            return item.target(*args, **kwargs)  # type: ignore[operator]
+            like = call.args[0]
+            assert isinstance(like, fx.Node)
+            shape = fixed_shape(value_of(like), self.symbol, batch)
+            return like, torch.zeros(shape, dtype=value_of(like).dtype)
 
-        return value(node)
-
-    def _blank(self, node: fx.Node, batch: int) -> torch.Tensor:
-        return torch.zeros(fixed_shape(value_of(node), self.symbol, batch), dtype=value_of(node).dtype)
+        return constant_value(self.program, node, blank)
 
     def _replace(self, node: fx.Node) -> None:
         value = value_of(node)

@@ -9,7 +9,9 @@ Three natures, by what a value is computed from:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +20,7 @@ from elaswave_fx.program.ir import (
     Program,
     ResultKind,
     Role,
+    draws_randomness,
     output_nodes,
     placeholders,
     source_of,
@@ -95,3 +98,33 @@ def gradient_nodes(program: Program) -> set[fx.Node]:
             reached.add(node)
             stack.extend(node.all_input_nodes)
     return reached
+
+
+def constant_value(
+    program: Program, node: fx.Node, stand_in: Callable[[fx.Node], tuple[fx.Node, torch.Tensor] | None] = lambda _: None
+) -> torch.Tensor | None:
+    """The value of a node, worked out from the program's constants alone.
+
+    `stand_in` may give, for a call, one of its arguments and the tensor to use for it instead of its value. None when
+    the node reads a buffer, a parameter or an input, whose data is not at hand, or draws random numbers.
+    """
+    known: dict[fx.Node, Any] = {}
+
+    def value(item: fx.Node) -> Any:
+        if item not in known:
+            known[item] = compute(item)
+        return known[item]
+
+    def compute(item: fx.Node) -> Any:
+        if item.op == "placeholder":
+            source = source_of(item)
+            return program.tensors[source.name] if source.role == Role.CONSTANT else None
+        replaced = stand_in(item)
+        if replaced is not None:
+            known[replaced[0]] = replaced[1]
+        if draws_randomness(item) or any(value(source) is None for source in item.all_input_nodes):
+            return None
+        args, kwargs = fx.map_arg((item.args, item.kwargs), value)
+        return item.target(*args, **kwargs)  # type: ignore[operator]
+
+    return value(node)

@@ -35,8 +35,6 @@ class Role(StrEnum):
     KEYS = "keys"
     STEP_KEYS = "step_keys"
     VALUE = "value"
-    SAVED = "saved"
-    TANGENT = "tangent"
 
 
 class ResultKind(StrEnum):
