@@ -39,6 +39,7 @@ from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.checkpoints import check_start, contents_of, start_fields
 from elaswave_fx.runtime.devices import make_device
+from elaswave_fx.runtime.engine import cast_inputs
 from elaswave_fx.runtime.learning_rate import make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
 from elaswave_fx.runtime.state import InitialState
@@ -55,10 +56,11 @@ Planner = Callable[[Config, Artifact], Plan]
 
 @dataclass(frozen=True)
 class Built:
-    """Where the artifact and the initial state lie; seconds that each part took."""
+    """Where the artifact and the initial state lie; the data, opened; seconds that each part took."""
 
     artifact: Path
     state: Path | None
+    source: Source
     seconds: dict[str, float]
     cached: bool
 
@@ -96,7 +98,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     if calibrate and not (target / "costs.json").is_file():
         Artifact.save_costs(target, measure(config, model, target, batches[0]))
         clock.lap("measuring")
-    return Built(target, state, clock.laps, cached)
+    return Built(target, state, source, clock.laps, cached)
 
 
 def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     chain = Chain(artifact, constants, lambda name: tensors[name].detach())
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
-    return measure_kinds(chain, artifact, _cast_inputs(part, config.precision))
+    return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:
@@ -128,8 +130,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     built = build(config, run_dir / ".init", calibrate=True)
     artifact = Artifact.load(built.artifact)
     plan = planner(config, artifact)
-    source = open_source(config)
-    eval_batches = source.eval_batches
+    eval_batches = built.source.eval_batches
     if eval_batches and not artifact.evaluation_exact:
         raise ConfigError(
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
@@ -143,7 +144,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={**data, **_checkpoint_fields(config, run_dir, built, artifact, source, start)},
+        data={**data, **_checkpoint_fields(config, run_dir, built, artifact, start)},
         lines=(
             f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
             f"plan: {plan.reason}",
@@ -153,14 +154,14 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
 
 
 def _checkpoint_fields(
-    config: Config, run_dir: Path, built: Built, artifact: Artifact, source: Source, start: Start
+    config: Config, run_dir: Path, built: Built, artifact: Artifact, start: Start
 ) -> Mapping[str, Any]:
     """What workers need for checkpoints, once the one to start from has been looked at."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
         return {}
     assert built.state is not None, "a job has a state"
     initial = InitialState(built.state)
-    contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), source)
+    contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), built.source)
     check_start(start, contents, config)
     return start_fields(start, contents)
 
@@ -237,7 +238,7 @@ def compile_model(
     with torch.no_grad():
         check_output(model(**{name: tensor.clone() for name, tensor in batches[0].items()}))
     _to_precision(model, config.precision)
-    batches = (_cast_inputs(batches[0], config.precision), _cast_inputs(batches[1], config.precision))
+    batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
     program = capture(model, batches, config.parallel.granule)
     program, front = run_passes(program, front_passes(), dump)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -267,8 +268,3 @@ def _to_precision(model: nn.Module, precision: str) -> None:
     for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
         if tensor.dtype == torch.float32:
             tensor.data = tensor.data.to(torch.bfloat16)
-
-
-def _cast_inputs(batch: Batch, precision: str) -> Batch:
-    dtype = {"bf16": torch.bfloat16}.get(precision)
-    return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in batch.items()}

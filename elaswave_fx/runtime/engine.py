@@ -195,3 +195,9 @@ def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
     units = Share.of(plan, rank).units
     read = {binding[1] for index in units for binding in artifact.units[index].inputs if binding[0] == "input"}
     return tuple(name for name in artifact.inputs if name in read)
+
+
+def cast_inputs(batch: Mapping[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
+    """Inputs as the captured program takes them: floating-point ones in bf16 when it computes in bf16."""
+    dtype = {"bf16": torch.bfloat16}.get(precision)
+    return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in batch.items()}

@@ -26,7 +26,7 @@ from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.runtime.checkpoints import Checkpoints, restore
 from elaswave_fx.runtime.devices import make_device
-from elaswave_fx.runtime.engine import input_names, load_artifact, make_engine
+from elaswave_fx.runtime.engine import cast_inputs, input_names, load_artifact, make_engine
 from elaswave_fx.runtime.learning_rate import Schedule, make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, Optimizer, make_optimizer
 from elaswave_fx.runtime.state import InitialState, gather_parameters, params_digest, tensor_digest, write_model
@@ -90,7 +90,7 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
         if not result["updated"] and context.rank == 0:
             context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
         if config.eval.every and (step + 1) % config.eval.every == 0:
-            _evaluate(worker, step, deadline)
+            _evaluate(worker, feed, step, deadline)
         done = step + 1
         checkpoints.after_step(done)
         started = time.perf_counter()
@@ -154,35 +154,36 @@ class Deadline:
 
 
 class _InputFeed:
-    """The inputs of this rank's tile, loaded ahead of the step; nothing for a rank that reads none."""
+    """The inputs of this rank's tile: those of training steps are loaded ahead; nothing for a rank that reads none."""
 
     def __init__(self, worker: Worker) -> None:
         self._names = input_names(worker.artifact, worker.plan, worker.context.rank)
-        self._dtype = getattr(torch, worker.artifact.work_dtype)
+        self._config = worker.config
+        self._samples = worker.tile.samples
+        self._source = worker.source
         self._ahead = None
-        if worker.source is not None:
-            samples = worker.tile.samples
-            batch = worker.config.global_batch
-            loader = step_loader(worker.source.dataset, worker.source.train, batch, samples.lo, samples.hi)
-            self._ahead = Prefetcher(loader, worker.first_step, worker.config.steps)
+        if self._source is not None:
+            lo, hi = self._samples.lo, self._samples.hi
+            loader = step_loader(self._source.dataset, self._source.train, self._config.global_batch, lo, hi)
+            self._ahead = Prefetcher(loader, worker.first_step, self._config.steps)
 
     def take(self, step: int) -> dict[str, torch.Tensor]:
-        return self.select(self._ahead.take(step)) if self._ahead is not None else {}
+        """What training step `step` reads."""
+        return self._select(self._ahead.take(step)) if self._ahead is not None else {}
 
-    def select(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return select_inputs(batch, self._names, self._dtype)
+    def held_out(self, number: int) -> dict[str, torch.Tensor]:
+        """What the held-out batch `number` gives this rank."""
+        if self._source is None:
+            return {}
+        first = number * self._config.global_batch + self._samples.lo
+        return self._select(load_batch(self._source.dataset, self._source.held_out, first, len(self._samples)))
+
+    def _select(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return cast_inputs({name: batch[name] for name in self._names}, self._config.precision)
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-
-
-def select_inputs(
-    batch: Mapping[str, torch.Tensor], names: tuple[str, ...], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The inputs that a rank reads; floating-point ones in the working dtype."""
-    chosen = {name: batch[name] for name in names}
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in chosen.items()}
 
 
 def _report(worker: Worker, step: int, lr: float, step_ms: float, result: Any, memory: int) -> StepReport:
@@ -201,19 +202,12 @@ def _report(worker: Worker, step: int, lr: float, step_ms: float, result: Any, m
     )
 
 
-def _evaluate(worker: Worker, step: int, deadline: Deadline) -> None:
+def _evaluate(worker: Worker, feed: _InputFeed, step: int, deadline: Deadline) -> None:
     """Mean loss over the held-out batches; every rank computes its tile of each."""
-    config, samples = worker.config, worker.tile.samples
-    names = input_names(worker.artifact, worker.plan, worker.context.rank)
     loss = count = 0.0
     for number in range(worker.context.build.data["eval_batches"]):
-        inputs: dict[str, torch.Tensor] = {}
-        if worker.source is not None:
-            first = number * config.global_batch + samples.lo
-            batch = load_batch(worker.source.dataset, worker.source.held_out, first, samples.hi - samples.lo)
-            inputs = select_inputs(batch, names, getattr(torch, worker.artifact.work_dtype))
         # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
-        result = worker.engine.evaluate(number, inputs, deadline.seconds)
+        result = worker.engine.evaluate(number, feed.held_out(number), deadline.seconds)
         loss, count = loss + result["loss"], count + result["count"]
     if worker.context.rank == 0:
         worker.context.report_eval(step + 1, loss / count if count else float("nan"), int(count))
