@@ -2,7 +2,7 @@
 
 It works on the artifact, so that nobody traces again when ranks come and go:
 
-    AssignStages(dp=2, pp=2).apply(artifact, topology, global_batch=16, state_bytes=8) -> Plan with four tiles
+    AssignStages(dp=2, pp=2).apply(artifact, topology, global_batch=16, state_tensors=2) -> Plan with four tiles
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class AssignStages:
     dp: int
     pp: int
     micro_batch: int | None = None
+    copies: int = 1
 
     def apply(self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int) -> Plan:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy.
@@ -41,7 +42,7 @@ class AssignStages:
         Raises ConfigError naming the key for a shape that leaves a rank without work or memory.
         """
         workload = make_workload(artifact, global_batch, state_tensors)
-        plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch))
+        plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
         check_plan(plan)
         return plan
 

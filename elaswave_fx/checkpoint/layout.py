@@ -17,13 +17,16 @@ from elaswave_fx.program.artifact import Artifact, BucketSpec, TensorInfo
 MASTER = -1
 """`Piece.state` of the master copy; other numbers count the optimizer's state tensors."""
 
+NO_BOX = -1
+"""`Piece.plan_box` of a mutable buffer, which every rank of its unit keeps whole."""
+
 
 @dataclass(frozen=True)
 class Piece:
     """Elements `box` of a flat logical tensor of `numel` elements.
 
     `source` names the bucket (or the mutable buffer) that holds them, `start` where they begin in the rank's slice of
-    the bucket's master copy or `state`-th state tensor.
+    the bucket's master copy or `state`-th state tensor, where that slice is box number `plan_box` of the plan.
     """
 
     tensor: str
@@ -33,6 +36,7 @@ class Piece:
     source: str
     start: int
     state: int = MASTER
+    plan_box: int = NO_BOX
 
     @property
     def is_buffer(self) -> bool:
@@ -89,22 +93,20 @@ def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int)
 
 
 def _of_slices(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> Iterator[Piece]:
-    for bucket in artifact.buckets:
-        for owner, span in plan.layouts[bucket.name]:
-            if owner == rank:
-                for state in range(MASTER, state_tensors):
-                    yield from _of_slice(bucket, span, state)
+    for number, box in enumerate(plan.boxes):
+        if box.owner == rank:
+            for state in range(MASTER, state_tensors):
+                yield from _of_box(artifact.buckets[box.bucket], box.span, number, state)
 
 
-def _of_slice(bucket: BucketSpec, span: Span, state: int) -> Iterator[Piece]:
+def _of_box(bucket: BucketSpec, span: Span, number: int, state: int) -> Iterator[Piece]:
     for param in bucket.params:
         numel = math.prod(param.shape)
         whole = Span(param.offset, param.offset + numel)
         common = whole.intersect(span)
         if common is not None:
-            box = common.relative_to(whole)
-            start = common.lo - span.lo
-            yield Piece(tensor_name(param.name, state), "float32", numel, box, bucket.name, start, state)
+            name, box = tensor_name(param.name, state), common.relative_to(whole)
+            yield Piece(name, "float32", numel, box, bucket.name, common.lo - span.lo, state, number)
 
 
 def _holders(artifact: Artifact, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:

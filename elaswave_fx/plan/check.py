@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check_steps import run_instructions
-from elaswave_fx.plan.plan import Hop, Plan
+from elaswave_fx.plan.plan import Hop, Plan, PlannedBox
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank
@@ -44,6 +44,7 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _plane(plan)
     yield from _micro_batches(plan)
     yield from _buckets(plan)
+    yield from _boxes(plan)
     yield from _hops(plan)
     yield from _schedules(plan)
     yield from _memory(plan)
@@ -111,29 +112,52 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
 
 def _buckets(plan: Plan) -> Iterator[str]:
     for bucket in plan.workload.buckets:
-        layout = plan.layouts.get(bucket.name, ())
-        owners = {t.rank for t in plan.tiles if t.units.lo <= bucket.users[0] < t.units.hi}
         group = {t.rank for t in plan.tiles for u in bucket.users if t.units.lo <= u < t.units.hi}
-        for rank, span in layout:
-            if rank not in owners:
-                yield (
-                    f"bucket {bucket.name} is owned by rank {rank}, which does not run unit {bucket.users[0]}; "
-                    "owners run the first user"
-                )
-            if span.hi > bucket.numel or not span:
-                yield f"bucket {bucket.name} has the span {span} of rank {rank} outside of [0, {bucket.numel})"
-        for span, count in _cover_faults(Span(0, bucket.numel), [s for _, s in layout]):
-            yield (f"bucket {bucket.name} has elements {span} owned by {count} ranks; each element has one owner")
-        if len({rank for rank, _ in layout}) != len(layout):
-            yield f"bucket {bucket.name} gives a rank two spans; an owner holds one"
         if tuple(plan.groups.get(bucket.name, ())) != tuple(sorted(group)):
             yield (
                 f"bucket {bucket.name} has the group {plan.groups.get(bucket.name)}; its users run on "
                 f"{tuple(sorted(group))}"
             )
-    names = {b.name for b in plan.workload.buckets}
-    for name in (set(plan.layouts) | set(plan.groups)) - names:
-        yield f"bucket {name} is not in the workload; layouts and groups are those of its buckets"
+    for name in set(plan.groups) - {b.name for b in plan.workload.buckets}:
+        yield f"bucket {name} is not in the workload; groups are those of its buckets"
+
+
+def _boxes(plan: Plan) -> Iterator[str]:
+    buckets, ranks = plan.workload.buckets, {t.rank for t in plan.tiles}
+    spans: dict[int, list[Span]] = {index: [] for index in range(len(buckets))}
+    for number, box in enumerate(plan.boxes):
+        if box.bucket not in spans:
+            yield f"box {number} is of bucket {box.bucket}; there are buckets 0..{len(buckets) - 1}"
+            continue
+        name, numel = buckets[box.bucket].name, buckets[box.bucket].numel
+        if box.span.hi > numel or box.span.lo >= box.span.hi:
+            yield f"bucket {name} has the box {box.span} of rank {box.owner} outside of [0, {numel})"
+        spans[box.bucket].append(box.span)
+        for fault in _keeper_faults(box, ranks):
+            yield f"box {box.span} of bucket {name} {fault}"
+    for index, found in spans.items():
+        name, numel = buckets[index].name, buckets[index].numel
+        for span, count in _cover_faults(Span(0, numel), found):
+            yield f"bucket {name} has elements {span} in {count} boxes; boxes cover a bucket exactly once"
+    order = [(box.bucket, box.span.lo) for box in plan.boxes]
+    if order != sorted(order):
+        yield "boxes are not in order of bucket and span; a box is known by its place"
+
+
+def _keeper_faults(box: PlannedBox, ranks: set[Rank]) -> Iterator[str]:
+    """What is wrong with the ranks that keep a box."""
+    if box.owner not in ranks:
+        yield f"is owned by rank {box.owner}, which has no tile; owners and holders take part in the step"
+    for rank in box.holders:
+        if rank not in ranks:
+            yield f"is held by rank {rank}, which has no tile; owners and holders take part in the step"
+    if box.owner in box.holders:
+        yield f"is owned and held by rank {box.owner}; a holder is another rank than the owner"
+    if len(set(box.holders)) != len(box.holders):
+        yield f"is held by {box.holders}; a rank holds a box once"
+    odd = sorted(set(box.catching) - set(box.holders))
+    if odd or len(set(box.catching)) != len(box.catching):
+        yield f"is awaited by {box.catching} and held by {box.holders}; those that catch up are holders, each once"
 
 
 def _hops(plan: Plan) -> Iterator[str]:
@@ -237,17 +261,13 @@ def _memory(plan: Plan) -> Iterator[str]:
         units = range(tile.units.lo, tile.units.hi)
         largest = max((len(m) for m in tile.micro_batches), default=0)
         in_flight = plan.predicted.ranks[tile.rank].in_flight if tile.rank in plan.predicted.ranks else 0
-        need = 0
+        kept = [b.span for b in plan.boxes if b.owner == tile.rank or tile.rank in b.holders]
+        need = sum(work.state_bytes_per_element * (span.hi - span.lo) for span in kept)
         for unit in units:
             need += work.units[unit].param_bytes + in_flight * largest * work.units[unit].saved_bytes
         for bucket in work.buckets:
             if set(bucket.users) & set(units):
                 need += 4 * bucket.numel
-            need += sum(
-                work.state_bytes_per_element * (s.hi - s.lo)
-                for rank, s in plan.layouts.get(bucket.name, ())
-                if rank == tile.rank
-            )
         for value in work.values:
             if value.producer < tile.units.lo and set(value.consumers) & set(units):
                 need += value.bytes_per_sample * (largest if value.sample_axis is not None else 1)

@@ -70,6 +70,7 @@ class _Run:
         self._workers = {t.rank: _Worker(t, lists.get(t.rank, ())) for t in plan.tiles}
         self._sent: dict[Wire, list[int]] = defaultdict(list)
         self._awaited: dict[Wire, list[_Post]] = defaultdict(list)
+        self._owned = {(box.owner, box.bucket) for box in plan.boxes}
         self._served = Counter((h.value, h.source, h.source_micro_batch) for h in plan.hops)
         self._read: dict[int, list[int]] = defaultdict(list)
         self._made: dict[int, list[int]] = defaultdict(list)
@@ -257,8 +258,7 @@ class _Run:
         if operands:
             self._bucket_rules(rank, worker, opcode, operands[0])
         if opcode == "VOTE":
-            buckets = self._buckets_of(worker.tile)
-            missing = [b for b in buckets if not worker.done["REDUCE", b]]
+            missing = [b for b in self._buckets_of(worker.tile) if not worker.done["REDUCE", b]]
             if missing or not worker.done[("FOLD",)]:
                 raise _Broken(f"the vote follows the fold and the reduction of every bucket (missing: {missing})")
         if opcode == "SNAPSHOT":
@@ -268,7 +268,7 @@ class _Run:
 
     def _bucket_rules(self, rank: Rank, worker: _Worker, opcode: str, bucket: int) -> None:
         if bucket not in self._buckets_of(worker.tile):
-            raise _Broken("the rank is not in the group of that bucket")
+            raise _Broken("the rank neither reads nor owns anything of that bucket")
         spec = self._work.buckets[bucket]
         if opcode == "REDUCE":
             for unit in spec.users:
@@ -276,7 +276,7 @@ class _Run:
                     if unit in worker.tile.units and (unit, mb) not in worker.backward:
                         raise _Broken(f"unit {unit} has yet to add micro-batch {mb} to that bucket")
             return
-        owns = any(owner == rank for owner, _ in self._plan.layouts[spec.name])
+        owns = (rank, bucket) in self._owned
         if not worker.done[("VOTE",)]:
             raise _Broken("parameters change only after the vote")
         if opcode == "UPDATE" and not owns:
@@ -285,7 +285,12 @@ class _Run:
             raise _Broken("an owner updates before it gathers")
 
     def _buckets_of(self, tile: Tile) -> list[int]:
-        return [i for i, b in enumerate(self._work.buckets) if any(u in tile.units for u in b.users)]
+        """Buckets that the rank of this tile reads or owns a box of."""
+        return [
+            index
+            for index, bucket in enumerate(self._work.buckets)
+            if (tile.rank, index) in self._owned or any(u in tile.units for u in bucket.users)
+        ]
 
     def _left_over(self) -> str | None:
         """What did not end or was left behind, in words."""

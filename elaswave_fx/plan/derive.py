@@ -1,4 +1,4 @@
-"""What follows from a tiling: layouts, groups, hops, schedule, predicted cost.
+"""What follows from a tiling: boxes, groups, hops, schedule, predicted cost.
 
 In: topology, workload, tiles. Out: the Plan. Nothing is chosen here but the in-flight bounds of tilings whose
 micro-batches do not line up.
@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import GRADIENT_BYTES, Bucket, Workload, value_samples
+from elaswave_fx.plan.copies import bucket_group, choose_holders, cut_boxes, kept_elements
+from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 from elaswave_fx.plan.memory import tile_memory
-from elaswave_fx.plan.plan import Hop, Plan, Predicted, RankCost
+from elaswave_fx.plan.plan import Hop, Plan, PlannedBox, Predicted, RankCost
 from elaswave_fx.plan.schedule import (
     Schedule,
     Work,
@@ -25,10 +26,8 @@ from elaswave_fx.plan.schedule import (
     most_in_flight,
     step_work,
 )
-from elaswave_fx.plan.tiling import Tile, Tiling, consecutive, even_split
+from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Rank, Topology
-
-Layouts = Mapping[str, tuple[tuple[Rank, Span], ...]]
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
 """Micro-batches added to the first bounds of tilings that do not line up; the fastest that fits is taken."""
@@ -37,43 +36,44 @@ WORTHWHILE = 0.99
 """A wider bound must bring the pipeline below this fraction of the time of a narrower one."""
 
 
-def make_plan(topology: Topology, workload: Workload, tiles: Tiling, reason: str) -> Plan:
-    """The plan of a tiling; PlanError if its schedule cannot run to the end."""
+def make_plan(
+    topology: Topology,
+    workload: Workload,
+    tiles: Tiling,
+    reason: str,
+    copies: int = 1,
+    boxes: tuple[PlannedBox, ...] | None = None,
+) -> Plan:
+    """The plan of a tiling; PlanError if its schedule cannot run to the end.
+
+    Boxes are cut and get `copies` holders each, unless `boxes` are given: those are taken as they are.
+    """
     hops = find_hops(workload, tiles)
-    layouts = {b.name: bucket_layout(b, tiles) for b in workload.buckets}
     groups = {b.name: bucket_group(b, tiles) for b in workload.buckets}
+    if boxes is None:
+        ranks = [tile.rank for tile in tiles]
+        boxes = choose_holders(topology, workload, groups, cut_boxes(workload, tiles), ranks, copies)
+    kept = kept_elements(boxes)
     work = step_work(workload, topology, tiles, hops)
-    schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, layouts)
-    exchange = {tile.rank: _exchange_bytes(workload, tile.rank, layouts, groups) for tile in tiles}
+    schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, kept)
+    reduced, copied, gathered = _exchange_bytes(workload, boxes, groups)
     sent, received = _hop_bytes(workload, hops)
     costs = {}
     for tile in tiles:
-        in_flight = most_in_flight(schedule[tile.rank])
-        reduced, gathered = exchange[tile.rank]
-        costs[tile.rank] = RankCost(
-            busy_s=sum(work.seconds[tile.rank, kind, mb] for kind, mb in schedule[tile.rank]),
+        rank, in_flight = tile.rank, most_in_flight(schedule[tile.rank])
+        costs[rank] = RankCost(
+            busy_s=sum(work.seconds[rank, kind, mb] for kind, mb in schedule[rank]),
             in_flight=in_flight,
-            memory_bytes=_memory_bytes(workload, tile, in_flight, layouts),
-            sent_bytes=sent[tile.rank],
-            received_bytes=received[tile.rank],
-            reduced_bytes=reduced,
-            gathered_bytes=gathered,
+            memory_bytes=_memory_bytes(workload, tile, in_flight, kept),
+            sent_bytes=sent[rank],
+            received_bytes=received[rank],
+            reduced_bytes=reduced[rank],
+            copied_bytes=copied[rank],
+            gathered_bytes=gathered[rank],
         )
-    exchange_s = max(sum(pair) for pair in exchange.values()) / topology.link_bytes_per_s
-    predicted = Predicted(pipeline_s, exchange_s, costs)
-    return Plan(topology, workload, tiles, layouts, groups, hops, schedule, predicted, reason)
-
-
-def bucket_group(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[Rank, ...]:
-    """The ranks whose tiles contain any user of the bucket, ascending."""
-    return tuple(sorted(t.rank for t in tiles if any(user in t.units for user in bucket.users)))
-
-
-def bucket_layout(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[tuple[Rank, Span], ...]:
-    """Owned spans of the bucket's elements: an even split over the ranks of its first user; empty spans left out."""
-    owners = sorted(t.rank for t in tiles if bucket.users[0] in t.units)
-    spans = consecutive(even_split(bucket.numel, len(owners)))
-    return tuple((rank, span) for rank, span in zip(owners, spans, strict=True) if span)
+    exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
+    predicted = Predicted(pipeline_s, exchanged / topology.link_bytes_per_s, costs)
+    return Plan(topology, workload, tiles, boxes, groups, hops, schedule, predicted, reason)
 
 
 def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:
@@ -133,7 +133,7 @@ def _once_each(hops: Sequence[Hop]) -> list[Hop]:
 
 
 def _choose_schedule(
-    topology: Topology, workload: Workload, tiles: Tiling, hops: Sequence[Hop], work: Work, layouts: Layouts
+    topology: Topology, workload: Workload, tiles: Tiling, hops: Sequence[Hop], work: Work, kept: Mapping[Rank, int]
 ) -> tuple[Schedule, float]:
     """The 1F1B order where micro-batches line up; else the fastest that fits of a few widths of the bounds."""
     best: tuple[Schedule, float] | None = None
@@ -142,7 +142,7 @@ def _choose_schedule(
         seconds = makespan_s(work, schedule, topology.link_bytes_per_s)
         fits = all(
             (limit := topology.member(t.rank).memory_bytes) is None
-            or _memory_bytes(workload, t, most_in_flight(schedule[t.rank]), layouts) <= limit
+            or _memory_bytes(workload, t, most_in_flight(schedule[t.rank]), kept) <= limit
             for t in tiles
         )
         if best is None or (fits and seconds < WORTHWHILE * best[1]):
@@ -151,10 +151,9 @@ def _choose_schedule(
     return best
 
 
-def _memory_bytes(workload: Workload, tile: Tile, in_flight: int, layouts: Layouts) -> int:
-    owned = sum(len(span) for parts in layouts.values() for rank, span in parts if rank == tile.rank)
+def _memory_bytes(workload: Workload, tile: Tile, in_flight: int, kept: Mapping[Rank, int]) -> int:
     largest = max(len(m) for m in tile.micro_batches)
-    return tile_memory(workload, tile.units, largest, in_flight, owned).total
+    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0)).total
 
 
 def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], Counter[Rank]]:
@@ -173,14 +172,21 @@ def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], 
 
 
 def _exchange_bytes(
-    workload: Workload, rank: Rank, layouts: Layouts, groups: Mapping[str, tuple[Rank, ...]]
-) -> tuple[int, int]:
-    """Bytes the rank sends in a step to reduce gradients to their owners and to gather updated parameters."""
-    reduced = gathered = 0
+    workload: Workload, boxes: Sequence[PlannedBox], groups: Mapping[str, tuple[Rank, ...]]
+) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
+    """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to the group."""
+    reduced: Counter[Rank] = Counter()
+    copied: Counter[Rank] = Counter()
+    gathered: Counter[Rank] = Counter()
     for bucket in workload.buckets:
-        group = groups[bucket.name]
-        if rank in group:
-            own = sum(len(span) for owner, span in layouts[bucket.name] if owner == rank)
-            reduced += GRADIENT_BYTES * (bucket.numel - own)
-            gathered += workload.work_bytes_per_element * own * (len(group) - 1)
-    return reduced, gathered
+        for rank in groups[bucket.name]:
+            reduced[rank] += GRADIENT_BYTES * bucket.numel
+    for box in boxes:
+        group = groups[workload.buckets[box.bucket].name]
+        own = len(box.span)
+        readers = len(group) - (box.owner in group)
+        if box.owner in group:
+            reduced[box.owner] -= GRADIENT_BYTES * own
+        copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
+        gathered[box.owner] += workload.work_bytes_per_element * own * readers
+    return reduced, copied, gathered

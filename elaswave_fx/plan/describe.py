@@ -23,6 +23,7 @@ HEADINGS = (
     "memory",
     "sent",
     "reduce",
+    "copy",
     "gather",
 )
 
@@ -40,11 +41,21 @@ def describe(plan: Plan) -> str:
         *_schedule_lines(plan),
         "",
         f"predicted step {_seconds(predicted.step_s)}: pipeline {_seconds(predicted.pipeline_s)}, "
-        f"reduce and gather {_seconds(predicted.exchange_s)} if nothing overlaps",
+        f"reduce, copy and gather {_seconds(predicted.exchange_s)} if nothing overlaps",
         f"{len(plan.hops)} hops of {len(work.values)} values, "
         f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
+        _box_line(plan),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _box_line(plan: Plan) -> str:
+    """How many copies boxes have, and how many of their holders are still catching up."""
+    counts = sorted({len(b.holders) for b in plan.boxes})
+    holders = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
+    catching = sum(len(b.catching) for b in plan.boxes)
+    text = f"{len(plan.boxes)} boxes, holders besides the owner: {holders}"
+    return text + (f"; copies still to be made: {catching}" if catching else "")
 
 
 def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
@@ -64,6 +75,7 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
         size_text(cost.memory_bytes),
         size_text(cost.sent_bytes),
         size_text(cost.reduced_bytes),
+        size_text(cost.copied_bytes),
         size_text(cost.gathered_bytes),
     )
 

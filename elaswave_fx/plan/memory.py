@@ -1,6 +1,6 @@
 """Bytes that a tile needs on its rank, exactly for one tile and quickly for every run of units.
 
-tile_memory(workload, units, micro_batch=4, in_flight=2, owned=1000).total
+tile_memory(workload, units, micro_batch=4, in_flight=2, kept=2000).total
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by purpose: working copies, gradient sums, optimizer shards, saved activations, receive buffers."""
+    """Bytes by purpose: working copies, gradient sums, kept boxes, saved activations, receive buffers."""
 
     params: int
     grads: int
@@ -28,9 +28,10 @@ class Memory:
         return self.params + self.grads + self.state + self.saved + self.received
 
 
-def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: int, owned: int) -> Memory:
-    """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `owned` bucket elements.
+def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: int, kept: int) -> Memory:
+    """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `kept` bucket elements.
 
+    Kept are owned and held elements alike: a holder has the owner's master copy, optimizer state and record.
     `in_flight` micro-batches keep their saved activations at once; one more may be arriving.
     """
     touched = sum(b.numel for b in workload.buckets if any(u in units for u in b.users))
@@ -42,17 +43,21 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
     return Memory(
         params=sum(u.param_bytes for u in workload.units[units.lo : units.hi]),
         grads=GRADIENT_BYTES * touched,
-        state=workload.state_bytes_per_element * owned,
+        state=workload.state_bytes_per_element * kept,
         saved=in_flight * micro_batch * sum(u.saved_bytes for u in workload.units[units.lo : units.hi]),
         received=arriving,
     )
 
 
 class MemoryTable:
-    """The same bytes for any run of units in nearly constant time, with buckets split evenly over `owners`."""
+    """The same bytes for any run of units in nearly constant time, with buckets split evenly over `owners`.
 
-    def __init__(self, workload: Workload, owners: int) -> None:
-        """`owners`: ranks that share the buckets of a unit."""
+    Held elements are an estimate: as many copies as can be lie with the other owners of the same buckets, the rest
+    evenly with ranks of other units.
+    """
+
+    def __init__(self, workload: Workload, owners: int, copies: int = 0, ranks: int = 1) -> None:
+        """`owners`: ranks that share the buckets of a unit; `copies`: of each box; `ranks`: all there are."""
         count = len(workload.units)
         first, every = [0] * count, [0] * count
         self._tied = [b for b in workload.buckets if len(b.users) > 1]
@@ -60,6 +65,10 @@ class MemoryTable:
             first[bucket.users[0]] += -(-bucket.numel // owners)
             for user in bucket.users:
                 every[user] += bucket.numel
+        self._owners, self._others = owners, max(1, ranks - owners)
+        self._held_inside = min(copies, owners - 1)
+        self._held_outside = min(copies, ranks - 1) - self._held_inside
+        self._numel = sum(b.numel for b in workload.buckets)
         self._workload = workload
         self._params = _prefix([u.param_bytes for u in workload.units])
         self._saved = _prefix([u.saved_bytes for u in workload.units])
@@ -77,10 +86,15 @@ class MemoryTable:
         return (
             _between(self._params, units)
             + GRADIENT_BYTES * (_between(self._touched, units) - twice)
-            + self._workload.state_bytes_per_element * _between(self._owned, units)
+            + self._workload.state_bytes_per_element * self._kept(_between(self._owned, units))
             + in_flight * micro_batch * _between(self._saved, units)
             + arriving
         )
+
+    def _kept(self, owned: int) -> int:
+        """Elements owned and held by a rank that owns `owned`."""
+        foreign = max(0, self._numel - self._owners * owned)
+        return owned * (1 + self._held_inside) + -(-foreign * self._held_outside // self._others)
 
 
 def _prefix(values: list[int]) -> list[int]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from elaswave_fx.errors import PlanError
@@ -19,7 +20,7 @@ from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 Action = tuple[str, int]
@@ -43,8 +44,26 @@ class Hop:
 
 
 @dataclass(frozen=True)
+class PlannedBox:
+    """A piece of a bucket that moves whole; the boxes of a job are cut once and keep their place in `Plan.boxes`.
+
+    `bucket`: index into the workload's buckets; `span`: its flat elements. `owner` sums the gradient, updates and
+    publishes; `holders` keep base and record and apply the same update; those in `catching` have no base yet.
+    """
+
+    bucket: int
+    span: Span
+    owner: Rank
+    holders: tuple[Rank, ...] = ()
+    catching: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankCost:
-    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward."""
+    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward.
+
+    `copied_bytes`: records of owned boxes, sent to their holders.
+    """
 
     busy_s: float
     in_flight: int
@@ -52,12 +71,13 @@ class RankCost:
     sent_bytes: int
     received_bytes: int
     reduced_bytes: int
+    copied_bytes: int
     gathered_bytes: int
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces and gathers."""
+    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers."""
 
     pipeline_s: float
     exchange_s: float
@@ -73,14 +93,14 @@ class Predicted:
 class Plan:
     """Who does what in every step of an epoch.
 
-    `layouts`: bucket name -> owned spans of its flat elements, in rank order. `groups`: bucket name -> ranks that read
-    it. `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    `boxes`: in order of bucket and span; an owner need not be in the bucket's group. `groups`: bucket name -> ranks
+    that read it. `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
     """
 
     topology: Topology
     workload: Workload
     tiles: tuple[Tile, ...]
-    layouts: Mapping[str, tuple[tuple[Rank, Span], ...]]
+    boxes: tuple[PlannedBox, ...]
     groups: Mapping[str, tuple[Rank, ...]]
     hops: tuple[Hop, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
@@ -97,6 +117,14 @@ class Plan:
         """The ranks that have a tile, ascending."""
         return tuple(tile.rank for tile in self.tiles)
 
+    @cached_property
+    def layouts(self) -> Mapping[str, tuple[tuple[Rank, Span], ...]]:
+        """Bucket name -> (owner, span) of its boxes in order of spans; a rank may own several spans of a bucket."""
+        found: dict[str, list[tuple[Rank, Span]]] = {bucket.name: [] for bucket in self.workload.buckets}
+        for box in self.boxes:
+            found[self.workload.buckets[box.bucket].name].append((box.owner, box.span))
+        return {name: tuple(parts) for name, parts in found.items()}
+
     def tile(self, rank: Rank) -> Tile:
         """The tile of a rank; PlanError if it has none."""
         for tile in self.tiles:
@@ -105,8 +133,10 @@ class Plan:
         raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
 
     def to_json(self) -> str:
-        """Stable text: the same plan gives the same bytes."""
-        return json.dumps(_plan_data(self), indent=1) + "\n"
+        """Stable text, a line per field: the same plan gives the same bytes."""
+        # Indented text would take the slow encoder, several times slower, on the way from a loss to the next step.
+        lines = [f'"{key}": {json.dumps(value)}' for key, value in _plan_data(self).items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -129,29 +159,30 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "epoch": plan.epoch,
         "reason": plan.reason,
-        "topology": asdict(plan.topology),
-        "workload": asdict(plan.workload),
-        "tiles": [
-            {
-                "rank": t.rank,
-                "units": _pair(t.units),
-                "samples": _pair(t.samples),
-                "micro_batches": [_pair(m) for m in t.micro_batches],
-            }
-            for t in plan.tiles
-        ],
-        "layouts": {name: [[rank, *_pair(span)] for rank, span in parts] for name, parts in plan.layouts.items()},
-        "groups": {name: list(ranks) for name, ranks in plan.groups.items()},
+        "topology": {**vars(plan.topology), "members": [vars(m) for m in plan.topology.members]},
+        "workload": _workload_data(plan.workload),
+        "tiles": [[t.rank, _pair(t.units), _pair(t.samples), [_pair(m) for m in t.micro_batches]] for t in plan.tiles],
+        "boxes": [[b.bucket, b.span.lo, b.span.hi, b.owner, b.holders, b.catching] for b in plan.boxes],
+        "groups": plan.groups,
         "hops": [
-            [h.value, h.source, h.source_micro_batch, h.target, h.target_micro_batch, *_pair(h.samples)]
+            [h.value, h.source, h.source_micro_batch, h.target, h.target_micro_batch, h.samples.lo, h.samples.hi]
             for h in plan.hops
         ],
-        "schedule": {str(rank): [f"{kind}{mb}" for kind, mb in actions] for rank, actions in plan.schedule.items()},
+        "schedule": {rank: [f"{kind}{mb}" for kind, mb in actions] for rank, actions in plan.schedule.items()},
         "predicted": {
             "pipeline_s": plan.predicted.pipeline_s,
             "exchange_s": plan.predicted.exchange_s,
-            "ranks": {str(rank): asdict(cost) for rank, cost in plan.predicted.ranks.items()},
+            "ranks": {rank: vars(cost) for rank, cost in plan.predicted.ranks.items()},
         },
+    }
+
+
+def _workload_data(workload: Workload) -> dict[str, Any]:
+    return {
+        **vars(workload),
+        "units": [vars(unit) for unit in workload.units],
+        "values": [vars(value) for value in workload.values],
+        "buckets": [vars(bucket) for bucket in workload.buckets],
     }
 
 
@@ -161,13 +192,14 @@ def _plan_of(data: dict[str, Any]) -> Plan:
         topology=_topology_of(data["topology"]),
         workload=_workload_of(data["workload"]),
         tiles=tuple(
-            Tile(Rank(t["rank"]), Span(*t["units"]), Span(*t["samples"]), tuple(Span(*m) for m in t["micro_batches"]))
-            for t in data["tiles"]
+            Tile(Rank(rank), Span(*units), Span(*samples), tuple(Span(*m) for m in micro_batches))
+            for rank, units, samples, micro_batches in data["tiles"]
         ),
-        layouts={
-            name: tuple((Rank(rank), Span(lo, hi)) for rank, lo, hi in parts) for name, parts in data["layouts"].items()
-        },
-        groups={name: tuple(Rank(r) for r in ranks) for name, ranks in data["groups"].items()},
+        boxes=tuple(
+            PlannedBox(bucket, Span(lo, hi), Rank(owner), tuple(holders), tuple(catching))
+            for bucket, lo, hi, owner, holders, catching in data["boxes"]
+        ),
+        groups={name: tuple(ranks) for name, ranks in data["groups"].items()},
         hops=tuple(
             Hop(value, Rank(source), source_mb, Rank(target), target_mb, Span(lo, hi))
             for value, source, source_mb, target, target_mb, lo, hi in data["hops"]

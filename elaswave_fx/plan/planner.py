@@ -22,7 +22,7 @@ from elaswave_fx.plan.memory import MemoryTable, size_text
 from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Column, Row, Tiling, columns, consecutive, even_split, rows
-from elaswave_fx.plan.topology import Member, Topology
+from elaswave_fx.plan.topology import Member, Topology, local_topology
 
 MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
@@ -30,11 +30,15 @@ MICRO_BATCHES_PER_STAGE = 2
 
 @dataclass(frozen=True)
 class Parallel:
-    """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner."""
+    """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner.
+
+    `copies`: how many ranks besides the owner keep each box.
+    """
 
     dp: int
     pp: int
     micro_batch: int | None = None
+    copies: int = 1
 
 
 def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> Plan:
@@ -49,7 +53,7 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
             f"the topology has {len(topology.members)}"
         )
     try:
-        return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch)
+        return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch, parallel.copies)
     except PlanError as error:
         nearest = _nearest_depth_that_fits(workload, topology, parallel)
         advice = (
@@ -60,7 +64,9 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
         raise ConfigError(f"parallel.pp={parallel.pp}: {error}; {advice}") from error
 
 
-def plan_columns(workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None) -> Plan:
+def plan_columns(
+    workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None, copies: int = 1
+) -> Plan:
     """Pipelines side by side, each with its own cuts and its own share of samples; ranks in order, column by column.
 
     PlanError if the tiles do not fit the memory of their ranks at any micro-batch.
@@ -68,7 +74,8 @@ def plan_columns(workload: Workload, topology: Topology, depths: Sequence[int], 
     bounds = consecutive(depths)
     pipelines = [topology.members[b.lo : b.hi] for b in bounds]
     widest = max(depths)
-    table = MemoryTable(workload, len(depths))
+    tried: list[Plan] = []
+    table = MemoryTable(workload, len(depths), copies, sum(depths))
     for size in _micro_batch_sizes(workload, -(-workload.granules // len(depths)), widest, micro_batch):
         costs = unit_seconds(workload, size)
         cuts = [_cut(workload, pipeline, costs, size, table) for pipeline in pipelines]
@@ -84,13 +91,16 @@ def plan_columns(workload: Workload, topology: Topology, depths: Sequence[int], 
             workload.granule,
         )
         reason = _columns_reason(workload, pipelines, found, tiling, costs, micro_batch)
-        plan = make_plan(topology, workload, tiling, reason)
+        plan = make_plan(topology, workload, tiling, reason, copies)
         if _fits(plan):
             return plan
-    raise PlanError(_does_not_fit(workload, topology, len(depths), widest))
+        tried.append(plan)
+    raise PlanError(_does_not_fit(workload, topology, table, widest, copies, tried))
 
 
-def plan_rows(workload: Workload, topology: Topology, widths: Sequence[int], micro_batch: int | None = None) -> Plan:
+def plan_rows(
+    workload: Workload, topology: Topology, widths: Sequence[int], micro_batch: int | None = None, copies: int = 1
+) -> Plan:
     """All samples cut at the same units; stage s has `widths[s]` ranks, in rank order, and need not line up.
 
     PlanError if a stage is wider than there are granules, or if the tiles do not fit.
@@ -102,8 +112,9 @@ def plan_rows(workload: Workload, topology: Topology, widths: Sequence[int], mic
         )
     stages = [topology.members[b.lo : b.hi] for b in consecutive(widths)]
     strength = [sum(_speeds(stage)) for stage in stages]
-    table = MemoryTable(workload, min(widths))
+    table = MemoryTable(workload, min(widths), copies, sum(widths))
     share = -(-workload.granules // max(widths))
+    tried: list[Plan] = []
     for size in _micro_batch_sizes(workload, share, len(widths), micro_batch):
         costs = unit_seconds(workload, size)
         bounds = minimax(costs, strength, _fits_row(stages, table, size, len(widths)), crossing_bytes(workload))
@@ -125,10 +136,11 @@ def plan_rows(workload: Workload, topology: Topology, widths: Sequence[int], mic
             f"rows of widths {_numbers(widths)}: units cut at {_numbers(bounds[1:-1])}; "
             f"{_against_even(costs, strength, bounds)}; {_micro_batch_reason(tiling, len(widths), micro_batch)}"
         )
-        plan = make_plan(topology, workload, tiling, reason)
+        plan = make_plan(topology, workload, tiling, reason, copies)
         if _fits(plan):
             return plan
-    raise PlanError(_does_not_fit(workload, topology, min(widths), len(widths)))
+        tried.append(plan)
+    raise PlanError(_does_not_fit(workload, topology, table, len(widths), copies, tried))
 
 
 def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
@@ -237,30 +249,31 @@ def _fits(plan: Plan) -> bool:
     )
 
 
-def _does_not_fit(workload: Workload, topology: Topology, owners: int, depth: int) -> str:
-    """What the smallest micro-batch of an even partition needs, against the smallest memory."""
-    table = MemoryTable(workload, owners)
+def _does_not_fit(
+    workload: Workload, topology: Topology, table: MemoryTable, depth: int, copies: int, tried: Sequence[Plan]
+) -> str:
+    """What the leanest plan tried needs, or the smallest micro-batch of an even partition, against what there is."""
     spans = consecutive(even_split(len(workload.units), depth))
     need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
+    if tried:
+        need = min(max(cost.memory_bytes for cost in plan.predicted.ranks.values()) for plan in tried)
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     return (
         f"does not fit in memory: a stage needs about {size_text(need)} at micro-batches of one granule "
-        f"({workload.granule} samples), a rank has {size_text(have)}"
+        f"({workload.granule} samples) with copies.count={copies}, a rank has {size_text(have)}"
     )
 
 
 def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: Parallel) -> int | None:
-    """The pp nearest to the wanted one at which the plan fits the smallest rank, None if there is none."""
+    """The pp nearest to the wanted one at which a plan fits ranks as small as the smallest, None if there is none."""
     memory = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
-    table = MemoryTable(workload, parallel.dp)
-    costs = unit_seconds(workload, workload.granule)
     for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - parallel.pp), d)):
-
-        def fits(stage: int, units: Span, depth: int = depth) -> bool:
-            return table.total(units, workload.granule, depth - stage) <= memory
-
-        if depth != parallel.pp and minimax(costs, [1.0] * depth, fits):
-            return depth
+        ranks = local_topology(parallel.dp * depth, topology.ranks_per_host, memory)
+        try:
+            plan_columns(workload, ranks, (depth,) * parallel.dp, parallel.micro_batch, parallel.copies)
+        except PlanError:
+            continue
+        return depth
     return None
 
 

@@ -47,15 +47,20 @@ class StepProgram:
 
 
 def step_program(plan: Plan, rank: Rank) -> StepProgram:
-    """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather."""
+    """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather.
+
+    Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
+    last.
+    """
     lowering = _Lowering(plan, rank)
-    schedule = plan.schedule[rank]
-    instructions = lowering.actions(schedule, train=True)
     used = lowering.buckets_by_first_use()
+    owned = {box.bucket for box in plan.boxes if box.owner == rank}
+    foreign = sorted(owned - set(used))
+    instructions: list[Instruction] = [("REDUCE", bucket) for bucket in foreign]
+    instructions += lowering.actions(plan.schedule[rank], train=True)
     instructions += [("FOLD",), ("VOTE",)]
-    for bucket in used:
-        layout = plan.layouts[plan.workload.buckets[bucket].name]
-        if any(owner == rank for owner, _ in layout):
+    for bucket in (*used, *foreign):
+        if bucket in owned:
             instructions.append(("UPDATE", bucket))
         instructions.append(("GATHER", bucket))
     instructions.append(("SNAPSHOT",))

@@ -12,7 +12,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_instructions, check_plan, plan_violations
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.plan import Plan, PlannedBox
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.topology import Member, Rank, local_topology
 from tests.plan.samples import chain, even_columns, uneven_rows
@@ -36,7 +36,14 @@ def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
 
 
 def with_layout(plan: Plan, *parts: tuple[int, int, int]) -> Plan:
-    return replace(plan, layouts={**plan.layouts, "u0": tuple((Rank(r), Span(lo, hi)) for r, lo, hi in parts)})
+    """The bucket u0 in boxes of other (owner, lo, hi)."""
+    first = tuple(PlannedBox(0, Span(lo, hi), Rank(r)) for r, lo, hi in parts)
+    return replace(plan, boxes=first + tuple(b for b in plan.boxes if b.bucket != 0))
+
+
+def with_box(plan: Plan, number: int, **changes: object) -> Plan:
+    boxes = tuple(replace(b, **changes) if i == number else b for i, b in enumerate(plan.boxes))  # type: ignore[arg-type]
+    return replace(plan, boxes=boxes)
 
 
 def with_schedule(plan: Plan, rank: int, text: str) -> Plan:
@@ -94,25 +101,45 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 6))),
         "plan 0: micro-batches of rank 0 end at 6, its tile at 8",
     ),
-    "foreign owner": (
-        lambda p: with_layout(p, (1, 0, 50), (2, 50, 100)),
-        "plan 0: bucket u0 is owned by rank 1, which does not run unit 0",
+    "owner without a tile": (
+        lambda p: with_layout(p, (7, 0, 50), (2, 50, 100)),
+        "plan 0: box [0, 50) of bucket u0 is owned by rank 7, which has no tile; owners and holders take part",
     ),
     "unowned": (
         lambda p: with_layout(p, (0, 0, 50), (2, 60, 100)),
-        "plan 0: bucket u0 has elements [50, 60) owned by 0 ranks; each element has one owner",
+        "plan 0: bucket u0 has elements [50, 60) in 0 boxes; boxes cover a bucket exactly once",
     ),
     "owned twice": (
         lambda p: with_layout(p, (0, 0, 60), (2, 50, 100)),
-        "plan 0: bucket u0 has elements [50, 60) owned by 2 ranks",
+        "plan 0: bucket u0 has elements [50, 60) in 2 boxes",
     ),
     "beyond the bucket": (
         lambda p: with_layout(p, (0, 0, 50), (2, 50, 101)),
-        "plan 0: bucket u0 has the span [50, 101) of rank 2 outside of [0, 100)",
+        "plan 0: bucket u0 has the box [50, 101) of rank 2 outside of [0, 100)",
     ),
-    "two spans": (
-        lambda p: with_layout(p, (0, 0, 50), (2, 50, 70), (0, 70, 100)),
-        "plan 0: bucket u0 gives a rank two spans",
+    "box of no bucket": (
+        lambda p: with_box(p, 1, bucket=9),
+        "plan 0: box 1 is of bucket 9; there are buckets 0..4",
+    ),
+    "boxes out of order": (
+        lambda p: with_layout(p, (0, 50, 100), (2, 0, 50)),
+        "plan 0: boxes are not in order of bucket and span; a box is known by its place",
+    ),
+    "owner holds": (
+        lambda p: with_box(p, 0, holders=(Rank(0),)),
+        "plan 0: box [0, 50) of bucket u0 is owned and held by rank 0; a holder is another rank than the owner",
+    ),
+    "held twice": (
+        lambda p: with_box(p, 0, holders=(Rank(2), Rank(2))),
+        "plan 0: box [0, 50) of bucket u0 is held by (2, 2); a rank holds a box once",
+    ),
+    "held by a stranger": (
+        lambda p: with_box(p, 0, holders=(Rank(9),)),
+        "plan 0: box [0, 50) of bucket u0 is held by rank 9, which has no tile",
+    ),
+    "catching but no holder": (
+        lambda p: with_box(p, 0, catching=(Rank(1),)),
+        "plan 0: box [0, 50) of bucket u0 is awaited by (1,) and held by (2,); those that catch up are holders",
     ),
     "group": (
         lambda p: replace(p, groups={**p.groups, "tied": (Rank(0), Rank(2))}),
@@ -163,8 +190,8 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "plan 0: schedule of rank 1 holds 2 micro-batches in flight; its bound is 1",
     ),
     "memory": (
-        lambda p: with_memory(p, 3000),
-        "plan 0: rank 0 needs 3664 bytes and has 3000; a tile fits in the memory of its rank",
+        lambda p: with_memory(p, 5000),
+        "plan 0: rank 0 needs 5280 bytes and has 5000; a tile fits in the memory of its rank",
     ),
     "deadlock": (
         lambda p: with_bound(
@@ -185,7 +212,7 @@ def test_a_planted_violation_is_named(kind: str) -> None:
 
 def test_a_good_plan_passes() -> None:
     check_plan(good())
-    check_plan(with_memory(good(), 3840))
+    check_plan(with_memory(good(), 5472))
     workload = chain(4, 16)
     check_plan(make_plan(local_topology(5), workload, uneven_rows(workload), "rows"))
 
@@ -276,7 +303,7 @@ EDITS: dict[str, tuple[int, Edit, str]] = {
     "mask has no gradient": (0, _insert(0, "RECV", 4, 0, 1, 5, 0, 2, 1), "the value has no gradient here"),
     "reduce too early": (0, _move_to(9, "REDUCE", 0), "unit 0 has yet to add micro-batch"),
     "reduce left out": (0, _drop("REDUCE", 4), "reduction of every bucket (missing: [4])"),
-    "foreign reduce": (0, _insert(0, "REDUCE", 2), "the rank is not in the group of that bucket"),
+    "foreign reduce": (0, _insert(0, "REDUCE", 2), "the rank neither reads nor owns anything of that bucket"),
     "vote before fold": (0, _drop("FOLD"), "the vote follows the fold"),
     "fold too early": (0, _move_to(0, "FOLD"), "it follows the last backward of the rank"),
     "update before vote": (0, _drop("VOTE"), "UPDATE 0: parameters change only after the vote"),
