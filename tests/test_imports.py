@@ -20,8 +20,8 @@ ALLOWED: dict[str, set[str]] = {
     # How processes start and what users see knows nothing of what is computed; the runtime reports through both.
     "observe": set(),
     "checkpoint": {"config", "plan", "program", "schema"},
-    "launch": {"observe"},
-    "control": {"plan"},
+    "launch": {"control", "observe", "plan"},
+    "control": {"observe", "plan"},
     "sim": {"control", "plan"},
 }
 # What users call. Everything else is called by it.

@@ -4,6 +4,7 @@ In: `(state, event, now)`. Out: `(state, actions)`. Pure; the store, the links a
 here is needed to commit a step, and all of it can be rebuilt from the store and the ranks' heartbeats.
 
     taking -> steady -> preparing (PREPARE ... PREPARED) -> swap in the store -> steady (ACTIVATE)
+    anything -> over: a rank has finished, or there is no plan for those who are left; everyone who asks is told
 """
 
 from __future__ import annotations
@@ -13,23 +14,50 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from elaswave_fx.control.decide import Decide, GoOn, Replan, Wait, decide, sinks, unreachable
-from elaswave_fx.control.messages import Ack, Activate, Beat, Exited, Note, Prepare, Prepared, Saved, Send, Tick
+from elaswave_fx.control.messages import (
+    Ack,
+    Activate,
+    Beat,
+    Ended,
+    Exited,
+    Note,
+    Over,
+    Prepare,
+    Prepared,
+    Saved,
+    Send,
+    Tick,
+)
 from elaswave_fx.control.rank_state import STOPPED
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap
 from elaswave_fx.control.words import NO_BALLOT, Ballot, Certificate, Report, Term, Version
 from elaswave_fx.plan.topology import Rank
 
-TAKING, STEADY, PREPARING, RETIRED = "taking", "steady", "preparing", "retired"
+TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
+
+WantsMove = Callable[[Register], bool]
+"""Whether planning anew for the same members would move owners, or drop copies, now that all copies are complete."""
+
+
+def never(register: Register) -> bool:
+    """Owners stay where they are."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend."""
+    """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend.
+
+    `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
+    `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
+    """
 
     silent_s: float
     accused_s: float
     stalled_s: float
     resend_s: float
+    unheard_s: float | None = None
+    ahead: int = 1
 
 
 class Heard(NamedTuple):
@@ -47,6 +75,7 @@ class Coordinator:
     patience: Patience
     replan: Replan
     decide: Decide = decide
+    wants_move: WantsMove = never
     phase: str = TAKING
     register: Register | None = None
     ballot: Ballot = NO_BALLOT
@@ -63,16 +92,19 @@ class Coordinator:
     proposal: Swap | None = None
     asked_s: float = 0.0
     tick_s: float = 0.0
+    over: str = ""
 
 
 Act = Send | Read | Swap | Note
 Result = tuple[Coordinator, tuple[Act, ...]]
-Event = Beat | Prepared | StoreReply | Tick | Exited | Saved
+Event = Beat | Prepared | StoreReply | Tick | Exited | Saved | Ended
 
 
-def start(patience: Patience, replan: Replan, now_s: float, decide: Decide = decide) -> Result:
+def start(
+    patience: Patience, replan: Replan, now_s: float, decide: Decide = decide, wants_move: WantsMove = never
+) -> Result:
     """A new coordinator process: it reads the store, then takes it over by raising the term."""
-    return Coordinator(patience, replan, decide, began_s=now_s, asked_s=now_s, tick_s=now_s), (Read(),)
+    return Coordinator(patience, replan, decide, wants_move, began_s=now_s, asked_s=now_s, tick_s=now_s), (Read(),)
 
 
 def step(state: Coordinator, event: Event, now_s: float) -> Result:
@@ -80,6 +112,13 @@ def step(state: Coordinator, event: Event, now_s: float) -> Result:
     if state.phase == RETIRED:
         return state, ()
     return _EVENTS[type(event)](state, event, now_s)
+
+
+def end(state: Coordinator, reason: str) -> Result:
+    """No epoch follows: whoever waits for one is told so. Ledger lines are taken as before."""
+    state = replace(state, phase=OVER, over=reason)
+    waiting = tuple(rank for rank, heard in sorted(state.heard.items()) if heard.beat.phase == STOPPED)
+    return state, (Note(f"the job is over: {reason}"), *(Send(rank, Over(reason)) for rank in waiting))
 
 
 # --- The store ---
@@ -119,7 +158,10 @@ def _on_saved(state: Coordinator, event: Saved, now_s: float) -> Result:
     register = state.register
     if register is None or state.phase != STEADY or state.proposal is not None:
         return state, ()
-    if event.stamp not in (register.committed, register.previous):
+    version, activation = event.stamp.version, register.activation
+    of_this = event.stamp.epoch == register.epoch and activation.resume.version < version <= register.committed.version
+    before = event.stamp.epoch < register.epoch and version <= activation.resume.version and not activation.rollback
+    if not (of_this or before) or version <= register.checkpoint.version:
         return state, ()
     return _propose(state, replace(register, checkpoint=event.stamp), (), now_s)
 
@@ -144,6 +186,8 @@ def _on_beat(state: Coordinator, event: Beat, now_s: float) -> Result:
     if state.proposal is None and event.lines and event.epoch == register.epoch:
         state, more = _append(state, register, event.lines, now_s)
         actions += more
+    if state.phase == OVER and event.phase == STOPPED:
+        actions += (Send(event.rank, Over(state.over)),)
     if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
         state, more = _prepare(state, now_s, None, f"rank {event.rank} left the step, accusing {event.suspect}")
         actions += more
@@ -173,6 +217,14 @@ def _on_exited(state: Coordinator, event: Exited, now_s: float) -> Result:
     return _review(state, now_s) if state.phase == PREPARING else (state, ())
 
 
+def _on_ended(state: Coordinator, event: Ended, now_s: float) -> Result:
+    """A rank has finished the job, which all of them do together: from here on nobody needs a new epoch."""
+    state = replace(state, heard={rank: heard for rank, heard in state.heard.items() if rank != event.rank})
+    if state.phase == OVER or state.register is None or event.rank not in state.register.members:
+        return state, ()
+    return end(state, f"rank {event.rank} has finished it")
+
+
 def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
     rank = event.report.rank
     if state.phase != PREPARING or event.ballot != state.ballot or rank not in state.targets:
@@ -188,7 +240,10 @@ def _alive(state: Coordinator, rank: Rank, now_s: float) -> bool:
     """Not known to be gone, and not silent for too long, counted from when this coordinator could have heard it."""
     if rank in state.exited or rank in state.condemned:
         return False
-    return now_s - _last_s(state, rank) <= state.patience.silent_s
+    patience = state.patience
+    if rank not in state.heard and patience.unheard_s is not None:
+        return now_s - state.began_s <= patience.unheard_s
+    return now_s - _last_s(state, rank) <= patience.silent_s
 
 
 def _last_s(state: Coordinator, rank: Rank) -> float:
@@ -320,19 +375,12 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     in_step = len(here) == len(members) and all(h.beat.epoch == state.register.epoch for h in here.values())
     queue = [r for r, h in state.heard.items() if h.beat.joining and r not in members and _alive(state, r, now_s)]
     if in_step and queue:
-        after = Version(max(h.beat.version for h in here.values()) + 1)
+        after = Version(max(h.beat.version for h in here.values()) + state.patience.ahead)
         return _prepare(state, now_s, after, f"ranks {queue} join after version {after}")
-    if in_step and all(h.beat.complete for h in here.values()) and _unbalanced(state.register):
-        after = Version(max(h.beat.version for h in here.values()) + 1)
+    if in_step and all(h.beat.complete for h in here.values()) and state.wants_move(state.register):
+        after = Version(max(h.beat.version for h in here.values()) + state.patience.ahead)
         return _prepare(state, now_s, after, f"copies are complete; owners move after version {after}")
     return state, ()
-
-
-def _unbalanced(register: Register) -> bool:
-    """Whether some member owns two boxes more than another."""
-    owners = [plan.owner for plan in register.activation.assignment.boxes]
-    counts = [owners.count(rank) for rank in register.members]
-    return max(counts) - min(counts) >= 2
 
 
 _EVENTS: dict[type, Callable[..., Result]] = {
@@ -342,4 +390,5 @@ _EVENTS: dict[type, Callable[..., Result]] = {
     Tick: _on_tick,
     Exited: _on_exited,
     Saved: _on_saved,
+    Ended: _on_ended,
 }

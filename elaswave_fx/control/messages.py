@@ -141,10 +141,25 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Coordinator to rank: the epoch exists."""
+    """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read."""
 
     ballot: Ballot
     activation: Activation
+    plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Rank to coordinator: the job's steps are done and so is what follows them; the process is about to end."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Coordinator to rank: there is no next epoch."""
+
+    reason: str
 
 
 # --- Events that are not messages ---
@@ -208,7 +223,7 @@ class Send:
     """Send a message; `bulk` lanes keep their own order and do not delay the others."""
 
     target: Rank
-    message: Frame | Beat | Ack | Prepare | Prepared | Activate
+    message: Frame | Beat | Ack | Prepare | Prepared | Activate | Over
     bulk: bool = False
 
 

@@ -5,12 +5,13 @@ In: the assignment of the epoch. Out: `RankState`, and pure answers: which updat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elaswave_fx.control.messages import Beat, Frame, Instruction
 from elaswave_fx.control.words import (
     NO_BALLOT,
     SEED,
+    Activation,
     Assignment,
     Ballot,
     BoxId,
@@ -28,6 +29,9 @@ from elaswave_fx.plan.topology import Epoch, Rank
 
 APPLY, GATHER, COMPUTE, REDUCE, VOTED, STOPPED = "apply", "gather", "compute", "reduce", "voted", "stopped"
 """Phases of a step: bring copies to the committed version, get parameters, compute, get records, wait for votes."""
+
+LINES_PER_BEAT = 256
+"""Ledger lines that one heartbeat carries at most."""
 
 NO_EPOCH = Epoch(-1)
 """The epoch of a process that has never been a member."""
@@ -67,6 +71,23 @@ class View:
             units=tile.units,
             samples=tile.samples,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What an engine that takes whole steps by itself has in memory when it has left one.
+
+    `committed`: the newest version it knows to be committed. `copies`, `records`: what of them is right; a copy that
+    is known to differ from its owner's is left out. `votes`: those of the step in flight that have arrived.
+    `broken`: peers whose links broke. `complete`: boxes of which everything is there.
+    """
+
+    committed: Stamp
+    copies: dict[BoxId, Copy]
+    records: dict[BoxId, tuple[Record, ...]]
+    votes: tuple[Vote, ...] = ()
+    broken: frozenset[Rank] = frozenset()
+    complete: frozenset[BoxId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +233,7 @@ def beat(state: RankState) -> Beat:
         state.suspect,
         state.joining,
         state.view is not None and all(plan.box in state.complete for plan in state.view.kept),
-        state.certificates if writes else (),
+        state.certificates[:LINES_PER_BEAT] if writes else (),
     )
 
 
@@ -228,4 +249,46 @@ def report(state: RankState) -> Report:
         tuple(vote for (v, _), vote in state.votes.items() if v == version),
         state.certificates,
         state.broken,
+    )
+
+
+def install(state: RankState, activation: Activation) -> RankState:
+    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain.
+
+    The ledger has every line up to `resume`, since both came with one swap.
+    """
+    assignment, resume = activation.assignment, activation.resume
+    view = View.of(assignment, state.rank)
+    kept = {plan.box for plan in view.kept}
+    copies, records = {}, {}
+    for box, copy in state.copies.items():
+        pending = state.records.get(box, ())
+        if box not in kept or activation.rollback:
+            continue
+        if copy.stamp == resume:
+            copies[box] = copy
+        elif copy.stamp == activation.previous and pending and pending[0].stamp == resume:
+            copies[box], records[box] = copy, pending[:1]
+    return replace(
+        state,
+        epoch=activation.epoch,
+        assignment=assignment,
+        view=view,
+        phase=APPLY,
+        joining=False,
+        committed=resume,
+        certificates=(),
+        copies=copies,
+        records=records,
+        complete=frozenset(kept if activation.rollback else copies),
+        fetching=frozenset(),
+        gradients={},
+        params={},
+        votes={},
+        running=None,
+        loads=tuple(sorted(kept)) if activation.rollback else (),
+        owed=tuple((plan.box, rank) for plan in view.owned for rank in plan.catching),
+        suspect=None,
+        stop_after=None,
+        answer=False,
     )

@@ -50,12 +50,13 @@ from elaswave_fx.control.rank_state import (
     REDUCE,
     STOPPED,
     VOTED,
+    Holdings,
     RankState,
-    View,
     beat,
+    install,
     report,
 )
-from elaswave_fx.control.words import Activation, BoxPlan, Certificate, Copy, Part, Record, Stamp, Vote
+from elaswave_fx.control.words import BoxPlan, Certificate, Copy, Part, Record, Stamp, Vote
 from elaswave_fx.plan.topology import Epoch, Rank
 
 HELD_FRAMES = 256
@@ -93,6 +94,51 @@ def step(state: RankState, event: Event, now_s: float, sender: Rank = COORDINATO
     else:
         state, actions = _CONTROL[kind](state, event, now_s)
     return _advance(state, actions, now_s, rules)
+
+
+# --- For an engine that takes whole steps by itself ---
+
+
+def control(
+    state: RankState, event: Ack | Prepare | Activate | Tick | LinkDown | LinkUp | StoreSeen, now_s: float
+) -> Result:
+    """One event of the control plane, without going on in the step: that is the engine's."""
+    return _CONTROL[type(event)](state, event, now_s)
+
+
+def commit_whole(state: RankState, certificate: Certificate) -> RankState:
+    """The engine has taken and committed the step in flight: what the single frames of the step would have left."""
+    expected = Stamp(state.next_version, state.epoch)
+    assert certificate.stamp == expected, f"rank {state.rank}: committed {certificate.stamp}, in flight is {expected}"
+    voters = tuple(sorted(vote.rank for vote in certificate.votes))
+    assert voters == tuple(sorted(state.members)), f"rank {state.rank}: votes of {voters}, not of {state.members}"
+    return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes={})
+
+
+def left(state: RankState, holdings: Holdings, suspect: Rank | None, now_s: float) -> Result:
+    """The engine has left its step with `holdings`, because it lost `suspect` or was told to: stop, and report.
+
+    A commit that is known only by its votes is taken over first. A rank that was paused accuses nobody.
+    """
+    for_epoch = [vote for vote in holdings.votes if vote.stamp.epoch == state.epoch]
+    if holdings.committed.version == state.next_version:
+        cast = tuple(vote for vote in for_epoch if vote.stamp == holdings.committed)
+        state = commit_whole(state, Certificate(holdings.committed, cast))
+    votes = {(v.stamp.version, v.rank): v for v in for_epoch if v.stamp.version > state.committed.version}
+    state = replace(
+        state,
+        copies=holdings.copies,
+        records=holdings.records,
+        votes=votes,
+        broken=holdings.broken,
+        complete=holdings.complete,
+    )
+    if state.phase == STOPPED:
+        return _answer(state)
+    paused = state.quiet or now_s - state.tick_s > state.deadlines.paused_s
+    if suspect is None or suspect not in state.members or paused:
+        return stop(state, None)
+    return _accuse(state, suspect)
 
 
 # --- Going on as far as possible ---
@@ -389,48 +435,6 @@ def _on_activate(state: RankState, event: Activate, now_s: float) -> Result:
             state, more = _FRAMES[type(frame)](state, sender, frame)
             actions += more
     return state, actions
-
-
-def install(state: RankState, activation: Activation) -> RankState:
-    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain.
-
-    The ledger has every line up to `resume`, since both came with one swap.
-    """
-    assignment, resume = activation.assignment, activation.resume
-    view = View.of(assignment, state.rank)
-    kept = {plan.box for plan in view.kept}
-    copies, records = {}, {}
-    for box, copy in state.copies.items():
-        pending = state.records.get(box, ())
-        if box not in kept or activation.rollback:
-            continue
-        if copy.stamp == resume:
-            copies[box] = copy
-        elif copy.stamp == activation.previous and pending and pending[0].stamp == resume:
-            copies[box], records[box] = copy, pending[:1]
-    return replace(
-        state,
-        epoch=activation.epoch,
-        assignment=assignment,
-        view=view,
-        phase=APPLY,
-        joining=False,
-        committed=resume,
-        certificates=(),
-        copies=copies,
-        records=records,
-        complete=frozenset(kept if activation.rollback else copies),
-        fetching=frozenset(),
-        gradients={},
-        params={},
-        votes={},
-        running=None,
-        loads=tuple(sorted(kept)) if activation.rollback else (),
-        owed=tuple((plan.box, rank) for plan in view.owned for rank in plan.catching),
-        suspect=None,
-        stop_after=None,
-        answer=False,
-    )
 
 
 def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:

@@ -70,12 +70,16 @@ class Record(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """Yes of one rank to one version: all records of its boxes are there; and the samples that it consumed."""
+    """Yes of one rank to one version: all records of its boxes are there; and the samples that it consumed.
+
+    `payload`: the vote as the engine cast it; `ledger.py` alone reads it.
+    """
 
     stamp: Stamp
     rank: Rank
     units: Span
     samples: Span
+    payload: bytes = b""
 
 
 class Certificate(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from elaswave_fx.control.store import Register
 from elaswave_fx.control.words import Assignment, BoxId, BoxPlan
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
@@ -66,3 +67,10 @@ def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], be
         boxes.append(BoxPlan(plan.box, plan.unit, owner, holders, catching, group))
     fingerprint = hash((members, *((b.owner, b.holders) for b in boxes)))
     return Assignment(members, tiles, tuple(boxes), fingerprint)
+
+
+def unbalanced(register: Register) -> bool:
+    """Whether some member owns two boxes more than another."""
+    owners = [plan.owner for plan in register.activation.assignment.boxes]
+    counts = [owners.count(rank) for rank in register.members]
+    return max(counts) - min(counts) >= 2

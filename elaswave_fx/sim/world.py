@@ -39,7 +39,7 @@ from elaswave_fx.control.words import SEED, Activation, BoxId, Certificate, Stam
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.bugs import SOUND, Protocol
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
-from elaswave_fx.sim.cluster import first_assignment, replan
+from elaswave_fx.sim.cluster import first_assignment, replan, unbalanced
 from elaswave_fx.sim.faults import Fault, Moment, draw
 from elaswave_fx.sim.outcome import MARKS, Excused, Outcome
 
@@ -128,7 +128,7 @@ class World:
 
     def _start_coordinator(self) -> None:
         self.coordinator = Rank(self.coordinator - 1)
-        state, actions = membership.start(PATIENCE, replan, self.now, self.protocol.decide)
+        state, actions = membership.start(PATIENCE, replan, self.now, self.protocol.decide, unbalanced)
         self.processes[self.coordinator] = Process(state)
         self._perform(self.coordinator, actions)
         self._push(self.now + BEAT_S, self.coordinator, Tick(), self.coordinator)

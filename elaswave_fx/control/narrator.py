@@ -1,0 +1,89 @@
+"""What the coordinator decides, as events for people: detected, agreed, planned, over.
+
+In: its state before and after an event, and what it did. Out: (kind, epoch, fields) of lines of `events.jsonl`.
+
+    a report accuses rank 3          ->  ("detected", 4, {"rank": 3, "cause": "rank 0 left the step, accusing 3"})
+    the swap of epoch 5 took place   ->  ("agreed", 5, {"members": [0, 1, 2], "step": 118, …}), ("planned", 5, {})
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elaswave_fx.control.membership import OVER, PREPARING, STEADY, Act, Coordinator
+from elaswave_fx.control.messages import Note
+from elaswave_fx.control.rank_state import STOPPED
+from elaswave_fx.plan.topology import Rank
+
+Line = tuple[str, int, dict[str, Any]]
+
+
+class Narrator:
+    """Remembers what it has told of the transition under way."""
+
+    def __init__(self) -> None:
+        self._told: frozenset[Rank] = frozenset()
+        self._why = ""
+        self._redone = 0
+
+    def events(self, before: Coordinator, after: Coordinator, actions: tuple[Act, ...]) -> list[Line]:
+        """What is to be said of one event at the coordinator."""
+        notes = [action.text for action in actions if isinstance(action, Note)]
+        lines: list[Line] = []
+        if after.phase == PREPARING and after.ballot != before.ballot:
+            lines += self._detected(before, after, notes)
+        if after.proposal is not None and after.proposal is not before.proposal:
+            self._foresee(after, notes)
+        old, new = before.register, after.register
+        if after.phase == STEADY and old is not None and new is not None and new.epoch > old.epoch:
+            lines += self._agreed(after)
+        if after.phase == OVER and before.phase != OVER:
+            lines.append(("over", after.register.epoch if after.register else 0, {"reason": after.over}))
+        return lines
+
+    def _detected(self, before: Coordinator, after: Coordinator, notes: list[str]) -> list[Line]:
+        """Once per lost rank and transition; nothing for a stop that was planned."""
+        register = after.register
+        assert register is not None
+        cause = notes[0].rsplit(": asking", 1)[0] if notes else ""
+        if after.planned:
+            return [("stopping", register.epoch, {"cause": cause})]
+        accused = {heard.beat.suspect for heard in after.heard.values() if heard.beat.phase == STOPPED}
+        lost = [rank for rank in register.members if rank not in after.targets or rank in accused]
+        new = [rank for rank in lost if rank not in self._told]
+        again = before.phase == PREPARING
+        self._told |= frozenset(new)
+        if new or not again:
+            return [("detected", register.epoch, {"rank": new[0] if new else None, "ranks": new, "cause": cause})]
+        return []
+
+    def _foresee(self, after: Coordinator, notes: list[str]) -> None:
+        """The proposal of an epoch: keep why, and how many steps it makes the ranks do again."""
+        register, proposal = after.register, after.proposal
+        assert register is not None and proposal is not None
+        new = proposal.new
+        if new.epoch == register.epoch:
+            return
+        self._why = next((text.split(": ", 1)[1] for text in notes if text.startswith(f"epoch {new.epoch}: ")), "")
+        reports = after.reports.values()
+        newest = max((report.committed.version for report in reports), default=new.committed.version)
+        if new.activation.rollback:
+            self._redone = max(0, newest - new.committed.version)
+        else:
+            # Whoever had committed the last version was in the next step, unless all were to stop before it.
+            dropped = all(report.committed == new.committed for report in reports)
+            self._redone = int(dropped and not after.planned)
+
+    def _agreed(self, after: Coordinator) -> list[Line]:
+        register = after.register
+        assert register is not None
+        fields: dict[str, Any] = {
+            "members": list(register.members),
+            "step": register.activation.resume.version,
+            "steps_redone": self._redone,
+            "why": self._why,
+        }
+        if register.activation.rollback:
+            fields["rolled_back_to"] = register.activation.resume.version
+        self._told = frozenset()
+        return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]

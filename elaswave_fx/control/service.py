@@ -1,0 +1,297 @@
+"""The coordinator process: sockets, store, plans and clock around `membership.step`. It holds no tensors.
+
+In: heartbeats and reports of ranks, the launcher's word that a process is gone. Out: epochs in the store, plans beside
+it (`plan-EPOCH.json`, written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher.
+Nothing here is needed to commit a step, and all of it can be started again at any time.
+
+    run_coordinator(CoordinatorSpec(address=…, run_dir=…, planning=Planner(copies=1)), channel)  ->  0
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from elaswave_fx.control import membership
+from elaswave_fx.control.decide import decide, keepers
+from elaswave_fx.control.file_store import FileStore
+from elaswave_fx.control.messages import Activate, Beat, Exited, Note, Saved, Send, Tick
+from elaswave_fx.control.narrator import Narrator
+from elaswave_fx.control.patience import Rhythm
+from elaswave_fx.control.planning import Planned, Planning
+from elaswave_fx.control.store import Read, Register, StoreReply, Swap
+from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
+from elaswave_fx.control.words import Assignment, BoxId, Stamp, Version
+from elaswave_fx.errors import CommError, PlanError
+from elaswave_fx.plan.topology import Epoch, Rank
+
+TICK_S = 0.05
+ALIVE_S = 0.5
+"""Between words to the launcher that this process gets on."""
+
+BIND_RETRY_S = 0.05
+ALONE_S = 10.0
+"""Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
+
+ENDED, SUPERSEDED = 0, 3
+"""Exit codes."""
+
+
+class News(Protocol):
+    """One message of the launcher."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
+
+
+class Channel(Protocol):
+    """The way to the launcher. In: exited{rank} saved{version, epoch}; out: event{...} note{text} alive{}."""
+
+    closed: bool
+
+    def fileno(self) -> int: ...
+    def drain(self) -> Sequence[News]: ...
+    def send(self, kind: str, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSpec:
+    """One job's coordinator. `run_dir`: where plans lie."""
+
+    address: ControlAddress
+    run_dir: Path
+    planning: Planning
+    allow_rollback: bool = False
+
+
+def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
+    """Serve until the job has ended, or another coordinator has taken over. `channel`: to the launcher, if it lives."""
+    socket = _take_address(spec, channel)
+    if socket is None:
+        return ENDED
+    try:
+        return Service(spec, socket, channel).run()
+    finally:
+        socket.close(200)
+
+
+def _take_address(spec: CoordinatorSpec, channel: Channel | None) -> CoordinatorSocket | None:
+    """The job's address, as soon as no other coordinator has it; None when the launcher is gone before."""
+    waits = False
+    while True:
+        try:
+            return CoordinatorSocket(spec.address.url, spec.address.token)
+        except CommError as error:
+            if not waits:
+                print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
+            waits = True
+        if channel is not None and (channel.drain(), channel.closed)[1]:
+            return None
+        time.sleep(BIND_RETRY_S)
+
+
+class Service:
+    """One coordinator process's mutable part."""
+
+    def __init__(self, spec: CoordinatorSpec, socket: CoordinatorSocket, channel: Channel | None) -> None:
+        self._spec, self._socket, self._channel = spec, socket, channel
+        self._store = FileStore(spec.address.store)
+        self._rhythm = Rhythm()
+        self._narrator = Narrator()
+        self._plans: dict[int, Planned] = {}
+        self._moves: tuple[int, bool] | None = None
+        self._plan_ms = 0.0
+        self._turn_s = self._heard_s = self._alive_s = time.monotonic()
+        state, actions = membership.start(
+            self._rhythm.patience(False, self._turn_s),
+            self._replan,
+            self._turn_s,
+            partial(decide, allow_rollback=spec.allow_rollback),
+            self._wants_move,
+        )
+        self._state = state
+        self._perform(actions)
+
+    def run(self) -> int:
+        """Until nobody needs it any more; the exit code."""
+        poller = zmq.Poller()
+        poller.register(self._socket.pollable, zmq.POLLIN)
+        if self._channel is not None:
+            poller.register(self._channel.fileno(), zmq.POLLIN)
+        next_s = 0.0
+        while self._state.phase != membership.RETIRED:
+            poller.poll(max(0, math.ceil(1e3 * (next_s - time.monotonic()))))
+            now = time.monotonic()
+            if now - self._turn_s > 4 * TICK_S:
+                self._rhythm.gap(now - self._turn_s, now)  # this process had to wait for its turn, as ranks may have
+            self._turn_s = now
+            # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
+            while (message := self._socket.receive()) is not None:
+                if isinstance(message, Beat):
+                    self._rhythm.heard(message, now)
+                self._heard_s = now
+                self._feed(message)
+            if self._channel is not None:
+                self._listen(poller, self._channel)
+            if now >= next_s:
+                next_s = now + TICK_S
+                self._tick(now)
+                if self._is_alone(now):
+                    return ENDED
+        return SUPERSEDED
+
+    def _tick(self, now: float) -> None:
+        register = self._state.register
+        started = register is not None and (
+            register.epoch > 0 or register.committed.version > register.activation.resume.version
+        )
+        self._state = replace(self._state, patience=self._rhythm.patience(started, now))
+        self._feed(Tick())
+        if now - self._alive_s > ALIVE_S:
+            self._alive_s = now
+            self._tell("alive")
+
+    def _is_alone(self, now: float) -> bool:
+        return self._channel is None and now - self._heard_s > max(ALONE_S, 2 * self._state.patience.silent_s)
+
+    # --- The launcher ---
+
+    def _listen(self, poller: zmq.Poller, channel: Channel) -> None:
+        for message in channel.drain():
+            fields = message.fields
+            if message.kind == "exited":
+                self._rhythm.forget(fields["rank"])
+                self._feed(Exited(Rank(fields["rank"])))
+            elif message.kind == "saved":
+                self._feed(Saved(Stamp(Version(fields["version"]), Epoch(fields["epoch"]))))
+        if channel.closed:
+            poller.unregister(channel.fileno())
+            self._channel = None
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(kind, **fields)
+        except CommError:
+            return  # it is gone, as is noticed by `_listen`
+
+    # --- The machine ---
+
+    def _feed(self, event: Any) -> None:
+        """One event, and all that follows from it. A planner that finds no plan ends the job."""
+        before = self._state
+        now = time.monotonic()
+        try:
+            self._state, actions = membership.step(before, event, now)
+        except PlanError as error:
+            self._state, actions = membership.end(before, str(error))
+        for kind, epoch, fields in self._narrator.events(before, self._state, actions):
+            if kind == "planned":
+                fields = {**fields, **self._planned_fields()}
+            self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
+        if before.register is not None and self._state.register is not before.register:
+            self._on_register(before.register, self._state.register)
+        self._perform(actions)
+
+    def _on_register(self, old: Register, new: Register | None) -> None:
+        if new is not None and new.epoch != old.epoch:
+            self._rhythm.interrupted()
+            self._moves = None
+            self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
+            for rank in set(old.members) - set(new.members):
+                self._rhythm.forget(rank)
+
+    def _perform(self, actions: tuple[membership.Act, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, Note):
+                print(f"{time.monotonic():.3f} {action.text}", flush=True)
+                self._tell("note", text=action.text, at_s=time.monotonic())
+            else:
+                self._at_store(action)
+
+    def _send(self, action: Send) -> None:
+        message: Any = action.message
+        if isinstance(message, Activate):
+            message = replace(message, plan=self._plan(message.activation.assignment.plan_hash).text)
+        self._socket.send(action.target, message)
+
+    def _at_store(self, action: Read | Swap) -> None:
+        """A store that cannot be reached is asked again by the machine."""
+        try:
+            if isinstance(action, Swap):
+                self._write_plan(action.new)
+                register = self._store.swap(action)
+            else:
+                register = self._store.read()
+        except OSError as error:
+            print(f"{time.monotonic():.3f} store: not reached ({error})", file=sys.stderr, flush=True)
+            return
+        self._feed(StoreReply(register))
+
+    # --- Plans ---
+
+    def _plan(self, plan_hash: int) -> Planned:
+        """The plan with that hash: made here, or read from its file after a restart."""
+        if plan_hash not in self._plans:
+            register = self._state.register
+            assert register is not None
+            path = plan_path(self._spec.run_dir, register.epoch)
+            planned = self._spec.planning.read(path.read_text(encoding="utf-8"))
+            if planned.assignment.plan_hash != plan_hash:
+                raise PlanError(f"{path}: is not the plan of epoch {register.epoch}; its hash is another one")
+            self._plans[plan_hash] = planned
+        return self._plans[plan_hash]
+
+    def _replan(
+        self, members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment
+    ) -> Assignment:
+        began = time.perf_counter()
+        planned = self._spec.planning.replan(self._plan(before.plan_hash), members, held)
+        self._plan_ms = 1e3 * (time.perf_counter() - began)
+        self._plans[planned.assignment.plan_hash] = planned
+        return planned.assignment
+
+    def _wants_move(self, register: Register) -> bool:
+        """Asked with every tick while nothing is under way; the answer changes with the plan only."""
+        plan_hash = register.key.plan_hash
+        if self._moves is None or self._moves[0] != plan_hash:
+            held = {plan.box: keepers(plan) for plan in register.activation.assignment.boxes}
+            self._moves = (plan_hash, self._spec.planning.wants_move(self._plan(plan_hash), held))
+        return self._moves[1]
+
+    def _write_plan(self, new: Register) -> None:
+        register = self._state.register
+        if register is None or new.epoch == register.epoch:
+            return
+        path = plan_path(self._spec.run_dir, new.epoch)
+        beside = path.with_name(f".{path.name}.new")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(self._plan(new.key.plan_hash).text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    def _planned_fields(self) -> dict[str, Any]:
+        register = self._state.register
+        assert register is not None
+        planned = self._plan(register.key.plan_hash)
+        return {"reason": planned.reason, "plan_ms": round(self._plan_ms, 3), "lines": list(planned.lines)}
+
+
+def plan_path(run_dir: Path, epoch: int) -> Path:
+    """Where the plan of an epoch lies."""
+    return run_dir / f"plan-{epoch}.json"
