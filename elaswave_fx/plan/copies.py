@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.cost import Bucket, Workload
 from elaswave_fx.plan.plan import PlannedBox
@@ -47,7 +47,8 @@ def choose_holders(
     """The boxes with `copies` holders each out of `ranks`, as far as there are ranks besides the owner.
 
     Preferred are other hosts than the owner's, then hosts that have no copy yet, then ranks that read the bucket (they
-    can be promoted without a transfer), then whoever holds least, then whoever holds least of that owner.
+    can be promoted without a transfer), then whoever holds least of that owner (so that many share its work when it is
+    lost), then whoever holds least.
     """
     host = {rank: topology.member(rank).host for rank in ranks}
     held: Counter[Rank] = Counter()
@@ -64,8 +65,8 @@ def choose_holders(
                     host[r] == host[box.owner],
                     host[r] in hosts,
                     r not in group,
-                    held[r],
                     pairs[box.owner, r],
+                    held[r],
                     r,
                 ),
             )
@@ -84,3 +85,117 @@ def kept_elements(boxes: Sequence[PlannedBox]) -> Counter[Rank]:
         for rank in (box.owner, *box.holders):
             kept[rank] += len(box.span)
     return kept
+
+
+@dataclass(frozen=True)
+class Keepers:
+    """What boxes are handed out by: the alive ranks, who reads which bucket, who has a copy now, copies wanted.
+
+    `have[i]`: ranks with a copy of box i, ascending, at least one.
+    """
+
+    topology: Topology
+    workload: Workload
+    groups: Groups
+    have: Sequence[tuple[Rank, ...]]
+    copies: int
+
+
+def hand_over(boxes: Sequence[PlannedBox], by: Keepers) -> tuple[PlannedBox, ...]:
+    """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching`).
+
+    An owner stays if it lives and reads the bucket, or if nobody who reads it has a copy. While somebody is catching,
+    all who have a copy keep it; otherwise those beyond the wanted number are dropped.
+    """
+    return _HandOver(boxes, by).result()
+
+
+class _HandOver:
+    """Greedy, in order of boxes: whoever keeps least so far, of that owner or at all, gets the next."""
+
+    def __init__(self, boxes: Sequence[PlannedBox], by: Keepers) -> None:
+        self._boxes = boxes
+        self._by = by
+        self._host = {m.rank: m.host for m in by.topology.members}
+        self._ranks = by.topology.ranks
+        self._wanted = min(by.copies, len(self._ranks) - 1)
+        names = [bucket.name for bucket in by.workload.buckets]
+        self._groups = [frozenset(by.groups[names[box.bucket]]) for box in boxes]
+        self._owned: Counter[Rank] = Counter()
+        self._held: Counter[Rank] = Counter()
+        self._pairs: Counter[tuple[Rank, Rank]] = Counter()
+
+    def result(self) -> tuple[PlannedBox, ...]:
+        owners = self._owners()
+        stay = [self._staying(number, owner) for number, owner in enumerate(owners)]
+        for number, holders in enumerate(stay):
+            for rank in holders:
+                self._hold(number, owners[number], rank)
+        return tuple(self._box(number, owner, stay[number]) for number, owner in enumerate(owners))
+
+    def _owners(self) -> list[Rank]:
+        """First those that stay, so that the others are balanced against them."""
+        owners: list[Rank | None] = []
+        for box, have, group in zip(self._boxes, self._by.have, self._groups, strict=True):
+            stays = box.owner in have and (box.owner in group or group.isdisjoint(have))
+            owners.append(box.owner if stays else None)
+            if stays:
+                self._owned[box.owner] += len(box.span)
+        return [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
+
+    def _new_owner(self, number: int) -> Rank:
+        have, group = self._by.have[number], self._groups[number]
+        inside = [rank for rank in have if rank in group]
+        owner = min(inside or have, key=lambda rank: (self._owned[rank], rank))
+        self._owned[owner] += len(self._boxes[number].span)
+        return owner
+
+    def _staying(self, number: int, owner: Rank) -> list[Rank]:
+        """Those with a copy, best first, as many as are wanted; all of them while a better place has none yet."""
+        have = [rank for rank in self._by.have[number] if rank != owner]
+        if len(have) <= self._wanted or self._place_missing(number, owner, have):
+            return have
+        before, group, host = self._boxes[number].holders, self._groups[number], self._host
+        best = sorted(have, key=lambda r: (host[r] == host[owner], r not in group, r not in before, self._held[r], r))
+        return best[: self._wanted]
+
+    def _place_missing(self, number: int, owner: Rank, have: Sequence[Rank]) -> bool:
+        """Whether a copy is wanted where none is: with a reader of the bucket, or on another host than the owner's."""
+        group, host = self._groups[number], self._host
+        if not self._wanted:
+            return False
+        if owner not in group and group.isdisjoint(have):
+            return True
+        return all(host[r] == host[owner] for r in have) and any(host[r] != host[owner] for r in self._ranks)
+
+    def _hold(self, number: int, owner: Rank, rank: Rank) -> None:
+        self._held[rank] += len(self._boxes[number].span)
+        self._pairs[owner, rank] += len(self._boxes[number].span)
+
+    def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> PlannedBox:
+        catching: list[Rank] = []
+        while len(stay) + len(catching) < self._wanted or self._place_missing(number, owner, [*stay, *catching]):
+            rank = self._new_holder(number, owner, (*stay, *catching))
+            catching.append(rank)
+            self._hold(number, owner, rank)
+        box = self._boxes[number]
+        return PlannedBox(box.bucket, box.span, owner, tuple(sorted((*stay, *catching))), tuple(sorted(catching)))
+
+    def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
+        """A reader of the bucket if owner and holders are none; else another host, a reader, whoever keeps least."""
+        host, group, before = self._host, self._groups[number], self._boxes[number].holders
+        orphan = owner not in group and group.isdisjoint(taken)
+        hosts = {host[rank] for rank in taken}
+        return min(
+            (rank for rank in self._ranks if rank != owner and rank not in taken),
+            key=lambda r: (
+                orphan and r not in group,
+                host[r] == host[owner],
+                host[r] in hosts,
+                r not in group,
+                r not in before,
+                self._pairs[owner, r],
+                self._held[r] + self._owned[r],
+                r,
+            ),
+        )

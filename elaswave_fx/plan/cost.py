@@ -59,7 +59,7 @@ class Workload:
 
     `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
     `work_bytes_per_element` is the size of an element as the units compute with it.
-    `batch_coupled`: a micro-batch is exactly one granule.
+    `batch_coupled`: a micro-batch is exactly one granule. `micro_batch`: the user's upper bound in samples, if any.
     """
 
     units: tuple[UnitCost, ...]
@@ -70,6 +70,7 @@ class Workload:
     batch_coupled: bool = False
     state_bytes_per_element: int = 16
     work_bytes_per_element: int = 4
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not self.units:

@@ -232,4 +232,5 @@ def _workload_of(data: dict[str, Any]) -> Workload:
         batch_coupled=data["batch_coupled"],
         state_bytes_per_element=data["state_bytes_per_element"],
         work_bytes_per_element=data["work_bytes_per_element"],
+        micro_batch=data["micro_batch"],
     )

@@ -9,23 +9,18 @@ In: a workload, a topology, and the wanted shape. Out: a Plan whose `reason` say
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.memory import MemoryTable, size_text
-from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Column, Row, Tiling, columns, consecutive, even_split, rows
+from elaswave_fx.plan.shapes import Shaped, cut_columns, cut_rows, micro_batch_sizes, speeds, unit_seconds
+from elaswave_fx.plan.tiling import Tiling, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology, local_topology
-
-MICRO_BATCHES_PER_STAGE = 2
-"""A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,8 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
             f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
             f"the topology has {len(topology.members)}"
         )
+    # Later plans of the job keep to the same bound.
+    workload = replace(workload, micro_batch=parallel.micro_batch)
     try:
         return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch, parallel.copies)
     except PlanError as error:
@@ -76,23 +73,13 @@ def plan_columns(
     widest = max(depths)
     tried: list[Plan] = []
     table = MemoryTable(workload, len(depths), copies, sum(depths))
-    for size in _micro_batch_sizes(workload, -(-workload.granules // len(depths)), widest, micro_batch):
-        costs = unit_seconds(workload, size)
-        cuts = [_cut(workload, pipeline, costs, size, table) for pipeline in pipelines]
-        found = [c for c in cuts if c is not None]
-        if len(found) < len(cuts):
+    for size in micro_batch_sizes(workload, -(-workload.granules // len(depths)), widest, micro_batch):
+        found = cut_columns(workload, pipelines, size, table)
+        if found is None:
             continue
-        slowest = [slowest_stage(costs, _speeds(p), c) for p, c in zip(pipelines, found, strict=True)]
-        shares = share_granules(workload.granules, slowest)
-        samples = consecutive([share * workload.granule for share in shares])
-        tiling = columns(
-            [Column(tuple(m.rank for m in p), c, s) for p, c, s in zip(pipelines, found, samples, strict=True)],
-            size,
-            workload.granule,
-        )
-        reason = _columns_reason(workload, pipelines, found, tiling, costs, micro_batch)
-        plan = make_plan(topology, workload, tiling, reason, copies)
-        if _fits(plan):
+        reason = _columns_reason(workload, pipelines, found, unit_seconds(workload, size), micro_batch)
+        plan = make_plan(topology, workload, found.tiles, reason, copies)
+        if fits_memory(plan):
             return plan
         tried.append(plan)
     raise PlanError(_does_not_fit(workload, topology, table, widest, copies, tried))
@@ -111,56 +98,24 @@ def plan_rows(
             f"there are {workload.granules} granules"
         )
     stages = [topology.members[b.lo : b.hi] for b in consecutive(widths)]
-    strength = [sum(_speeds(stage)) for stage in stages]
+    strength = [sum(speeds(stage)) for stage in stages]
     table = MemoryTable(workload, min(widths), copies, sum(widths))
-    share = -(-workload.granules // max(widths))
     tried: list[Plan] = []
-    for size in _micro_batch_sizes(workload, share, len(widths), micro_batch):
-        costs = unit_seconds(workload, size)
-        bounds = minimax(costs, strength, _fits_row(stages, table, size, len(widths)), crossing_bytes(workload))
-        if bounds is None:
+    for size in micro_batch_sizes(workload, -(-workload.granules // max(widths)), len(widths), micro_batch):
+        found = cut_rows(workload, stages, size, table)
+        if found is None:
             continue
-        tiling = rows(
-            [
-                Row(
-                    tuple(m.rank for m in stage),
-                    units,
-                    tuple(n * workload.granule for n in share_granules(workload.granules, _paces(stage))),
-                )
-                for stage, units in zip(stages, _spans(bounds), strict=True)
-            ],
-            size,
-            workload.granule,
-        )
+        (bounds,) = found.cuts
         reason = (
             f"rows of widths {_numbers(widths)}: units cut at {_numbers(bounds[1:-1])}; "
-            f"{_against_even(costs, strength, bounds)}; {_micro_batch_reason(tiling, len(widths), micro_batch)}"
+            f"{_against_even(unit_seconds(workload, size), strength, bounds)}; "
+            f"{_micro_batch_reason(found.tiles, len(widths), micro_batch)}"
         )
-        plan = make_plan(topology, workload, tiling, reason, copies)
-        if _fits(plan):
+        plan = make_plan(topology, workload, found.tiles, reason, copies)
+        if fits_memory(plan):
             return plan
         tried.append(plan)
     raise PlanError(_does_not_fit(workload, topology, table, len(widths), copies, tried))
-
-
-def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
-    """Seconds of forward and backward of one micro-batch through each unit at speed 1."""
-    return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
-
-
-def share_granules(granules: int, paces: Sequence[float]) -> tuple[int, ...]:
-    """Granules per worker, at least one each, so that the last to finish finishes first.
-
-    `paces`: time per granule, in any unit. Equal paces give an even split, remainders to the first, one each.
-    """
-    shares = [1] * len(paces)
-    finish = [(2 * pace, index) for index, pace in enumerate(paces)]
-    heapq.heapify(finish)
-    for _ in range(granules - len(paces)):
-        _, index = finish[0]
-        shares[index] += 1
-        heapq.heapreplace(finish, ((shares[index] + 1) * paces[index], index))
-    return tuple(shares)
 
 
 def _refuse(workload: Workload, parallel: Parallel) -> None:
@@ -194,54 +149,13 @@ def _refuse(workload: Workload, parallel: Parallel) -> None:
         )
 
 
-def _micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:
-    """Micro-batches to try, in samples, largest first: the wanted one, then what less memory needs.
-
-    `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
-    """
-    if workload.batch_coupled:
-        yield workload.granule
-        return
-    count = 1 if depth == 1 else min(granules, MICRO_BATCHES_PER_STAGE * depth)
-    largest = granules if most is None else max(1, most // workload.granule)
-    last = None
-    while count <= granules:
-        size = -(-granules // count)
-        if size <= largest and size != last:
-            last = size
-            yield size * workload.granule
-        if size == 1:
-            return
-        count = max(count + 1, -(-granules // (size - 1)))
+def most_memory(plan: Plan) -> int:
+    """Bytes of the rank that needs most."""
+    return max(cost.memory_bytes for cost in plan.predicted.ranks.values())
 
 
-def _cut(
-    workload: Workload, pipeline: Sequence[Member], costs: Sequence[float], size: int, table: MemoryTable
-) -> tuple[int, ...] | None:
-    """The borders of one pipeline, None if no partition fits its ranks."""
-    depth = len(pipeline)
-
-    def fits(stage: int, units: Span) -> bool:
-        limit = pipeline[stage].memory_bytes
-        return limit is None or table.total(units, size, depth - stage) <= limit
-
-    bounded = any(m.memory_bytes is not None for m in pipeline)
-    return minimax(costs, _speeds(pipeline), fits if bounded else None, crossing_bytes(workload))
-
-
-def _fits_row(
-    stages: Sequence[Sequence[Member]], table: MemoryTable, size: int, depth: int
-) -> Callable[[int, Span], bool]:
-    limits = [min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in stages]
-
-    def fits(stage: int, units: Span) -> bool:
-        limit = limits[stage]
-        return limit is None or table.total(units, size, depth - stage) <= limit
-
-    return fits
-
-
-def _fits(plan: Plan) -> bool:
+def fits_memory(plan: Plan) -> bool:
+    """Whether every rank has the memory that the plan predicts."""
     return all(
         m.memory_bytes is None or plan.predicted.ranks[m.rank].memory_bytes <= m.memory_bytes
         for m in plan.topology.members
@@ -256,7 +170,7 @@ def _does_not_fit(
     spans = consecutive(even_split(len(workload.units), depth))
     need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
     if tried:
-        need = min(max(cost.memory_bytes for cost in plan.predicted.ranks.values()) for plan in tried)
+        need = min(most_memory(plan) for plan in tried)
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     return (
         f"does not fit in memory: a stage needs about {size_text(need)} at micro-batches of one granule "
@@ -277,39 +191,26 @@ def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: P
     return None
 
 
-def _speeds(members: Sequence[Member]) -> list[float]:
-    return [m.speed for m in members]
-
-
-def _paces(members: Sequence[Member]) -> list[float]:
-    return [1 / m.speed for m in members]
-
-
-def _spans(bounds: Sequence[int]) -> list[Span]:
-    return [Span(lo, hi) for lo, hi in itertools.pairwise(bounds)]
-
-
 def _columns_reason(
     workload: Workload,
     pipelines: Sequence[Sequence[Member]],
-    cuts: Sequence[tuple[int, ...]],
-    tiling: Tiling,
+    found: Shaped,
     costs: Sequence[float],
     micro_batch: int | None,
 ) -> str:
     """What was chosen, what it beat and why."""
-    depths = [len(p) for p in pipelines]
+    depths, cuts = [len(p) for p in pipelines], found.cuts
     if len(set(depths)) == 1:
         shape = f"{len(depths)} x {depths[0]} columns"
     else:
         shape = f"columns of depths {_numbers(depths)}"
     parts = [shape]
     if max(depths) > 1:
-        worst = max(range(len(cuts)), key=lambda c: slowest_stage(costs, _speeds(pipelines[c]), cuts[c]))
+        worst = max(range(len(cuts)), key=lambda c: slowest_stage(costs, speeds(pipelines[c]), cuts[c]))
         where = " | ".join(_numbers(c[1:-1]) or "none" for c in dict.fromkeys(cuts))
         parts.append(f"units cut at {where}")
-        parts.append(_against_even(costs, _speeds(pipelines[worst]), cuts[worst]))
-    parts.append(_micro_batch_reason(tiling, max(depths), micro_batch))
+        parts.append(_against_even(costs, speeds(pipelines[worst]), cuts[worst]))
+    parts.append(_micro_batch_reason(found.tiles, max(depths), micro_batch))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
     return "; ".join(parts)

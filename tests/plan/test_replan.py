@@ -1,0 +1,339 @@
+"""The next plan after a loss: valid, with owners that have a copy, units kept where a stage survives, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import Parallel, most_memory, plan_columns, plan_rows, plan_uniform
+from elaswave_fx.plan.replan import replan, wants_move
+from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
+from tests.plan.samples import chain, two_towers, uneven_tilings
+
+Have = dict[int, tuple[Rank, ...]]
+
+
+def uniform(
+    dp: int, pp: int, workload: Workload | None = None, ranks_per_host: int = 1, micro_batch: int | None = None
+) -> Plan:
+    workload = workload or chain(8, 24)
+    return plan_uniform(workload, local_topology(dp * pp, ranks_per_host), Parallel(dp, pp, micro_batch))
+
+
+def caught_up(plan: Plan) -> Have:
+    """Copies once everybody has what the plan says."""
+    return {number: (box.owner, *box.holders) for number, box in enumerate(plan.boxes)}
+
+
+def at_once(plan: Plan) -> Have:
+    """Copies before anybody has caught up."""
+    return {n: (box.owner, *(r for r in box.holders if r not in box.catching)) for n, box in enumerate(plan.boxes)}
+
+
+def without(plan: Plan, *lost: int) -> tuple[Rank, ...]:
+    return tuple(r for r in plan.ranks if r not in lost)
+
+
+def lose(plan: Plan, *lost: int, count: int = 1, have: Have | None = None) -> Plan:
+    found = replan(plan, without(plan, *lost), caught_up(plan) if have is None else have, count)
+    check_plan(found)
+    assert found.epoch == plan.epoch + 1
+    return found
+
+
+def settle(plan: Plan, count: int = 1) -> tuple[Plan, int]:
+    """Plan again until nothing wants to move; how often that took."""
+    for rounds in range(6):
+        if not wants_move(plan, caught_up(plan), count):
+            return plan, rounds
+        plan = lose(plan, count=count)
+    raise AssertionError("copies move for ever")
+
+
+def check_boxes(before: Plan, after: Plan, have: Have, count: int) -> None:
+    """The rules of who keeps what, one by one."""
+    alive = set(after.ranks)
+    host = {m.rank: m.host for m in after.topology.members}
+    assert [(b.bucket, b.span) for b in after.boxes] == [(b.bucket, b.span) for b in before.boxes]
+    for number, (old, new) in enumerate(zip(before.boxes, after.boxes, strict=True)):
+        copies = alive & set(have[number])
+        group = set(after.groups[after.workload.buckets[new.bucket].name])
+        assert new.owner in copies
+        assert new.owner in group or not copies & group
+        if old.owner in copies and (old.owner in group or not copies & group):
+            assert new.owner == old.owner
+        kept = {new.owner, *new.holders}
+        assert set(new.catching) == set(new.holders) - copies
+        assert len(new.holders) >= min(count, len(alive) - 1)
+        if new.catching:
+            assert copies <= kept
+        else:
+            assert len(new.holders) == min(count, len(alive) - 1)
+        if count and any(host[r] != host[new.owner] for r in alive):
+            assert any(host[r] != host[new.owner] for r in new.holders)
+        if count and len(alive) > 1:
+            assert kept & group
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
+    """A plan, the order in which its ranks are lost, and the number of copies."""
+    dp, pp = draw(st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1), (1, 3), (1, 5), (3, 1), (2, 4)]))
+    granule = draw(st.integers(1, 2))
+    costs = draw(st.lists(st.sampled_from((1e-3, 3e-3, 7e-3)), min_size=6, max_size=6))
+    workload = chain(6, draw(st.integers(4, 12)) * granule, granule, costs, draw(st.booleans()))
+    copies = draw(st.integers(0, 2))
+    topology = local_topology(dp * pp, draw(st.integers(1, 3)))
+    speeds = draw(st.lists(st.sampled_from((1.0, 1.0, 0.5)), min_size=dp * pp, max_size=dp * pp))
+    members = tuple(Member(m.rank, m.host, s) for m, s in zip(topology.members, speeds, strict=True))
+    plan = plan_uniform(workload, Topology(members), Parallel(dp, pp, draw(st.sampled_from((None, 2, 3))), copies))
+    return plan, list(draw(st.permutations(range(dp * pp)))), copies
+
+
+@settings(deadline=None, max_examples=60)
+@given(jobs(), st.data())
+def test_losses_down_to_one_rank_keep_a_valid_plan(job: tuple[Plan, list[int], int], data: st.DataObject) -> None:
+    plan, order, count = job
+    have = caught_up(plan)
+    while len(plan.ranks) > 1:
+        members = without(plan, order.pop())
+        if any(not set(have[n]) & set(members) for n in have):  # rolled back: everybody has everything
+            have = dict.fromkeys(have, members)
+        after = replan(plan, members, have, count)
+        check_plan(after)
+        assert after == replan(plan, members, {n: tuple(reversed(r)) for n, r in have.items()}, count)
+        assert Plan.from_json(after.to_json()) == after
+        check_boxes(plan, after, have, count)
+        plan, have = after, caught_up(after) if data.draw(st.booleans()) else at_once(after)
+
+
+@settings(deadline=None, max_examples=40)
+@given(jobs())
+def test_copies_come_to_rest(job: tuple[Plan, list[int], int]) -> None:
+    plan, order, count = job
+    assert not wants_move(plan, caught_up(plan), count)
+    members = without(plan, order[0])
+    have = caught_up(plan)
+    if any(not set(have[n]) & set(members) for n in have):
+        have = dict.fromkeys(have, members)
+    after, rounds = settle(replan(plan, members, have, count), count)
+    assert rounds <= 2
+    for box in after.boxes:
+        assert len(box.holders) == min(count, len(members) - 1)
+        assert box.owner in after.groups[after.workload.buckets[box.bucket].name] or not count
+
+
+@settings(deadline=None, max_examples=40)
+@given(uneven_tilings())
+def test_any_tiling_can_lose_a_rank(tiling: tuple[Workload, tuple[object, ...]]) -> None:
+    workload, tiles = tiling
+    plan = make_plan(local_topology(len(tiles)), workload, tiles, "random", 2)  # type: ignore[arg-type]
+    if len(tiles) > 1:
+        after = lose(plan, 0, count=2)
+        check_boxes(plan, after, caught_up(plan), 2)
+
+
+def units(plan: Plan) -> dict[Rank, Span]:
+    return {t.rank: t.units for t in plan.tiles}
+
+
+@pytest.mark.parametrize(("dp", "pp", "lost"), [(2, 2, (1,)), (3, 2, (0, 3)), (4, 1, (2,)), (2, 3, (1, 5)), (3, 1, ())])
+def test_units_stay_where_a_stage_has_a_rank_left(dp: int, pp: int, lost: tuple[int, ...]) -> None:
+    before = uniform(dp, pp)
+    after = lose(before, *lost)
+    assert units(after) == {rank: span for rank, span in units(before).items() if rank not in lost}
+
+
+def test_rows_that_lose_a_rank_stay_rows() -> None:
+    before = plan_rows(chain(10, 24), local_topology(5), (3, 2))
+    assert units(lose(before, 1)) == {r: s for r, s in units(before).items() if r != 1}
+
+
+def test_the_same_ranks_keep_their_tiles_exactly() -> None:
+    before = uniform(2, 2)
+    moved = replace(before, boxes=tuple(replace(b, owner=b.holders[0], holders=(b.owner,)) for b in before.boxes))
+    after = lose(moved)
+    assert after.tiles == before.tiles and after.boxes == moved.boxes
+    assert after.reason == "the same ranks; tiles as before"
+
+
+def test_samples_follow_speed() -> None:
+    topology = local_topology(4, 1)
+    members = tuple(Member(m.rank, m.host, 0.5 if m.rank == 2 else 1.0) for m in topology.members)
+    before = plan_uniform(chain(4, 32), Topology(members), Parallel(4, 1))
+    assert [len(t.samples) for t in lose(before, 0).tiles] == [13, 6, 13]
+
+
+def test_micro_batches_are_resized_where_calls_are_dear() -> None:
+    before = uniform(4, 1, chain(4, 32))
+    after = lose(before, 3)
+    assert [len(t.micro_batches) for t in after.tiles] == [1, 1, 1]
+    assert "stages keep their units, as many micro-batches as before; predicted step" in after.reason
+
+
+def test_there_are_more_of_them_where_they_fill_a_pipeline() -> None:
+    before = uniform(2, 2, chain(4, 32))
+    assert [len(t.micro_batches) for t in before.tiles] == [4] * 4
+    after = lose(before, 1)
+    assert [len(t.micro_batches) for t in after.tiles] == [4, 4, 8]
+    assert "micro-batches as large as before" in after.reason
+
+
+def test_the_bound_of_the_user_holds_after_a_loss() -> None:
+    after = lose(uniform(2, 1, chain(4, 32), micro_batch=4), 0)
+    assert {len(m) for t in after.tiles for m in t.micro_batches} == {4}
+    after = lose(uniform(1, 3, chain(4, 32), micro_batch=3), 0)
+    assert max(len(m) for t in after.tiles for m in t.micro_batches) <= 3
+
+
+def test_batch_coupled_programs_keep_their_granule() -> None:
+    after = lose(uniform(2, 2, chain(4, 16, 2, batch_coupled=True)), 2)
+    assert {len(m) for t in after.tiles for m in t.micro_batches} == {2}
+
+
+def test_a_stage_without_ranks_is_cut_anew_and_its_holder_owns_it_at_once() -> None:
+    before = uniform(1, 3)
+    lost = [number for number, box in enumerate(before.boxes) if box.owner == 1]
+    after = lose(before, 1)
+    assert after.reason.startswith("lost rank 1; units cut anew: ")
+    for number in lost:
+        assert (after.boxes[number].owner,) == before.boxes[number].holders
+    assert re.search(r"\d+ of \d+ boxes get another owner", after.reason)
+    assert "have a single copy until ranks 0, 2 caught up" in after.reason
+
+
+def test_ranks_stay_near_their_units() -> None:
+    after = lose(uniform(1, 4, replace(chain(8, 24), micro_batch=1)), 1)
+    early, late = after.tile(Rank(0)).units, after.tile(Rank(3)).units
+    assert early.lo <= after.tile(Rank(2)).units.lo <= late.lo
+
+
+def test_columns_with_cuts_of_their_own_are_cut_anew() -> None:
+    before = plan_columns(chain(4, 24), local_topology(4, 1), (3, 1))
+    after = lose(before, 1)
+    assert "units cut anew: " in after.reason
+
+
+def outside(plan: Plan) -> int:
+    groups = [set(plan.groups[plan.workload.buckets[b.bucket].name]) for b in plan.boxes]
+    return sum(b.owner not in group for b, group in zip(plan.boxes, groups, strict=True))
+
+
+def orphaned() -> Plan:
+    """1 x 3 without its middle rank, of which rank 0 alone keeps everything; memory forbids 2 x 1."""
+    workload = chain(9, 24)
+    before = plan_uniform(workload, local_topology(3, 1), Parallel(1, 3))
+    boxes = tuple(replace(b, holders=tuple(r for r in (Rank(0), Rank(2)) if r != b.owner)) for b in before.boxes)
+    lean = plan_columns(workload, local_topology(2, 1), (2,), copies=1)
+    limit = most_memory(lean)
+    members = tuple(Member(m.rank, m.host, memory_bytes=limit) for m in before.topology.members)
+    return replace(before, boxes=boxes, topology=replace(before.topology, members=members))
+
+
+def test_an_owner_outside_of_the_group_hands_over_to_a_reader_that_caught_up() -> None:
+    before = orphaned()
+    have = {n: (b.owner, *b.holders) if b.owner == 2 else (Rank(0),) for n, b in enumerate(before.boxes)}
+    after = lose(before, 1, have=have)
+    assert len(after.tiles) == 2 and outside(after) > 0
+    for box in after.boxes:
+        group = after.groups[after.workload.buckets[box.bucket].name]
+        if box.owner not in group:
+            assert set(box.catching) & set(group)
+    assert wants_move(after, caught_up(after), 1) and not wants_move(after, at_once(after), 1)
+    at_rest, rounds = settle(after)
+    assert rounds == 1 and outside(at_rest) == 0 and at_rest.tiles == after.tiles
+
+
+def test_promotions_and_new_copies_are_balanced() -> None:
+    after = lose(uniform(6, 1, chain(24, 24)), 2)
+    owned: Counter[Rank] = Counter()
+    held: Counter[Rank] = Counter()
+    for box in after.boxes:
+        owned[box.owner] += len(box.span)
+        held.update(dict.fromkeys(box.holders, len(box.span)))
+    largest = max(len(b.span) for b in after.boxes)
+    assert max(owned.values()) - min(owned.values()) <= 2 * largest
+    assert max(held.values()) - min(held.values()) <= 0.35 * sum(held.values()) / 5
+
+
+def test_a_surplus_holder_stays_until_nobody_is_catching_up() -> None:
+    before = uniform(4, 1, ranks_per_host=2)
+    # The copy of rank 0's first box lies with its neighbour on the same host only.
+    boxes = (replace(before.boxes[0], holders=(Rank(1),)), *before.boxes[1:])
+    before = replace(before, boxes=boxes)
+    first = lose(before)
+    assert first.boxes[0].holders == (1, 2) and first.boxes[0].catching == (2,)
+    assert wants_move(first, caught_up(first), 1)
+    second = lose(first)
+    assert second.boxes[0].holders == (2,) and not wants_move(second, caught_up(second), 1)
+
+
+def test_a_rank_that_comes_back_gets_a_tile() -> None:
+    before = uniform(2, 2)
+    after = lose(before, 3)
+    back = replan(after, before.ranks, caught_up(after), 1)
+    check_plan(back)
+    assert back.ranks == before.ranks and back.reason.startswith("joined by rank 3; units cut anew: ")
+
+
+def limited(plan: Plan, memory: int) -> Plan:
+    members = tuple(Member(m.rank, m.host, m.speed, memory) for m in plan.topology.members)
+    return replace(plan, topology=replace(plan.topology, members=members))
+
+
+def test_memory_takes_micro_batches_down() -> None:
+    before = uniform(2, 1, chain(4, 32))
+    free = lose(before, 0, count=0)
+    tight = lose(limited(before, most_memory(free) - 1), 0, count=0)
+    assert len(tight.tiles[0].micro_batches) > len(free.tiles[0].micro_batches) == 1
+
+
+def test_memory_takes_copies_down_before_the_job_ends() -> None:
+    before = uniform(3, 1, chain(1, 24, batch_coupled=True))
+    bare = most_memory(lose(before, 0, count=0))
+    after = lose(limited(before, bare), 0)
+    assert after.reason.endswith("memory has room for 0 of 1 copies")
+
+
+def test_too_few_ranks_name_the_smallest_number_that_would_do() -> None:
+    before = uniform(1, 4)
+    limit = most_memory(plan_columns(before.workload, local_topology(3, 1), (3,), copies=0))
+    message = (
+        r"^replan: 1 rank cannot hold the job: a rank needs .* and has .*; the smallest number of ranks that would "
+    )
+    everything = dict.fromkeys(range(len(before.boxes)), (Rank(3),))
+    with pytest.raises(PlanError, match=message + r"do is 3$"):
+        replan(limited(before, limit), (Rank(3),), everything, 1)
+
+
+def test_more_ranks_than_there_are_tiles_are_refused() -> None:
+    plan = uniform(1, 2, chain(2, 1))
+    with pytest.raises(
+        PlanError, match=r"replan: 3 ranks cannot share 2 units x 1 granules; at most 2 ranks have some"
+    ):
+        replan(plan, (*plan.ranks, Rank(2)), caught_up(plan), 1)
+
+
+def test_a_box_without_a_copy_is_named() -> None:
+    plan = uniform(2, 2)
+    message = "replan: box 1 (elements [50, 100) of bucket u0) has no copy among ranks 1, 3; an owner has a copy"
+    with pytest.raises(PlanError, match="^" + re.escape(message)):
+        replan(plan, without(plan, 0, 2), {**caught_up(plan), 0: (Rank(3),)}, 1)
+
+
+def test_reasons_say_what_was_lost_chosen_and_beaten() -> None:
+    after = lose(uniform(2, 2, two_towers(16)), 1)
+    words: Iterable[str] = ("lost rank 1", "stages keep their units", "predicted step", " against ", "another owner")
+    assert all(word in after.reason for word in words), after.reason
