@@ -1,6 +1,8 @@
-"""A plan as a table for people: stages, units, samples, cost, memory, bytes. Stable text, the same for the same plan.
+"""A plan as a table for people: stages, units, samples, cost, memory, bytes; and words for ranks and numbers.
 
-print(describe(plan))
+In: a plan. Out: stable text, the same for the same plan.
+
+    print(describe(plan))
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ HEADINGS = (
     "gather",
 )
 
+NAMED = 6
+"""Runs of numbers that `number_ranges` names before it leaves off."""
+
 
 def describe(plan: Plan) -> str:
     """The plan's reason, a row per rank, its schedule and the predicted step; ends with a newline."""
@@ -47,6 +52,28 @@ def describe(plan: Plan) -> str:
         _box_line(plan),
     ]
     return "\n".join(lines) + "\n"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """0, 2, 3"""
+    return ", ".join(str(number) for number in numbers)
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """rank 2, or ranks 0, 2, 3"""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """0-3, 7: the first of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    named = [f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs[:NAMED]]
+    return ", ".join(named) + (", ..." if len(runs) > NAMED else "")
 
 
 def _box_line(plan: Plan) -> str:

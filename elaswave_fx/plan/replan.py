@@ -15,15 +15,13 @@ from dataclasses import dataclass, replace
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.copies import Keepers, bucket_group, hand_over
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
+from elaswave_fx.plan.describe import listed, number_ranges, rank_words
 from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan, PlannedBox
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.retile import SMALLER, Shape, keep_units, new_shapes, order_by_units
 from elaswave_fx.plan.tiling import Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
-
-_NAMED = 6
-"""Runs of boxes that a reason names before it leaves off."""
 
 Copies = Mapping[int, tuple[Rank, ...]]
 """Index of a box -> the ranks that have a copy of it now."""
@@ -153,7 +151,7 @@ def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple
     for number, holders in enumerate(have):
         if not holders:
             raise PlanError(
-                f"replan: {_box_name(plan, number)} has no copy among ranks {_listed(ranks)}; "
+                f"replan: {_box_name(plan, number)} has no copy among ranks {listed(ranks)}; "
                 "an owner has a copy of what it owns"
             )
     return have
@@ -196,7 +194,7 @@ def _changed(before: Plan, after: Plan) -> str:
     """Who is gone and who has come."""
     lost = [r for r in before.ranks if r not in after.ranks]
     joined = [r for r in after.ranks if r not in before.ranks]
-    words = [f"{what} {_ranks(ranks)}" for what, ranks in (("lost", lost), ("joined by", joined)) if ranks]
+    words = [f"{what} {rank_words(ranks)}" for what, ranks in (("lost", lost), ("joined by", joined)) if ranks]
     return ", ".join(words) or "the same ranks"
 
 
@@ -208,10 +206,14 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
     catching = sorted({rank for box in after.boxes for rank in box.catching})
     single = [number for number, ranks in enumerate(have) if len(ranks) == 1]
     if single:
-        until = f"until {_ranks(catching)} caught up" if catching else "and no rank is there for another"
-        yield f"{len(single)} boxes ({_ranges(single)}) have a single copy {until}"
+        until = (
+            f"until {rank_words(catching)} {_have(catching)} caught up"
+            if catching
+            else "and no rank is there for another"
+        )
+        yield f"{len(single)} boxes ({number_ranges(single)}) have a single copy {until}"
     elif catching:
-        yield f"{_ranks(catching)} to catch up"
+        yield f"{rank_words(catching)} {_have(catching)} to catch up"
 
 
 def _against(other: tuple[Plan, str] | None) -> str:
@@ -223,24 +225,8 @@ def _box_name(plan: Plan, number: int) -> str:
     return f"box {number} (elements {box.span} of bucket {plan.workload.buckets[box.bucket].name})"
 
 
-def _ranks(ranks: Sequence[Rank]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
-
-
-def _listed(ranks: Sequence[Rank]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0-3, 7: the first of ascending numbers, for people."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    named = [f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs[:_NAMED]]
-    return ", ".join(named) + (", ..." if len(runs) > _NAMED else "")
+def _have(ranks: Sequence[Rank]) -> str:
+    return "have" if len(ranks) > 1 else "has"
 
 
 def _ms(seconds: float) -> str:

@@ -211,7 +211,7 @@ def test_a_stage_without_ranks_is_cut_anew_and_its_holder_owns_it_at_once() -> N
     for number in lost:
         assert (after.boxes[number].owner,) == before.boxes[number].holders
     assert re.search(r"\d+ of \d+ boxes get another owner", after.reason)
-    assert "have a single copy until ranks 0, 2 caught up" in after.reason
+    assert "have a single copy until ranks 0, 2 have caught up" in after.reason
 
 
 def test_ranks_stay_near_their_units() -> None:
