@@ -23,6 +23,19 @@ Key = tuple[int, int, int]
 Wire = tuple[Rank, Rank, int]
 """(source, target, tag)."""
 
+_OPERANDS = {
+    "RECV": 7,
+    "SEND": 7,
+    "FORWARD": 2,
+    "BACKWARD": 2,
+    "REDUCE": 1,
+    "UPDATE": 1,
+    "GATHER": 1,
+    "FOLD": 0,
+    "VOTE": 0,
+    "SNAPSHOT": 0,
+}
+
 
 class _Broken(Exception):
     """A rule was broken; the text says which."""
@@ -100,19 +113,7 @@ class _Run:
         """Execute if possible; False if it has to wait; _Broken if it must not be there."""
         opcode, *numbers = instruction
         operands = [int(n) for n in numbers]
-        sizes = {
-            "RECV": 7,
-            "SEND": 7,
-            "FORWARD": 2,
-            "BACKWARD": 2,
-            "REDUCE": 1,
-            "UPDATE": 1,
-            "GATHER": 1,
-            "FOLD": 0,
-            "VOTE": 0,
-            "SNAPSHOT": 0,
-        }
-        if sizes.get(str(opcode)) != len(operands):
+        if _OPERANDS.get(str(opcode)) != len(operands):
             raise _Broken("there is no such instruction with that number of operands")
         if opcode in ("RECV", "SEND"):
             return self._transfer(rank, worker, str(opcode), operands)

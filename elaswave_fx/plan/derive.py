@@ -9,8 +9,10 @@ micro-batches do not line up.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.copies import bucket_group, choose_holders, cut_boxes, kept_elements
@@ -83,18 +85,31 @@ def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:
     users in unit order are a chain, whose links are the pieces. Neighbouring pieces between the same micro-batches
     join. A value without a sample axis goes once to each receiving micro-batch.
     """
-    holders = [
-        sorted((t for t in tiles if unit in t.units), key=lambda t: t.samples.lo) for unit in range(len(workload.units))
-    ]
+    by_sample = sorted(tiles, key=lambda t: t.samples.lo)
+    holders = [tuple(t.rank for t in by_sample if unit in t.units) for unit in range(len(workload.units))]
+    by_rank = {tile.rank: tile for tile in tiles}
+    # Many values have users on the same ranks: their pieces differ by the value only. Neighbouring users on the same
+    # ranks exchange nothing.
+    known: dict[tuple[tuple[Rank, ...], ...], list[Hop]] = {}
     hops: list[Hop] = []
     for index, value in enumerate(workload.values):
-        users = (value.producer, *value.consumers)
-        found = _value_hops(index, [holders[unit] for unit in users])
-        hops += found if value.sample_axis is not None else _once_each(found)
-    return tuple(sorted(hops))
+        stages = tuple(ranks for ranks, _ in itertools.groupby(holders[u] for u in (value.producer, *value.consumers)))
+        if stages not in known:
+            known[stages] = _value_hops(index, [[by_rank[r] for r in ranks] for ranks in stages])
+        found = known[stages] if value.sample_axis is not None else _once_each(known[stages])
+        hops += [h if h.value == index else replace(h, value=index) for h in found]
+    return tuple(sorted(hops, key=_place))
+
+
+def _place(hop: Hop) -> tuple[int, ...]:
+    """The order of fields, compared without building a tuple for each comparison."""
+    samples = hop.samples
+    return hop.value, hop.source, hop.source_micro_batch, hop.target, hop.target_micro_batch, samples.lo, samples.hi
 
 
 def _value_hops(index: int, holders: Sequence[Sequence[Tile]]) -> list[Hop]:
+    if len(holders) == 1:
+        return []
     borders = sorted({b for tiles in holders for t in tiles for m in t.micro_batches for b in (m.lo, m.hi)})
     hops: list[Hop] = []
     open_hops: dict[tuple[Rank, Rank], Hop] = {}
@@ -121,7 +136,7 @@ def _value_hops(index: int, holders: Sequence[Sequence[Tile]]) -> list[Hop]:
 
 
 def _micro_batch_at(tile: Tile, sample: int) -> int:
-    return next(i for i, m in enumerate(tile.micro_batches) if m.lo <= sample < m.hi)
+    return bisect_right(tile.micro_batches, sample, key=lambda m: m.lo) - 1
 
 
 def _once_each(hops: Sequence[Hop]) -> list[Hop]:
