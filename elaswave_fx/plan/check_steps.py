@@ -60,14 +60,14 @@ class _Worker:
     instructions: Sequence[Instruction]
     position: int = 0
     posts: dict[Key, list[_Post]] = field(default_factory=lambda: defaultdict(list))
+    begun: set[int] = field(default_factory=set)
     forward: set[tuple[int, int]] = field(default_factory=set)
     backward: set[tuple[int, int]] = field(default_factory=set)
     done: Counter[Instruction] = field(default_factory=Counter)
 
     def live(self) -> int:
         """Micro-batches that hold or await data: posted or begun, and not yet through their last unit."""
-        begun = {mb for _, mb in self.forward} | {mb for (_, mb, grad), p in self.posts.items() if p and not grad}
-        return sum((self.tile.units.lo, mb) not in self.backward for mb in begun)
+        return sum((self.tile.units.lo, mb) not in self.backward for mb in self.begun)
 
 
 def run_instructions(plan: Plan, lists: Mapping[Rank, Sequence[Instruction]], train: bool) -> str | None:
@@ -84,6 +84,7 @@ class _Run:
         self._sent: dict[Wire, list[int]] = defaultdict(list)
         self._awaited: dict[Wire, list[_Post]] = defaultdict(list)
         self._owned = {(box.owner, box.bucket) for box in plan.boxes}
+        self._concerns = {tile.rank: self._buckets_of(tile) for tile in plan.tiles}
         self._served = Counter((h.value, h.source, h.source_micro_batch) for h in plan.hops)
         self._read: dict[int, list[int]] = defaultdict(list)
         self._made: dict[int, list[int]] = defaultdict(list)
@@ -91,6 +92,14 @@ class _Run:
             self._made[value.producer].append(index)
             for unit in value.consumers:
                 self._read[unit].append(index)
+
+    def _buckets_of(self, tile: Tile) -> list[int]:
+        """Buckets that the rank of this tile reads or owns a box of."""
+        return [
+            index
+            for index, bucket in enumerate(self._work.buckets)
+            if (tile.rank, index) in self._owned or any(u in tile.units for u in bucket.users)
+        ]
 
     def to_end(self) -> str | None:
         moved = True
@@ -147,6 +156,8 @@ class _Run:
                 raise _Broken("the value is made here or was read already")
             post = _Post((Rank(peer), rank, tag), lo, hi, size)
             worker.posts[value, mb, grad].append(post)
+            if not grad:
+                worker.begun.add(mb)
             self._awaited[post.wire].append(post)
             self._match(post.wire)
             bound = self._plan.predicted.ranks[rank].in_flight + 1
@@ -232,6 +243,7 @@ class _Run:
         if not all(self._value_ready(worker, value, mb) for value in self._read[unit]):
             return False
         worker.forward.add((unit, mb))
+        worker.begun.add(mb)
         return True
 
     def _backward(self, worker: _Worker, unit: int, mb: int) -> bool:
@@ -259,16 +271,16 @@ class _Run:
         if operands:
             self._bucket_rules(rank, worker, opcode, operands[0])
         if opcode == "VOTE":
-            missing = [b for b in self._buckets_of(worker.tile) if not worker.done["REDUCE", b]]
+            missing = [b for b in self._concerns[worker.tile.rank] if not worker.done["REDUCE", b]]
             if missing or not worker.done[("FOLD",)]:
                 raise _Broken(f"the vote follows the fold and the reduction of every bucket (missing: {missing})")
         if opcode == "SNAPSHOT":
-            missing = [b for b in self._buckets_of(worker.tile) if not worker.done["GATHER", b]]
+            missing = [b for b in self._concerns[worker.tile.rank] if not worker.done["GATHER", b]]
             if missing or not worker.done[("VOTE",)]:
                 raise _Broken(f"the snapshot follows the vote and the gather of every bucket (missing: {missing})")
 
     def _bucket_rules(self, rank: Rank, worker: _Worker, opcode: str, bucket: int) -> None:
-        if bucket not in self._buckets_of(worker.tile):
+        if bucket not in self._concerns[worker.tile.rank]:
             raise _Broken("the rank neither reads nor owns anything of that bucket")
         spec = self._work.buckets[bucket]
         if opcode == "REDUCE":
@@ -284,14 +296,6 @@ class _Run:
             raise _Broken("the rank owns nothing of that bucket")
         if opcode == "GATHER" and owns and not worker.done["UPDATE", bucket]:
             raise _Broken("an owner updates before it gathers")
-
-    def _buckets_of(self, tile: Tile) -> list[int]:
-        """Buckets that the rank of this tile reads or owns a box of."""
-        return [
-            index
-            for index, bucket in enumerate(self._work.buckets)
-            if (tile.rank, index) in self._owned or any(u in tile.units for u in bucket.users)
-        ]
 
     def _left_over(self) -> str | None:
         """What did not end or was left behind, in words."""

@@ -211,7 +211,7 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
             if catching
             else "and no rank is there for another"
         )
-        yield f"{len(single)} boxes ({number_ranges(single)}) have a single copy {until}"
+        yield f"{len(single)} of {len(have)} boxes ({number_ranges(single)}) have a single copy {until}"
     elif catching:
         yield f"{rank_words(catching)} {_have(catching)} to catch up"
 

@@ -280,6 +280,25 @@ def test_a_surplus_holder_stays_until_nobody_is_catching_up() -> None:
     assert second.boxes[0].holders == (2,) and not wants_move(second, caught_up(second), 1)
 
 
+def test_a_holder_that_lost_its_copy_gets_it_again() -> None:
+    before = uniform(2, 2)
+    holder = before.boxes[0].holders[0]
+    after = lose(before, have={**caught_up(before), 0: (before.boxes[0].owner,)})
+    assert after.tiles == before.tiles
+    assert after.boxes == (replace(before.boxes[0], catching=(holder,)), *before.boxes[1:])
+    assert (
+        after.reason
+        == "the same ranks; tiles as before; 1 of 18 boxes (0) have a single copy until rank 2 has caught up"
+    )
+
+
+def test_an_owner_that_lost_its_copy_is_replaced_and_catches_up() -> None:
+    before = uniform(2, 2)
+    old, holder = before.boxes[0].owner, before.boxes[0].holders[0]
+    after = lose(before, have={**caught_up(before), 0: (holder,)})
+    assert (after.boxes[0].owner, after.boxes[0].holders, after.boxes[0].catching) == (holder, (old,), (old,))
+
+
 def test_a_rank_that_comes_back_gets_a_tile() -> None:
     before = uniform(2, 2)
     after = lose(before, 3)
@@ -305,6 +324,24 @@ def test_memory_takes_copies_down_before_the_job_ends() -> None:
     bare = most_memory(lose(before, 0, count=0))
     after = lose(limited(before, bare), 0)
     assert after.reason.endswith("memory has room for 0 of 1 copies")
+
+
+@settings(deadline=None, max_examples=40)
+@given(jobs(), st.floats(1.0, 3.0))
+def test_under_any_limit_a_plan_fits_or_the_refusal_names_a_number(
+    job: tuple[Plan, list[int], int], room: float
+) -> None:
+    plan, order, count = job
+    plan = limited(plan, int(most_memory(plan) * room))
+    while len(plan.ranks) > 1:
+        members = without(plan, order.pop())
+        try:
+            plan = replan(plan, members, dict.fromkeys(range(len(plan.boxes)), members), count)
+        except PlanError as error:
+            named = re.search(r"the smallest number of ranks that would do is (\d+)$", str(error))
+            assert named and len(members) < int(named[1]) <= len(plan.ranks)
+            return
+        check_plan(plan)
 
 
 def test_too_few_ranks_name_the_smallest_number_that_would_do() -> None:
