@@ -32,12 +32,24 @@ class ExecError(ElasWaveError):
     """The native runtime refused a program or an operator failed."""
 
 
+class CopyDiffers(ExecError):
+    """A copy of a box differs from its owner's; it was dropped, and the step was left before its commit."""
+
+
 class CheckpointError(ElasWaveError):
     """A checkpoint could not be written; names the rank and the reason."""
 
 
 class CommError(ElasWaveError):
     """A link or a group could not do what was asked."""
+
+
+class Aborted(CommError):
+    """The ranks leave what is under way; `rank` is whom the first to notice accuses, -1: nobody."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class DeadlineExceeded(CommError):

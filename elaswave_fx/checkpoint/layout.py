@@ -85,11 +85,15 @@ def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) 
 
 
 def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """What `rank` reads: as `owned_pieces`, and every mutable buffer of its units, whoever else holds it."""
-    pieces = list(_of_slices(artifact, plan, rank, state_tensors))
-    held = dict(_holders(artifact, plan))
-    pieces += [_whole(info) for info in mutable_buffers(artifact) if rank in held[info.name]]
-    return tuple(pieces)
+    """What `rank` reads: every box that it owns or holds, and every mutable buffer."""
+    pieces = [
+        piece
+        for number, box in enumerate(plan.boxes)
+        if rank == box.owner or rank in box.holders
+        for state in range(MASTER, state_tensors)
+        for piece in _of_box(artifact.buckets[box.bucket], box.span, number, state)
+    ]
+    return (*pieces, *(_whole(info) for info in mutable_buffers(artifact)))
 
 
 def _of_slices(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> Iterator[Piece]:

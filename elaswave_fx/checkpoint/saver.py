@@ -1,7 +1,7 @@
-"""Writes checkpoints under the steps: a copy between two steps, the rest in a thread.
+"""Writes checkpoints under the steps: a look between two steps, the rest in a thread.
 
     saver = Saver(Target(folder, every=50, keep=2, manifest), shares, engine, links)
-    saver.after_step(50)   # copies what this rank owns, starts writing; reports what was finished meanwhile
+    saver.after_step(50)   # takes hold of what this rank owns, starts writing; reports what was finished meanwhile
     saver.finish(73)       # the last one, waited for
 
 Each rank writes its own file. The first rank hears from the others by its links what they wrote, writes index and
@@ -26,14 +26,14 @@ from elaswave_fx.checkpoint import folder as folders
 from elaswave_fx.checkpoint.layout import MASTER, Piece
 from elaswave_fx.checkpoint.manifest import Manifest, file_digest, write_manifest
 from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
-from elaswave_fx.errors import CheckpointError
+from elaswave_fx.errors import CheckpointError, CommError
 
 WRITE_S = 3600.0
 """Bound of every wait for a disk. A lost peer ends such a wait at once."""
 
 _TAG = 8 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
-Snapshot = Mapping[tuple[bool, str, int], torch.Tensor]
-"""(is a buffer, bucket or buffer, MASTER or number of the state tensor) -> a copy, flat."""
+Snapshot = Mapping[tuple[str, int, int], torch.Tensor]
+"""(bucket or buffer, box or NO_BOX, MASTER or number of the state tensor) -> it as it was between two steps, flat."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,19 @@ class Saver:
         if self._begun:
             self._links.group.barrier(WRITE_S)
 
+    def abandon(self) -> None:
+        """Before another saver takes over, after a rank was lost: what is being written is given up, on this rank."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        writing.thread.join()
+        if writing.saved is not None:
+            self._report_saved(writing.saved)
+        elif isinstance(writing.error, CommError | CheckpointError):
+            self._report(step=writing.step, failed=str(writing.error))
+        elif writing.error is not None:
+            raise writing.error
+
     def _save(self, done: int) -> None:
         if self._writing is not None:
             self._collect(last=False)
@@ -129,29 +142,29 @@ class Saver:
         elif writing.error is not None:
             raise writing.error
         elif writing.saved is not None:
-            saved = writing.saved
-            self._report(
-                step=saved.step,
-                path=str(saved.path),
-                megabytes=round(saved.bytes / 2**20, 3),
-                copy_ms=round(saved.copy_ms, 3),
-                write_ms=round(saved.write_ms, 3),
-            )
+            self._report_saved(writing.saved)
+
+    def _report_saved(self, saved: Saved) -> None:
+        self._report(
+            step=saved.step,
+            path=str(saved.path),
+            megabytes=round(saved.bytes / 2**20, 3),
+            copy_ms=round(saved.copy_ms, 3),
+            write_ms=round(saved.write_ms, 3),
+        )
 
     def _copy(self) -> Snapshot:
-        """What this rank owns, as it is between two steps."""
-        copies: dict[tuple[bool, str, int], torch.Tensor] = {}
+        """What this rank owns, as it is between two steps: updates make new tensors, so only buffers are copied."""
+        copies: dict[tuple[str, int, int], torch.Tensor] = {}
         for piece in self._own:
-            key = (piece.is_buffer, piece.source, piece.state)
+            key = (piece.source, piece.plan_box, piece.state)
             if key in copies:
                 continue
             if piece.is_buffer:
-                held = self._engine.table(piece.source)
-            elif piece.state == MASTER:
-                held = self._engine.bucket_master(piece.source)
+                copies[key] = self._engine.table(piece.source).detach().clone().view(-1)
             else:
-                held = self._engine.bucket_state(piece.source)[piece.state]
-            copies[key] = held.detach().clone().view(-1)
+                master, state = self._engine.base(piece.plan_box)
+                copies[key] = master if piece.state == MASTER else state[piece.state]
         return copies
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
@@ -214,7 +227,7 @@ def _write_own(
 
     def tensor_of(tensor: str, first: int) -> torch.Tensor:
         piece = by_start[tensor, first]
-        return snapshot[piece.is_buffer, piece.source, piece.state].narrow(0, piece.start, len(piece.box))
+        return snapshot[piece.source, piece.plan_box, piece.state].narrow(0, piece.start, len(piece.box))
 
     written = files.write(tensor_of)
     return {"written": written, "files": _digests(partial, [path.name for path in partial.glob(f"__{place}_*")])}

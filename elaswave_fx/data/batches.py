@@ -8,11 +8,13 @@ import queue
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from elaswave_fx.data.dataset import Batch, Dataset
 from elaswave_fx.data.order import Order
 
 Loader = Callable[[int], Batch]
+Loaded = TypeVar("Loaded")
 
 _POLL_S = 0.1
 
@@ -27,21 +29,22 @@ def step_loader(dataset: Dataset, order: Order, global_batch: int, lo: int, hi: 
     return lambda step: load_batch(dataset, order, step * global_batch + lo, hi - lo)
 
 
-class Prefetcher:
-    """Loads the batches of steps [first_step, last_step) in a thread, at most `depth` ahead of the last one taken.
+class Prefetcher(Generic[Loaded]):
+    """Loads the batches (or what else `load` makes) of steps [first_step, last_step) in a thread.
 
-    One thread owns it. Steps are usually taken in order; any other step starts the loading anew from there. What
-    loading raises comes out of `take`. Make it after forking, never before: threads do not survive a fork.
+    At most `depth` ahead of the last one taken. One thread owns it. Steps are usually taken in order; any other step
+    starts the loading anew from there. What loading raises comes out of `take`. Make it after forking, never before:
+    threads do not survive a fork.
     """
 
-    def __init__(self, load: Loader, first_step: int, last_step: int, depth: int = 2) -> None:
+    def __init__(self, load: Callable[[int], Loaded], first_step: int, last_step: int, depth: int = 2) -> None:
         assert depth >= 1
         self._load = load
         self._last_step = last_step
         self._depth = depth
         self._start(first_step)
 
-    def take(self, step: int) -> Batch:
+    def take(self, step: int) -> Loaded:
         """The batch of `step`, waiting for it if need be."""
         assert step < self._last_step, f"step {step} is not before {self._last_step}"
         if step != self._next or self._failed:
@@ -60,7 +63,7 @@ class Prefetcher:
         self._thread.join()
         self._next = -1
 
-    def __enter__(self) -> "Prefetcher":
+    def __enter__(self) -> "Prefetcher[Loaded]":
         return self
 
     def __exit__(
@@ -72,22 +75,22 @@ class Prefetcher:
         self._next = step
         self._failed = False
         self._stop = threading.Event()
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self._depth)
+        self._ready: queue.Queue[Loaded | BaseException] = queue.Queue(self._depth)
         arguments = (step, self._stop, self._ready)
         self._thread = threading.Thread(target=self._run, args=arguments, name="prefetch", daemon=True)
         self._thread.start()
 
-    def _run(self, step: int, stop: threading.Event, ready: "queue.Queue[Batch | BaseException]") -> None:
+    def _run(self, step: int, stop: threading.Event, ready: "queue.Queue[Loaded | BaseException]") -> None:
         for ahead in range(step, self._last_step):
             try:
-                item: Batch | BaseException = self._load(ahead)
+                item: Loaded | BaseException = self._load(ahead)
             except BaseException as error:  # noqa: BLE001 - not handled here: it is raised again by `take`
                 item = error
             if not _put(ready, item, stop) or isinstance(item, BaseException):
                 return
 
 
-def _put(ready: "queue.Queue[Batch | BaseException]", item: Batch | BaseException, stop: threading.Event) -> bool:
+def _put(ready: "queue.Queue[Loaded | BaseException]", item: Loaded | BaseException, stop: threading.Event) -> bool:
     """False if told to stop before there was room."""
     while not stop.is_set():
         try:

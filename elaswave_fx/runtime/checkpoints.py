@@ -17,6 +17,7 @@ import torch
 from elaswave_fx.checkpoint.folder import sweep
 from elaswave_fx.checkpoint.layout import (
     MASTER,
+    NO_BOX,
     Piece,
     frozen_parameters,
     logical_tensors,
@@ -56,31 +57,28 @@ def check_start(start: Start, contents: Contents, config: Config) -> None:
         check_model(read_manifest(start.path), contents, config, start.path)
 
 
-def restore(
-    path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: Any, timeout_s: float
-) -> None:
-    """Set a declared engine to the state of a checkpoint. All ranks of the plan call it, in no step."""
+def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: Any) -> None:
+    """Set what a rank keeps to the state of a checkpoint. Working copies are to be refreshed after it."""
     from elaswave_fx.checkpoint.storage import read_pieces
 
-    pieces = wanted_pieces(artifact, plan, rank, _state_tensors(optimizer))
-    found: dict[tuple[bool, str, int], torch.Tensor] = {}
+    found: dict[tuple[str, int, int], torch.Tensor] = {}
 
     def target(piece: Piece) -> torch.Tensor:
-        key = (piece.is_buffer, piece.source, piece.state)
+        key = (piece.source, piece.plan_box, piece.state)
         if key not in found:
-            like = engine.table(piece.source) if piece.is_buffer else engine.bucket_master(piece.source)
-            found[key] = torch.empty(like.shape, dtype=like.dtype)
+            if piece.is_buffer:
+                found[key] = torch.empty_like(engine.table(piece.source))
+            else:
+                found[key] = torch.empty(len(plan.boxes[piece.plan_box].span))
         return found[key].view(-1).narrow(0, piece.start, len(piece.box))
 
-    read_pieces(path, pieces, target)
-    for is_buffer, source, state in found:
-        if is_buffer:
-            engine.set_buffer(source, found[is_buffer, source, state])
+    read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
+    for source, box, state in found:
+        if box == NO_BOX:
+            engine.set_buffer(source, found[source, box, state])
         elif state == MASTER:
-            engine.set_bucket_master(source, found[is_buffer, source, state])
-            states = [found[False, source, number] for number in range(_state_tensors(optimizer))]
-            engine.set_bucket_state(source, states)
-    engine.refresh_work(timeout_s)
+            states = [found[source, box, number] for number in range(_state_tensors(optimizer))]
+            engine.set_base(box, found[source, box, MASTER], states)
 
 
 class Checkpoints:
@@ -116,6 +114,11 @@ class Checkpoints:
         """After `done` steps of the run are committed."""
         if self._saver is not None:
             self._saver.after_step(done)
+
+    def abandon(self) -> None:
+        """Give up what is being written: a rank was lost."""
+        if self._saver is not None:
+            self._saver.abandon()
 
     def finish(self, done: int) -> None:
         """After the last step; returns when the last checkpoint is complete."""

@@ -1,13 +1,16 @@
-"""One rank's engine: an artifact, a plan and an initial state declared to the native runtime.
+"""One rank's engine: an artifact, plans and an initial state declared to the native runtime.
 
-After `make_engine` nothing of a step runs in Python: `engine.step(...)` releases the GIL between the step's first and
-last instruction. This module only translates names of the artifact to indices and tensors of this rank.
+    rank_engine = RankEngine(artifact, constants, initial, rank, endpoint, optimizer, seed)
+    rank_engine.install(plan)      # the first plan, and every later one: what stays as it was is left alone
+    rank_engine.native.step(...)
+
+Nothing of a step runs in Python: `native.step` releases the GIL between the step's first and last instruction. This
+module only translates names of the artifact to indices and tensors of this rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,152 +25,138 @@ from elaswave_fx.runtime.state import InitialState
 from passes.unit_program import lower_graph
 
 
-@dataclass(frozen=True)
-class Share:
-    """What this rank has to do with: its units, and the buckets whose group it belongs to."""
+class RankEngine:
+    """A native engine and what it was last told.
 
-    rank: int
-    units: tuple[int, ...]
-    buckets: tuple[int, ...]
-
-    @staticmethod
-    def of(plan: Plan, rank: int) -> Share:
-        tile = plan.tile(rank)  # type: ignore[arg-type]
-        held = tuple(i for i, bucket in enumerate(plan.workload.buckets) if rank in plan.groups[bucket.name])
-        return Share(rank, tuple(range(tile.units.lo, tile.units.hi)), held)
-
-
-def make_engine(
-    artifact: Artifact,
-    constants: Mapping[str, torch.Tensor],
-    initial: InitialState,
-    plan: Plan,
-    rank: int,
-    endpoint: Any,
-    optimizer: Optimizer,
-    seed: int,
-) -> Any:
-    """A native engine that is ready for its first step.
-
-    Raises ExecError when the runtime refuses a program, naming it and the instruction.
+    Programs, constants and mutable buffers are declared once, at first use; every rank keeps every mutable buffer, so
+    that none is lost with a rank. Raises ExecError when the runtime refuses a program, naming it and the instruction.
     """
-    engine = _native.Engine(rank, endpoint, seed, plan.workload.global_batch, artifact.granule)
-    return _Declaration(engine, artifact, constants, initial, plan, rank, optimizer).declare()
-
-
-class _Declaration:
-    """Declares programs, tensors, units and instruction lists, in the order in which they refer to each other."""
 
     def __init__(
         self,
-        engine: Any,
         artifact: Artifact,
         constants: Mapping[str, torch.Tensor],
         initial: InitialState,
-        plan: Plan,
         rank: int,
+        endpoint: Any,
         optimizer: Optimizer,
+        seed: int,
+        global_batch: int,
     ) -> None:
-        self.engine = engine
-        self.artifact = artifact
-        self.constants = constants
-        self.initial = initial
-        self.plan = plan
-        self.rank = rank
-        self.optimizer = optimizer
-        self.share = Share.of(plan, rank)
-        self.programs: dict[str, int] = {}
-        self.tensors: dict[str, int] = {}
-
-    def declare(self) -> Any:
-        self.engine.set_world(list(self.plan.ranks))
+        self.native = _native.Engine(rank, endpoint, seed, global_batch, artifact.granule)
+        self._artifact, self._constants, self._initial = artifact, constants, initial
+        self._rank, self._optimizer = rank, optimizer
+        self._programs: dict[str, int] = {}
+        self._tensors: dict[str, int] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}  # of the plan that is installed
+        self._update = self._add_program("update", lower_graph("update", trace_update(optimizer)))
         self._invariants()
-        for index, bucket in enumerate(self.artifact.buckets):
-            self._bucket(index, bucket)
-        for value in self.artifact.values:
-            self.engine.add_value(value.name, value.axis, value.dtype, list(value.shape), value.has_grad)
-        for fold in self.artifact.folds:
-            self._fold(fold)
-        for index in self.share.units:
-            self._unit(index)
-        train = step_program(self.plan, self.rank)  # type: ignore[arg-type]
-        evaluate = eval_program(self.plan, self.rank)  # type: ignore[arg-type]
-        spans = [(span.lo, span.hi) for span in train.micro_batches]
-        self.engine.set_schedule(list(train.instructions), list(evaluate.instructions), spans, train.first_sample)
-        return self.engine
+        for value in artifact.values:
+            self.native.add_value(value.name, value.axis, value.dtype, list(value.shape), value.has_grad)
 
-    def _fold(self, fold: FoldSpec) -> None:
-        tiles = [tile for tile in self.plan.tiles if fold.unit in tile.units]
-        self.engine.add_fold(
-            program=self._program(f"fold.{fold.buffer}"),
-            buffers=[self._tensor(fold.buffer, fold.buffer)],
-            values=[(dtype, list(shape)) for dtype, shape in fold.values],
-            group=[(tile.rank, tile.samples.lo, tile.samples.hi) for tile in tiles],
+    def install(self, plan: Plan) -> frozenset[int]:
+        """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
+        copy is new here and without content until `native.refresh_work`; at the first plan all have their content.
+        """
+        first = not self._groups
+        self.native.set_world(list(plan.ranks))
+        new = frozenset(
+            index for index, bucket in enumerate(self._artifact.buckets) if self._install_bucket(plan, bucket, first)
         )
+        self._install_boxes(plan, first)
+        self._install_folds(plan, first)
+        self._install_units(plan)
+        self._groups = {name: tuple(group) for name, group in plan.groups.items()}
+        return new
 
-    def _program(self, name: str) -> int:
-        if name not in self.programs:
-            self.programs[name] = self.engine.add_program(name, self.artifact.programs[name])
-        return self.programs[name]
+    def bucket_index(self, name: str) -> int:
+        """The index of a bucket in plan and artifact."""
+        return next(index for index, bucket in enumerate(self._artifact.buckets) if bucket.name == name)
 
-    def _invariants(self) -> None:
-        """Run what no sample enters, once."""
-        inputs = [self._source(binding) for binding in self.artifact.invariant_inputs]
-        outputs = _native.Program(self.artifact.programs["invariants"]).run(inputs)
-        for name, tensor in zip(self.artifact.invariant_names, outputs, strict=True):
-            self.tensors[name] = self.engine.add_constant(name, tensor.contiguous())
+    # --- Parameters and their state
 
-    def _source(self, binding: Binding) -> torch.Tensor:
-        kind, name = binding
-        return self.constants[name] if kind == "constant" else self.initial.tensor(name)
-
-    def _tensor(self, key: str, name: str) -> int:
-        """The engine's index of a buffer, frozen parameter or constant; declared at first use."""
-        if key not in self.tensors:
-            tensor = self.constants[name] if name in self.constants else self.initial.tensor(name)
-            self.tensors[key] = self.engine.add_constant(name, self._work(name, tensor))
-        return self.tensors[key]
-
-    def _work(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Frozen parameters compute in their captured dtype; a buffer keeps its own, and is this rank's to change."""
-        stored = {info.name: info.dtype for info in (*self.artifact.params, *self.artifact.buffers)}
-        dtype = getattr(torch, stored[name]) if name in stored else tensor.dtype
-        return tensor.to(dtype).clone()
-
-    def _bucket(self, index: int, bucket: BucketSpec) -> None:
-        planned = self.plan.workload.buckets[index]
-        owners = [(owner, span.lo, span.hi) for owner, span in self.plan.layouts[planned.name]]
-        held = index in self.share.buckets
-        flat = self.initial.bucket(bucket) if held else None
-        own = next(((lo, hi) for owner, lo, hi in owners if owner == self.rank), None)
-        master = flat[own[0] : own[1]].clone() if flat is not None and own is not None else None
-        state = list(self.optimizer.init(master)) if master is not None else []
-        work = flat.to(getattr(torch, self.artifact.work_dtype)) if flat is not None else None
-        self.engine.add_bucket(
+    def _install_bucket(self, plan: Plan, bucket: BucketSpec, first: bool) -> bool:
+        group = tuple(plan.groups[bucket.name])
+        before = self._groups.get(bucket.name, ())
+        if group == before:
+            return False
+        work = None
+        if self._rank in group:
+            dtype = getattr(torch, self._artifact.work_dtype)
+            if first:
+                work = self._initial.bucket(bucket).to(dtype)
+            elif self._rank in before:
+                work = self.native.bucket_work(bucket.name)
+            else:
+                work = torch.zeros(bucket.numel, dtype=dtype)
+        self.native.add_bucket(
             name=bucket.name,
             numel=bucket.numel,
-            owners=owners,
-            group=list(self.plan.groups[planned.name]),
-            master=master,
-            state=state,
-            optimizer_program=self._update_program(),
+            group=list(group),
+            dtype=self._artifact.work_dtype,
+            optimizer_program=self._update,
             hyper_group=bucket.group,
             work=work,
         )
+        return not first and work is not None and self._rank not in before
 
-    def _update_program(self) -> int:
-        if "update" not in self.programs:
-            program = lower_graph("update", trace_update(self.optimizer))
-            self.programs["update"] = self.engine.add_program("update", program)
-        return self.programs["update"]
+    def _install_boxes(self, plan: Plan, first: bool) -> None:
+        for number, box in enumerate(plan.boxes):
+            if not first:
+                self.native.assign_box(number, box.owner, list(box.holders))
+                continue
+            self.native.add_box(
+                bucket=box.bucket, lo=box.span.lo, hi=box.span.hi, owner=box.owner, holders=list(box.holders)
+            )
+            if self._rank == box.owner or self._rank in box.holders:
+                self.load_seed(plan, number)
+
+    def load_seed(self, plan: Plan, number: int) -> None:
+        """A box as it was before the first step."""
+        box = plan.boxes[number]
+        master = self._initial.slice(self._artifact.buckets[box.bucket], box.span)
+        self.native.set_base(number, master, list(self._optimizer.init(master)))
+
+    # --- Buffers
+
+    def _install_folds(self, plan: Plan, first: bool) -> None:
+        for index, fold in enumerate(self._artifact.folds):
+            group = [
+                (tile.rank, tile.samples.lo, tile.samples.hi) if fold.unit in tile.units else (tile.rank, 0, 0)
+                for tile in plan.tiles
+            ]
+            if first:
+                self._add_fold(fold, group)
+            else:
+                self.native.regroup_fold(index, group)
+
+    def _add_fold(self, fold: FoldSpec, group: list[tuple[int, int, int]]) -> None:
+        self.native.add_fold(
+            program=self._program(f"fold.{fold.buffer}"),
+            buffers=[self._tensor(fold.buffer)],
+            values=[(dtype, list(shape)) for dtype, shape in fold.values],
+            group=group,
+        )
+
+    # --- Units
+
+    def _install_units(self, plan: Plan) -> None:
+        tile = plan.tile(self._rank)  # type: ignore[arg-type]
+        self.native.clear_units()
+        for index in tile.units:
+            self._unit(index)
+        train = step_program(plan, self._rank)  # type: ignore[arg-type]
+        evaluate = eval_program(plan, self._rank)  # type: ignore[arg-type]
+        spans = [(span.lo, span.hi) for span in train.micro_batches]
+        self.native.set_schedule(list(train.instructions), list(evaluate.instructions), spans, train.first_sample)
 
     def _unit(self, index: int) -> None:
-        unit = self.artifact.units[index]
+        unit = self._artifact.units[index]
         backward = f"{unit.kind}.backward"
-        self.engine.add_unit(
+        self.native.add_unit(
             unit=index,
             forward=self._program(f"{unit.kind}.forward"),
-            backward=self._program(backward) if backward in self.artifact.programs else -1,
+            backward=self._program(backward) if backward in self._artifact.programs else -1,
             evaluate=self._program(f"{unit.kind}.evaluate"),
             inputs=[self._bind(binding) for binding in unit.inputs],
             outputs=list(unit.outputs),
@@ -181,8 +170,43 @@ class _Declaration:
         if kind == "param":
             return ("param", binding[1], binding[2], list(binding[3]))
         if kind in ("buffer", "frozen", "constant"):
-            return ("constant", self._tensor(binding[1], binding[1]))
+            return ("constant", self._tensor(binding[1]))
         return binding
+
+    # --- Programs and tensors, each declared once
+
+    def _program(self, name: str) -> int:
+        if name not in self._programs:
+            self._add_program(name, self._artifact.programs[name])
+        return self._programs[name]
+
+    def _add_program(self, name: str, program: Any) -> int:
+        self._programs[name] = self.native.add_program(name, program)
+        return self._programs[name]
+
+    def _invariants(self) -> None:
+        """Run what no sample enters, once."""
+        inputs = [self._source(binding) for binding in self._artifact.invariant_inputs]
+        outputs = _native.Program(self._artifact.programs["invariants"]).run(inputs)
+        for name, tensor in zip(self._artifact.invariant_names, outputs, strict=True):
+            self._tensors[name] = self.native.add_constant(name, tensor.contiguous())
+
+    def _source(self, binding: Binding) -> torch.Tensor:
+        kind, name = binding
+        return self._constants[name] if kind == "constant" else self._initial.tensor(name)
+
+    def _tensor(self, name: str) -> int:
+        """The engine's index of a buffer, frozen parameter or constant."""
+        if name not in self._tensors:
+            tensor = self._constants[name] if name in self._constants else self._initial.tensor(name)
+            self._tensors[name] = self.native.add_constant(name, self._work(name, tensor))
+        return self._tensors[name]
+
+    def _work(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Frozen parameters compute in their captured dtype; a buffer keeps its own, and is this rank's to change."""
+        stored = {info.name: info.dtype for info in (*self._artifact.params, *self._artifact.buffers)}
+        dtype = getattr(torch, stored[name]) if name in stored else tensor.dtype
+        return tensor.to(dtype).clone()
 
 
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:
@@ -192,9 +216,19 @@ def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:
 
 def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
     """The program inputs that a rank's units read; ranks in the middle of a pipeline read none."""
-    units = Share.of(plan, rank).units
+    units = plan.tile(rank).units  # type: ignore[arg-type]
     read = {binding[1] for index in units for binding in artifact.units[index].inputs if binding[0] == "input"}
     return tuple(name for name in artifact.inputs if name in read)
+
+
+def first_readers(artifact: Artifact) -> dict[str, int]:
+    """Input -> the first unit that reads it: whoever runs it vouches for the input's content."""
+    found: dict[str, int] = {}
+    for unit in artifact.units:
+        for binding in unit.inputs:
+            if binding[0] == "input":
+                found.setdefault(binding[1], unit.index)
+    return found
 
 
 def cast_inputs(batch: Mapping[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:

@@ -14,28 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from elaswave_fx import _native
 from elaswave_fx.config import Config
-from elaswave_fx.data import Prefetcher, Source, load_batch, open_source, step_loader
+from elaswave_fx.data import open_source
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.runtime.checkpoints import Checkpoints, restore
 from elaswave_fx.runtime.devices import make_device
-from elaswave_fx.runtime.engine import cast_inputs, input_names, load_artifact, make_engine
+from elaswave_fx.runtime.engine import RankEngine, load_artifact
+from elaswave_fx.runtime.feed import InputFeed
+from elaswave_fx.runtime.hand_back import hand_back
 from elaswave_fx.runtime.learning_rate import Schedule, make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, Optimizer, make_optimizer
-from elaswave_fx.runtime.state import InitialState, gather_parameters, params_digest, tensor_digest, write_model
+from elaswave_fx.runtime.state import InitialState
 
 _CONNECT_S = 60.0
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
 _READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
-_COLLECT = 7 << 56  # the kind of tag for handing state back, apart from those of a step
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,13 @@ class Worker:
     context: WorkerContext
     artifact: Artifact
     plan: Plan
-    tile: Tile
-    engine: Any
+    engine: RankEngine
     endpoint: Any
     group: Any  # every rank, for what is outside of steps
     initial: InitialState
     optimizer: Optimizer
     schedule: Schedule
-    source: Source | None
+    feed: InputFeed
 
     @property
     def first_step(self) -> int:
@@ -75,28 +72,33 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     checkpoints = _restore(worker)
     deadline = Deadline()
     done = worker.first_step
-    feed = _InputFeed(worker)
     started = time.perf_counter()
     for step in range(done, config.steps):
         if context.should_stop(step):
             break
-        inputs = feed.take(step)
+        fed = worker.feed.take(step)
         lr = config.optimizer.lr * worker.schedule(step)
         hyper = [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
-        result = worker.engine.step(step, inputs, hyper, config.clip_norm, deadline.seconds)
+        result = worker.engine.native.step(
+            step, fed.inputs, hyper, config.clip_norm, deadline.seconds, content=fed.content
+        )
         now = time.perf_counter()
         deadline.measured(now - started)
         context.report_step(_report(worker, step, lr, 1e3 * (now - started), result, device.memory_peak_bytes()))
         if not result["updated"] and context.rank == 0:
             context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
         if config.eval.every and (step + 1) % config.eval.every == 0:
-            _evaluate(worker, feed, step, deadline)
+            _evaluate(worker, step, deadline)
         done = step + 1
         checkpoints.after_step(done)
         started = time.perf_counter()
-    feed.close()
+    worker.feed.close()
     checkpoints.finish(done)
-    share = _hand_back(worker)
+    share = hand_back(
+        worker.artifact, worker.initial, worker.plan, context.rank, worker.engine.native, worker.endpoint,
+        context.run_dir, _FLOOR_S,
+    )  # fmt: skip
+    worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
     worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
     return share
 
@@ -116,23 +118,25 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
-    engine = make_engine(artifact, constants, initial, plan, context.rank, endpoint, optimizer, config.seed)
-    needed = input_names(artifact, plan, context.rank)
-    source = open_source(config) if needed else None
+    batch = plan.workload.global_batch
+    engine = RankEngine(artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch)
+    engine.install(plan)
     schedule = make_schedule(config.schedule, config.steps)
-    tile = plan.tile(context.rank)  # type: ignore[arg-type]
+    first_step = context.build.data.get("first_step", 0)
+    feed = InputFeed(config, artifact, plan, context.rank, open_source(config), first_step)
     group = _native.Group(endpoint, 1, list(plan.ranks))
-    return Worker(config, context, artifact, plan, tile, engine, endpoint, group, initial, optimizer, schedule, source)
+    return Worker(config, context, artifact, plan, engine, endpoint, group, initial, optimizer, schedule, feed)
 
 
 def _restore(worker: Worker) -> Checkpoints:
     """Go to the state of the checkpoint that the run starts from, if any; what makes the coming ones."""
     context, artifact, plan = worker.context, worker.artifact, worker.plan
-    path = context.build.data.get("resume_from")
+    path, native = context.build.data.get("resume_from"), worker.engine.native
     if path is not None:
-        restore(Path(path), artifact, plan, context.rank, worker.optimizer, worker.engine, _READ_S)
+        restore(Path(path), artifact, plan, context.rank, worker.optimizer, native)
+        native.refresh_work([list(plan.groups[bucket.name]) for bucket in artifact.buckets], _READ_S)
     checkpoints = Checkpoints(
-        worker.config, context, artifact, plan, worker.optimizer, worker.engine, worker.endpoint, worker.group
+        worker.config, context, artifact, plan, worker.optimizer, native, worker.endpoint, worker.group
     )
     worker.group.barrier(_READ_S)
     return checkpoints
@@ -153,42 +157,9 @@ class Deadline:
         return max(_FLOOR_S, _DEADLINE_OVER_STEP * typical)
 
 
-class _InputFeed:
-    """The inputs of this rank's tile: those of training steps are loaded ahead; nothing for a rank that reads none."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._names = input_names(worker.artifact, worker.plan, worker.context.rank)
-        self._config = worker.config
-        self._samples = worker.tile.samples
-        self._source = worker.source
-        self._ahead = None
-        if self._source is not None:
-            lo, hi = self._samples.lo, self._samples.hi
-            loader = step_loader(self._source.dataset, self._source.train, self._config.global_batch, lo, hi)
-            self._ahead = Prefetcher(loader, worker.first_step, self._config.steps)
-
-    def take(self, step: int) -> dict[str, torch.Tensor]:
-        """What training step `step` reads."""
-        return self._select(self._ahead.take(step)) if self._ahead is not None else {}
-
-    def held_out(self, number: int) -> dict[str, torch.Tensor]:
-        """What the held-out batch `number` gives this rank."""
-        if self._source is None:
-            return {}
-        first = number * self._config.global_batch + self._samples.lo
-        return self._select(load_batch(self._source.dataset, self._source.held_out, first, len(self._samples)))
-
-    def _select(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return cast_inputs({name: batch[name] for name in self._names}, self._config.precision)
-
-    def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-
-
 def _report(worker: Worker, step: int, lr: float, step_ms: float, result: Any, memory: int) -> StepReport:
     count = result["count"]
-    units = worker.tile.units
+    tile = worker.plan.tile(worker.context.rank)  # type: ignore[arg-type]
     return StepReport(
         step=step,
         loss=result["loss"] / count if count else float("nan"),
@@ -198,69 +169,16 @@ def _report(worker: Worker, step: int, lr: float, step_ms: float, result: Any, m
         grad_norm=result["grad_norm"],
         memory_peak_mb=memory / 2**20,
         epoch=worker.plan.epoch,
-        consumed=tuple((units.lo, units.hi, span.lo, span.hi) for span in worker.tile.micro_batches),
+        consumed=tuple((tile.units.lo, tile.units.hi, span.lo, span.hi) for span in tile.micro_batches),
     )
 
 
-def _evaluate(worker: Worker, feed: _InputFeed, step: int, deadline: Deadline) -> None:
+def _evaluate(worker: Worker, step: int, deadline: Deadline) -> None:
     """Mean loss over the held-out batches; every rank computes its tile of each."""
     loss = count = 0.0
     for number in range(worker.context.build.data["eval_batches"]):
         # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
-        result = worker.engine.evaluate(number, feed.held_out(number), deadline.seconds)
+        result = worker.engine.native.evaluate(number, worker.feed.held_out(number), deadline.seconds)
         loss, count = loss + result["loss"], count + result["count"]
     if worker.context.rank == 0:
         worker.context.report_eval(step + 1, loss / count if count else float("nan"), int(count))
-
-
-def _hand_back(worker: Worker) -> Mapping[str, Any]:
-    """Rank 0 collects every master slice and writes the model; the others send theirs."""
-    worker.engine.sync(_FLOOR_S)
-    tensors = gather_parameters(
-        worker.artifact,
-        worker.initial,
-        lambda index: _collect_bucket(worker, index),
-        lambda name: _collect_buffer(worker, name),
-    )
-    if worker.context.rank != 0:
-        worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
-        return {}
-    write_model(worker.context.run_dir / "model.safetensors", tensors)
-    digests = {info.name: tensor_digest(tensors[info.name]) for info in worker.artifact.params}
-    worker.group.barrier(_FLOOR_S)
-    return {"params_digest": params_digest(worker.artifact, digests)}
-
-
-def _collect_bucket(worker: Worker, index: int) -> torch.Tensor | None:
-    bucket = worker.artifact.buckets[index]
-    rank, endpoint = worker.context.rank, worker.endpoint
-    flat = torch.empty(bucket.numel) if rank == 0 else None
-    pending = []
-    for owner, span in worker.plan.layouts[bucket.name]:
-        if owner == rank:
-            master = worker.engine.bucket_master(bucket.name)
-            if flat is not None:
-                flat[span.lo : span.hi] = master
-            else:
-                pending.append(endpoint.send(0, _COLLECT + index, master))
-        elif flat is not None:
-            pending.append(endpoint.recv(owner, _COLLECT + index, flat[span.lo : span.hi]))
-    endpoint.wait(pending, _FLOOR_S)
-    return flat
-
-
-def _collect_buffer(worker: Worker, name: str) -> torch.Tensor | None:
-    """A mutable buffer from the first rank that holds its unit."""
-    number, fold = next((i, f) for i, f in enumerate(worker.artifact.folds) if f.buffer == name)
-    owner = min(tile.rank for tile in worker.plan.tiles if fold.unit in tile.units)
-    rank, endpoint = worker.context.rank, worker.endpoint
-    if owner == rank == 0:
-        return worker.engine.table(name).clone()
-    tag = _COLLECT + (1 << 32) + number
-    if rank == owner:
-        endpoint.wait([endpoint.send(0, tag, worker.engine.table(name).contiguous())], _FLOOR_S)
-    if rank != 0:
-        return None
-    tensor = torch.empty_like(worker.initial.tensor(name))
-    endpoint.wait([endpoint.recv(owner, tag, tensor)], _FLOOR_S)
-    return tensor

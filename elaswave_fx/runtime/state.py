@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from elaswave_fx.plan.box import Span
 from elaswave_fx.program.artifact import Artifact, BucketSpec
 
 _DIGEST_CHUNK_BYTES = 16 << 20
@@ -35,6 +36,17 @@ class InitialState:
         for param in bucket.params:
             size = math.prod(param.shape)
             flat[param.offset : param.offset + size] = self.tensor(param.name).reshape(-1)
+        return flat
+
+    def slice(self, bucket: BucketSpec, span: Span) -> torch.Tensor:
+        """The elements `span` of a bucket, fp32; only they are read."""
+        flat = torch.empty(len(span), dtype=torch.float32)
+        for param in bucket.params:
+            whole = Span(param.offset, param.offset + math.prod(param.shape))
+            common = whole.intersect(span)
+            if common is not None:
+                here, there = common.relative_to(span), common.relative_to(whole)
+                flat[here.lo : here.hi] = self.tensor(param.name).reshape(-1)[there.lo : there.hi]
         return flat
 
 

@@ -240,6 +240,8 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const comm::PeerLost& error) {
     set_error("PeerLost", error.what(), error.rank());
+  } catch (const comm::Aborted& error) {
+    set_error("Aborted", error.what(), error.suspect());
   } catch (const comm::DeadlineExceeded& error) {
     set_error("DeadlineExceeded", error.what());
   } catch (const comm::CommError& error) {
@@ -304,6 +306,8 @@ void bind_endpoint(py::module_& module) {
           "cancel", [](Endpoint& e, const std::vector<PyTransfer*>& t) { e.cancel(unwrap(t)); }, py::arg("transfers"),
           Released())
       .def("abort", &Endpoint::abort, py::arg("reason"), Released())
+      .def("flood", &Endpoint::flood, py::arg("suspect"), Released(),
+           "abort, here and at every peer; suspect -1 accuses nobody.")
       .def("advance", &Endpoint::advance, py::arg("generation"), Released())
       .def("close", &Endpoint::close, Released());
 }

@@ -2,12 +2,14 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,8 @@ using exec::ExecError;
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
+  } catch (const exec::CopyDiffers& error) {
+    py::set_error(py::module_::import("elaswave_fx.errors").attr("CopyDiffers"), error.what());
   } catch (const ExecError& error) {
     py::set_error(py::module_::import("elaswave_fx.errors").attr("ExecError"), error.what());
   }
@@ -189,21 +193,27 @@ at::Tensor tensor_or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor ? tensor->detach() : at::Tensor();
 }
 
-int add_bucket(Engine& engine, const std::string& name, std::int64_t numel, const Spans& owners,
-               const std::vector<int>& group, const std::optional<at::Tensor>& master,
-               const std::vector<at::Tensor>& state, std::optional<int> optimizer_program, int hyper_group,
-               const std::optional<at::Tensor>& work) {
+int add_bucket(Engine& engine, const std::string& name, std::int64_t numel, const std::vector<int>& group,
+               const py::object& dtype, int optimizer_program, int hyper_group, const std::optional<at::Tensor>& work) {
   exec::BucketSpec spec;
   spec.name = name;
   spec.numel = numel;
-  spec.owners = owned_of(owners);
   spec.group = group;
+  spec.dtype = dtype_of(dtype);
   spec.work = tensor_or_undefined(work);
-  spec.master = tensor_or_undefined(master);
-  for (const at::Tensor& tensor : state) spec.state.push_back(tensor.detach());
-  spec.optimizer = optimizer_program.value_or(-1);
+  spec.optimizer = optimizer_program;
   spec.hyper_group = hyper_group;
   return engine.add_bucket(std::move(spec));
+}
+
+int add_box(Engine& engine, int bucket, std::int64_t lo, std::int64_t hi, int owner, const std::vector<int>& holders) {
+  return engine.add_box({bucket, lo, hi, owner, holders});
+}
+
+py::object base(const Engine& engine, int box) {
+  const exec::Base& found = engine.base(box);
+  if (!found.there()) return py::none();
+  return py::make_tuple(found.master, found.state);
 }
 
 int add_value(Engine& engine, const std::string& name, std::optional<int> sample_axis, const py::object& dtype,
@@ -262,6 +272,25 @@ void set_schedule(Engine& engine, const py::sequence& train, const py::sequence&
   engine.set_schedule(std::move(schedule));
 }
 
+py::dict dict_of(const exec::Votes& votes) {
+  py::dict data;
+  for (const auto& [rank, words] : votes) {
+    data[py::int_(rank)] = py::bytes(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
+  }
+  return data;
+}
+
+exec::Votes votes_of(const std::map<int, py::bytes>& data) {
+  exec::Votes votes;
+  for (const auto& [rank, bytes] : data) {
+    const std::string_view view = bytes;
+    std::vector<std::uint64_t>& words = votes[rank];
+    words.resize(view.size() / sizeof words[0]);
+    std::memcpy(words.data(), view.data(), words.size() * sizeof words[0]);
+  }
+  return votes;
+}
+
 py::dict dict_of(const exec::StepResult& result) {
   py::dict times;
   for (int code = 0; code < exec::kOpCodes; ++code) {
@@ -282,18 +311,39 @@ py::dict dict_of(const exec::StepResult& result) {
   data["finite"] = result.finite;
   data["updated"] = result.updated;
   data["version"] = result.version;
+  data["stop"] = result.stop;
+  data["votes"] = dict_of(result.votes);
   data["memory_bytes"] = result.memory_bytes;
   data["seconds"] = result.seconds;
   data["times"] = times;
   return data;
 }
 
+using Content = std::pair<std::uint64_t, std::uint64_t>;
+using Fault = std::pair<std::string, int>;  // instruction, signal
+
 py::dict step(Engine& engine, std::int64_t step_index, const exec::Inputs& inputs,
-              const std::vector<std::vector<double>>& hyper, std::optional<double> clip_norm, double deadline_s) {
+              const std::vector<std::vector<double>>& hyper, std::optional<double> clip_norm, double deadline_s,
+              bool stop_wanted, Content content, const std::optional<Fault>& fault) {
+  exec::StepOptions options{clip_norm, deadline_s, stop_wanted, {content.first, content.second}, std::nullopt, 0};
+  if (fault) {
+    options.fault_at = exec::opcode_of(fault->first);
+    options.fault_signal = fault->second;
+  }
   exec::StepResult result;
   {
     const py::gil_scoped_release release;
-    result = engine.step(step_index, inputs, hyper, clip_norm, deadline_s);
+    result = engine.step(step_index, inputs, hyper, options);
+  }
+  return dict_of(result);
+}
+
+py::dict commit_pending(Engine& engine, const std::map<int, py::bytes>& data) {
+  const exec::Votes votes = votes_of(data);
+  exec::StepResult result;
+  {
+    const py::gil_scoped_release release;
+    result = engine.commit_pending(votes);
   }
   return dict_of(result);
 }
@@ -319,12 +369,15 @@ void bind_declarations(py::class_<Engine>& engine) {
             return self.add_program(name, program_of(data));
           },
           py::arg("name"), py::arg("program"))
+      .def("add_bucket", &add_bucket, py::kw_only(), py::arg("name"), py::arg("numel"), py::arg("group"),
+           py::arg("dtype"), py::arg("optimizer_program"), py::arg("hyper_group"), py::arg("work"),
+           "work: the flat working copy, written in place (None outside of the group).")
+      .def("add_box", &add_box, py::kw_only(), py::arg("bucket"), py::arg("lo"), py::arg("hi"), py::arg("owner"),
+           py::arg("holders"), "A piece of a bucket; every rank declares all, in order. Its base is set by set_base.")
+      .def("assign_box", &Engine::assign_box, py::arg("box"), py::arg("owner"), py::arg("holders"))
       .def(
-          "add_bucket", &add_bucket, py::kw_only(), py::arg("name"), py::arg("numel"), py::arg("owners"),
-          py::arg("group"), py::arg("master"), py::arg("state"), py::arg("optimizer_program"), py::arg("hyper_group"),
-          py::arg("work"),
-          "owners [(rank, lo, hi)]; work: the flat working copy, written in place (None outside of the group); master, "
-          "state: the own slice, or None and [].")
+          "set_record_type", [](Engine& self, const py::object& dtype) { self.set_record_type(dtype_of(dtype)); },
+          py::arg("dtype"))
       .def("add_buffer", &Engine::add_table, py::arg("name"), py::arg("tensor"))
       .def("add_constant", &Engine::add_table, py::arg("name"), py::arg("tensor"))
       .def("add_value", &add_value, py::arg("name"), py::arg("sample_axis"), py::arg("dtype"), py::arg("shape"),
@@ -334,24 +387,40 @@ void bind_declarations(py::class_<Engine>& engine) {
       .def("add_unit", &add_unit, py::kw_only(), py::arg("unit"), py::arg("forward"), py::arg("backward"),
            py::arg("evaluate"), py::arg("inputs"), py::arg("outputs"), py::arg("grads"), py::arg("num_saved"),
            py::arg("eval_inputs") = py::none(), py::arg("eval_outputs") = py::none())
+      .def(
+          "regroup_fold", [](Engine& self, int fold, const Spans& group) { self.regroup_fold(fold, owned_of(group)); },
+          py::arg("fold"), py::arg("group"))
+      .def("clear_units", &Engine::clear_units)
       .def("set_world", &Engine::set_world, py::arg("ranks"))
       .def("set_schedule", &set_schedule, py::arg("train"), py::arg("evaluate"), py::arg("micro_batches"),
            py::arg("first_sample"));
 }
 
 void bind_state(py::class_<Engine>& engine) {
-  engine.def("bucket_master", &Engine::bucket_master, py::arg("name"))
-      .def("bucket_state", &Engine::bucket_state, py::arg("name"))
+  using Released = py::call_guard<py::gil_scoped_release>;
+  engine.def("base", &base, py::arg("box"), "(master, [state]), the engine's own; None if there is no base here.")
+      .def("set_base", &Engine::set_base, py::arg("box"), py::arg("master"), py::arg("state"))
+      .def("intact", &Engine::intact, py::arg("box"), Released())
+      .def("send_base", &Engine::send_base, py::arg("box"), py::arg("peer"), Released())
+      .def("expect_base", &Engine::expect_base, py::arg("box"), py::arg("owner"), Released())
+      .def_property_readonly("catching", &Engine::catching)
+      .def(
+          "digest", [](const Engine& self, int box) { return self.base(box).digest.lo; }, py::arg("box"))
       .def("bucket_work", &Engine::bucket_work, py::arg("name"))
       .def("buffer", &Engine::table, py::arg("name"))
       .def("table", &Engine::table, py::arg("name"))
-      .def("set_bucket_master", &Engine::set_bucket_master, py::arg("name"), py::arg("value"))
-      .def("set_bucket_state", &Engine::set_bucket_state, py::arg("name"), py::arg("values"))
-      .def("set_bucket_work", &Engine::set_bucket_work, py::arg("name"), py::arg("value"),
-           py::call_guard<py::gil_scoped_release>())
       .def("set_buffer", &Engine::set_table, py::arg("name"), py::arg("value"))
       .def_property_readonly("stale_buckets", &Engine::stale_buckets)
-      .def_property_readonly("version", &Engine::version)
+      .def_property("version", &Engine::version, &Engine::set_version)
+      .def_property_readonly("pending", &Engine::pending)
+      .def_property_readonly("votes", [](const Engine& self) { return dict_of(self.votes()); })
+      .def("commit_pending", &commit_pending, py::arg("votes"))
+      .def("drop_pending", &Engine::drop_pending)
+      .def_property_readonly("progress",
+                             [](const Engine& self) {
+                               const exec::Progress progress = self.progress();
+                               return py::make_tuple(progress.instruction, progress.number, progress.awaited);
+                             })
       .def_property_readonly("last_committed", [](const Engine& self) -> py::object {
         const std::optional<exec::StepResult> result = self.last_committed();
         return result ? py::object(dict_of(*result)) : py::none();
@@ -375,10 +444,12 @@ void bind_exec(py::module_& module) {
   bind_declarations(engine);
   engine
       .def("step", &step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("clip_norm"),
-           py::arg("deadline_s"))
+           py::arg("deadline_s"), py::kw_only(), py::arg("stop_wanted") = false, py::arg("content") = Content(),
+           py::arg("fault") = py::none())
       .def("evaluate", &evaluate, py::arg("step_index"), py::arg("inputs"), py::arg("deadline_s"))
       .def("sync", &Engine::sync, py::arg("deadline_s"), py::call_guard<py::gil_scoped_release>())
-      .def("refresh_work", &Engine::refresh_work, py::arg("deadline_s"), py::call_guard<py::gil_scoped_release>());
+      .def("refresh_work", &Engine::refresh_work, py::arg("wanted"), py::arg("deadline_s"),
+           py::call_guard<py::gil_scoped_release>());
   bind_state(engine);
 }
 

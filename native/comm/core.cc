@@ -87,6 +87,7 @@ void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline, 
   auto spin_until = Deadline::Clock::now() + kSpin;
   for (;;) {
     const std::uint32_t ticket = signal_.ticket();
+    heed();
     for (const Request* request : pending) {
       if (request->state.load() == Request::State::kFailed) {
         give_up(transfers, request->failure, request->link);
@@ -151,25 +152,63 @@ void EndpointCore::raise_deadline(std::span<Request* const> pending) const {
 }
 
 void EndpointCore::abort(const std::string& reason) {
-  const auto failure = std::make_shared<const Failure>(
-      Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, -1, generation()});
+  abort_links(std::make_shared<const Failure>(
+                  Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, -1, generation()}),
+              std::nullopt);
+}
+
+void EndpointCore::flood(int suspect) {
+  const std::string whom = suspect < 0 ? "nobody is suspected" : "rank " + std::to_string(suspect) + " is suspected";
+  const std::uint32_t epoch = generation();
+  abort_links(std::make_shared<const Failure>(
+                  Failure{Failure::Kind::kAborted, self() + ": aborted: the step was left, " + whom, suspect, epoch}),
+              Notice::Abort{epoch, suspect});
+}
+
+bool EndpointCore::abort_links(const FailurePtr& failure, std::optional<Notice::Abort> abort) {
   const std::unique_lock lock(table_mutex_);
-  aborted_ = failure;
-  for (const auto& [rank, link] : table_) link->abort(failure);
+  // Told once per generation, however many peers tell us.
+  const bool tell = abort && (!flooded_ || *flooded_ < abort->generation);
+  if (tell) flooded_ = abort->generation;
+  if (aborted_ && !tell) return false;
+  if (!aborted_) aborted_ = failure;
+  is_aborted_.store(true);
+  for (const auto& [rank, link] : table_) {
+    link->abort(aborted_);
+    if (tell && link->post_abort(*abort)) kick(link);
+  }
+  return true;
+}
+
+void EndpointCore::heed() {
+  const std::optional<Notice::Abort> told = notice_.newest();
+  // One of an older generation is over; one of a newer waits until we get there.
+  if (!told || told->generation != generation() || is_aborted_.load()) return;
+  flood(told->suspect);
+}
+
+void EndpointCore::check_abort() const {
+  if (!is_aborted_.load()) return;
+  const std::shared_lock lock(table_mutex_);
+  if (aborted_) aborted_->raise();
 }
 
 void EndpointCore::advance(std::uint32_t generation) {
-  const std::unique_lock lock(table_mutex_);
-  if (generation < generation_.load()) {
-    throw CommError(self() + ": generation " + std::to_string(generation) + " is older than the current " +
-                    std::to_string(generation_.load()));
+  {
+    const std::unique_lock lock(table_mutex_);
+    if (generation < generation_.load()) {
+      throw CommError(self() + ": generation " + std::to_string(generation) + " is older than the current " +
+                      std::to_string(generation_.load()));
+    }
+    generation_.store(generation);
+    aborted_ = nullptr;
+    is_aborted_.store(false);
+    for (const auto& [rank, link] : table_) {
+      link->advance(generation);
+      kick(link);  // it may have stood still for a full pool
+    }
   }
-  generation_.store(generation);
-  aborted_ = nullptr;
-  for (const auto& [rank, link] : table_) {
-    link->advance(generation);
-    kick(link);  // it may have stood still for a full pool
-  }
+  heed();
 }
 
 // ---- table ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <span>
@@ -46,6 +47,8 @@ class EndpointCore {
   bool test(const Transfer& transfer);
   void cancel(std::span<const Transfer> transfers);
   void abort(const std::string& reason);
+  void flood(int suspect);
+  void check_abort() const;
   void advance(std::uint32_t generation);
   void close();
 
@@ -79,6 +82,12 @@ class EndpointCore {
   void detach(const LinkPtr& link);
   void kick(const LinkPtr& link);
 
+  // Ends what is under way with `failure`, here and, where `abort` is given, at all peers. False: it was ended before.
+  bool abort_links(const FailurePtr& failure, std::optional<Notice::Abort> abort);
+  // Follows the newest abort that a peer told of, if it is of this generation: ends what is under way, tells the
+  // others.
+  void heed();
+
   // waiting
   class Driving;
   // Cancels all and throws what `failure` says.
@@ -92,6 +101,7 @@ class EndpointCore {
   Fd epoll_;
   Fd wake_;  // eventfd
   Signal signal_;
+  Notice notice_;
   std::atomic<std::uint32_t> generation_{0};
   std::atomic<bool> stop_{false};
   bool closed_ = false;
@@ -103,7 +113,9 @@ class EndpointCore {
   std::unordered_map<const Link*, std::uint64_t> numbers_;
   std::uint64_t next_number_ = 2;
   FailurePtr aborted_;
-  std::map<int, std::string> refusals_;  // why dialers were turned away, for the message of a failed connect
+  std::atomic<bool> is_aborted_{false};   // aborted_ is set
+  std::optional<std::uint32_t> flooded_;  // the newest generation whose abort the peers were told of
+  std::map<int, std::string> refusals_;   // why dialers were turned away, for the message of a failed connect
 
   std::mutex kicks_mutex_;
   std::vector<LinkPtr> kicks_;

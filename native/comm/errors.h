@@ -22,10 +22,14 @@ class DeadlineExceeded : public CommError {
   using CommError::CommError;
 };
 
-// `Endpoint::abort` was called; the message is its reason.
+// `Endpoint::abort` was called, here or by a peer that flooded it; the message is its reason.
 class Aborted : public CommError {
  public:
-  using CommError::CommError;
+  Aborted(const std::string& message, int suspect) : CommError(message), suspect_(suspect) {}
+  int suspect() const { return suspect_; }  // whom the first to notice accuses; -1: nobody
+
+ private:
+  int suspect_;
 };
 
 // A peer died, closed its endpoint or its link broke.

@@ -67,6 +67,7 @@ void EndpointCore::run() {
     while (!stop_.load()) {
       take_events(ready);
       drive(ready);
+      heed();
     }
   } catch (const std::exception& error) {
     fail_all_links(error.what());
@@ -158,7 +159,8 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
   {
     const std::unique_lock lock(table_mutex_);
     const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
-    link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_);
+    link =
+        std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_, notice_);
     if (aborted_) link->abort(aborted_);
     table_[peer] = link;
     const std::uint64_t number = next_number_++;

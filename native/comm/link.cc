@@ -24,12 +24,13 @@ std::size_t Link::KeyHash::operator()(const Key& key) const {
 }
 
 Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-           Signal& signal)
+           Signal& signal, Notice& notice)
     : own_rank_(own_rank),
       peer_(peer),
       kind_(channel->kind()),
       limits_(limits),
       signal_(signal),
+      notice_(notice),
       channel_(std::move(channel)),
       generation_(generation),
       staging_(kStaging) {}
@@ -308,6 +309,10 @@ void Link::finish_message() {
   bytes_received_ += incoming_.header.length;
   incoming_.arrival = nullptr;
   if (const RequestPtr receive = std::exchange(incoming_.receive, nullptr)) complete(receive);
+  if (incoming_.header.kind == FrameKind::kAbort) {
+    notice_.post({incoming_.header.generation, static_cast<int>(incoming_.header.tag) - 1});
+    signal_.notify();
+  }
   if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint", true);
 }
 

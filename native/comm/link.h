@@ -36,7 +36,7 @@ class Link {
   };
 
   Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-       Signal& signal);
+       Signal& signal, Notice& notice);
 
   int peer() const { return peer_; }
   LinkKind kind() const { return kind_; }
@@ -61,6 +61,8 @@ class Link {
   // The library does not touch the request's buffer once these return.
   void cancel(const RequestPtr& request, const FailurePtr& reason);
   void abort(const FailurePtr& reason);
+  // Queues an abort frame before everything that is not on its way yet. True: the IO thread has to look at this link.
+  bool post_abort(Notice::Abort abort);
   // Ends an abort; drops what is older than `generation`.
   void advance(std::uint32_t generation);
   // Ends the link for good; says goodbye if the stream stands between two messages.
@@ -133,6 +135,7 @@ class Link {
   const LinkKind kind_;
   const LinkLimits limits_;
   Signal& signal_;
+  Notice& notice_;
 
   mutable std::mutex mutex_;
   std::unique_ptr<Channel> channel_;

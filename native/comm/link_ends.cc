@@ -81,6 +81,20 @@ void Link::abort(const FailurePtr& reason) {
   aborted_ = reason;
 }
 
+bool Link::post_abort(Notice::Abort abort) {
+  const std::lock_guard lock(mutex_);
+  if (lost_ || write_broken_) return false;
+  FrameHeader header;
+  header.kind = FrameKind::kAbort;
+  header.generation = abort.generation;
+  header.tag = static_cast<std::uint64_t>(abort.suspect + 1);
+  // A frame that is partly written goes first: the stream must keep its step.
+  const bool under_way = !outgoing_.empty() && outgoing_.front().sent > 0;
+  outgoing_.insert(outgoing_.begin() + (under_way ? 1 : 0), {header, nullptr, nullptr, nullptr, 0});
+  if (!under_way) progress_send(sizeof header);
+  return !outgoing_.empty() || write_broken_;
+}
+
 void Link::advance(std::uint32_t generation) {
   const std::lock_guard lock(mutex_);
   aborted_ = nullptr;

@@ -16,7 +16,7 @@ void Failure::raise() const {
     case Kind::kLost:
       throw PeerLost(message, rank, epoch);
     case Kind::kAborted:
-      throw Aborted(message);
+      throw Aborted(message, rank);
     case Kind::kComm:
       break;
   }

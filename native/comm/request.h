@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/deadline.h"
@@ -59,6 +60,33 @@ class Signal {
  private:
   std::atomic<std::uint32_t> count_{0};
   std::atomic<std::uint32_t> sleepers_{0};
+};
+
+// The newest abort that a peer told of. Links post it under their own locks; what follows from it concerns all links,
+// so the endpoint looks here whenever it moves bytes. An old one is harmless and stays.
+class Notice {
+ public:
+  struct Abort {
+    std::uint32_t generation;
+    int suspect;  // -1: nobody
+  };
+  void post(Abort abort) {
+    const std::uint64_t packed = pack(abort);
+    std::uint64_t held = packed_.load();
+    while (held >> 32 < packed >> 32 && !packed_.compare_exchange_weak(held, packed)) {
+    }
+  }
+  std::optional<Abort> newest() const {
+    const std::uint64_t held = packed_.load();
+    if (held == 0) return std::nullopt;
+    return Abort{static_cast<std::uint32_t>(held >> 32) - 1, static_cast<int>(held & 0xffffffff) - 1};
+  }
+
+ private:
+  static std::uint64_t pack(Abort abort) {
+    return (std::uint64_t{abort.generation} + 1) << 32 | static_cast<std::uint32_t>(abort.suspect + 1);
+  }
+  std::atomic<std::uint64_t> packed_{0};  // 0: none
 };
 
 }  // namespace elaswave::comm

@@ -12,25 +12,6 @@
 namespace elaswave::exec {
 namespace {
 
-// In double, over interleaved partial sums so that the loop is not one long chain of additions; fixed order.
-double sum_of_squares(const at::Tensor& tensor) {
-  constexpr std::int64_t kLanes = 8;
-  double partial[kLanes] = {};
-  const float* data = tensor.const_data_ptr<float>();
-  const std::int64_t count = tensor.numel();
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = data[i + lane];
-      partial[lane] += value * value;
-    }
-  }
-  double total = 0.0;
-  for (; i < count; ++i) total += static_cast<double>(data[i]) * static_cast<double>(data[i]);
-  for (const double part : partial) total += part;
-  return total;
-}
-
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t numel = 1;
   for (const std::int64_t size : shape) numel *= size;
@@ -63,24 +44,11 @@ void expect_slice(const std::string& name, const char* what, const at::Tensor& t
   }
 }
 
-void expect_float(const std::string& name, const char* what, const at::Tensor& tensor) {
-  if (tensor.scalar_type() != at::kFloat) throw ExecError("bucket " + name + ": " + what + " must be float32");
-}
-
 }  // namespace
 
 int Buckets::add(BucketSpec spec) {
   check(spec);
   Bucket bucket;
-  for (const OwnedSpan& span : spec.owners) {
-    if (span.rank == courier_.rank() && span.hi > span.lo) bucket.own = span;
-  }
-  const std::int64_t owned = bucket.own ? bucket.own->hi - bucket.own->lo : 0;
-  if (bucket.own) {
-    expect_slice(spec.name, "master", spec.master, owned);
-    expect_float(spec.name, "master", spec.master);
-  }
-  for (const at::Tensor& state : spec.state) expect_slice(spec.name, "state", state, owned);
   bucket.spec = std::move(spec);
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     if (buckets_[i].spec.name == bucket.spec.name) {
@@ -95,21 +63,12 @@ int Buckets::add(BucketSpec spec) {
 void Buckets::check(const BucketSpec& spec) const {
   const bool member = std::find(spec.group.begin(), spec.group.end(), courier_.rank()) != spec.group.end();
   if (member) expect_slice(spec.name, "work", spec.work, spec.numel);
-  std::int64_t covered = 0;
-  for (const OwnedSpan& span : spec.owners) {
-    if (span.lo != covered || span.hi < span.lo) {
-      throw ExecError("bucket " + spec.name + ": owners must cut [0, " + std::to_string(spec.numel) +
-                      ") in order, rank " + std::to_string(span.rank) + " has [" + std::to_string(span.lo) + ", " +
-                      std::to_string(span.hi) + ") after " + std::to_string(covered));
-    }
-    covered = span.hi;
-    if (std::find(spec.group.begin(), spec.group.end(), span.rank) == spec.group.end()) {
-      throw ExecError("bucket " + spec.name + ": owner " + std::to_string(span.rank) + " is not in its group");
-    }
+  if (member && spec.work.scalar_type() != spec.dtype) {
+    throw ExecError("bucket " + spec.name + ": the working copy is of another dtype than the bucket");
   }
-  if (covered != spec.numel) {
-    throw ExecError("bucket " + spec.name + ": owners cover " + std::to_string(covered) + " of " +
-                    std::to_string(spec.numel) + " elements");
+  if (!member && spec.work.defined()) {
+    throw ExecError("bucket " + spec.name + ": rank " + std::to_string(courier_.rank()) +
+                    " is not in its group and has no use for a working copy");
   }
   if (!std::is_sorted(spec.group.begin(), spec.group.end())) {
     throw ExecError("bucket " + spec.name + ": the group's ranks must ascend, sums are formed in their order");
@@ -196,121 +155,37 @@ void Buckets::accumulate(std::int64_t index, int region, const at::Tensor& gradi
   }
 }
 
-void Buckets::reduce(std::int64_t index) {
+at::Tensor Buckets::gradient(std::int64_t index) {
   Bucket& bucket = at(index);
+  if (!bucket.spec.work.defined()) return {};
   if (!bucket.accumulator.defined()) bucket.accumulator = at::zeros({bucket.spec.numel}, at::kFloat);
   for (Region& region : bucket.regions) {
     if (!region.written) region.view.zero_();
   }
-  bucket.reducing = true;
-  const std::uint64_t tag = tag_of(kReduceTag, index);
-  if (bucket.own) {
-    for (const int rank : bucket.spec.group) {
-      if (rank == courier_.rank()) continue;
-      at::Tensor scratch = at::empty({bucket.own->hi - bucket.own->lo}, at::kFloat);
-      bucket.incoming.push_back({rank, courier_.receive(scratch, rank, tag), scratch});
-    }
-  }
-  for (const OwnedSpan& span : bucket.spec.owners) {
-    if (span.rank == courier_.rank() || span.hi == span.lo) continue;
-    bucket.reduce_sends.push_back(
-        courier_.send(bucket.accumulator.narrow(0, span.lo, span.hi - span.lo), span.rank, tag));
-  }
+  return bucket.accumulator;
 }
 
-std::vector<double> Buckets::finish_reductions() {
-  std::vector<double> squares;
-  for (Bucket& bucket : buckets_) {
-    if (bucket.reducing) finish_reduction(bucket);
-    squares.push_back(bucket.reducing && bucket.reduced.defined() ? sum_of_squares(bucket.reduced) : 0.0);
-  }
-  return squares;
-}
-
-// Contributions are added in rank order, the own one at its place.
-void Buckets::finish_reduction(Bucket& bucket) {
-  if (bucket.own) {
-    const at::Tensor mine = bucket.accumulator.narrow(0, bucket.own->lo, bucket.own->hi - bucket.own->lo);
-    auto next = bucket.incoming.begin();
-    for (const int rank : bucket.spec.group) {
-      at::Tensor part = mine;
-      if (rank != courier_.rank()) {
-        courier_.wait({&next->transfer, 1});
-        part = (next++)->scratch;
-      }
-      if (bucket.reduced.defined()) {
-        bucket.reduced.add_(part);
-      } else {
-        bucket.reduced = part;
-      }
-    }
-    bucket.incoming.clear();
-  }
-  courier_.wait(bucket.reduce_sends);
-  bucket.reduce_sends.clear();
-}
-
-void Buckets::update(std::int64_t index, UnitProgram& optimizer, std::span<const at::Tensor> hyper) {
+void Buckets::write(std::int64_t index, std::int64_t lo, const at::Tensor& master) {
   Bucket& bucket = at(index);
-  if (!bucket.own || !bucket.reducing) return;
-  courier_.wait(bucket.gather_sends);  // they read what is written below
-  bucket.gather_sends.clear();
-  std::vector<c10::IValue> inputs = {bucket.spec.master, bucket.reduced};
-  inputs.insert(inputs.end(), bucket.spec.state.begin(), bucket.spec.state.end());
-  inputs.insert(inputs.end(), hyper.begin(), hyper.end());
-  const std::vector<c10::IValue> outputs = optimizer.run(std::move(inputs));
-  const std::int64_t owned = bucket.own->hi - bucket.own->lo;
-  std::vector<at::Tensor> next;
-  for (const c10::IValue& output : outputs) {
-    at::Tensor tensor = output.toTensor().contiguous();
-    expect_slice(bucket.spec.name, "the optimizer's result", tensor, owned);
-    // The gradient's memory is written again in the next step; what is kept must not lie in it.
-    if (tensor.is_alias_of(bucket.reduced)) tensor = tensor.clone();
-    next.push_back(std::move(tensor));
-  }
-  expect_float(bucket.spec.name, "the optimizer's master", next.at(0));
-  bucket.spec.master = next[0];
-  bucket.spec.state.assign(next.begin() + 1, next.end());
-  write_work(bucket);
+  if (bucket.spec.work.defined()) bucket.spec.work.narrow(0, lo, master.numel()).copy_(master);
 }
 
-void Buckets::write_work(Bucket& bucket) {
-  bucket.spec.work.narrow(0, bucket.own->lo, bucket.own->hi - bucket.own->lo).copy_(bucket.spec.master);
-}
-
-void Buckets::gather(std::int64_t index) {
+void Buckets::receive_part(std::int64_t index, std::int64_t lo, std::int64_t hi, int owner, std::uint64_t tag) {
   Bucket& bucket = at(index);
-  const std::uint64_t tag = tag_of(kGatherTag, index);
-  const int self = courier_.rank();
-  for (const OwnedSpan& span : bucket.spec.owners) {
-    if (span.hi == span.lo) continue;
-    const at::Tensor part = bucket.spec.work.narrow(0, span.lo, span.hi - span.lo);
-    if (span.rank != self) {
-      bucket.gathers.push_back(courier_.receive(part, span.rank, tag));
-      continue;
-    }
-    for (const int rank : bucket.spec.group) {
-      if (rank != self) bucket.gather_sends.push_back(courier_.send(part, rank, tag));
-    }
-  }
+  bucket.gathers.push_back(courier_.receive(bucket.spec.work.narrow(0, lo, hi - lo), owner, tag));
 }
 
-void Buckets::refresh(std::int64_t index) {
-  Bucket& bucket = at(index);
-  if (!bucket.spec.work.defined()) return;
-  courier_.wait(bucket.gather_sends);
-  bucket.gather_sends.clear();
-  if (bucket.own) write_work(bucket);
-  bucket.stale = false;
-  gather(index);
+void Buckets::send_part(std::int64_t index, const at::Tensor& part, int rank, std::uint64_t tag) {
+  at(index).gather_sends.push_back(courier_.send(part, rank, tag));
+}
+
+void Buckets::wait_sends(std::int64_t index) {
+  courier_.wait(at(index).gather_sends);
+  at(index).gather_sends.clear();
 }
 
 void Buckets::end_step() {
   for (Bucket& bucket : buckets_) {
-    bucket.reducing = false;
-    bucket.incoming.clear();
-    bucket.reduce_sends.clear();
-    bucket.reduced = at::Tensor();
     for (Region& region : bucket.regions) region.written = false;
   }
 }
@@ -323,28 +198,8 @@ void Buckets::abandon_gathers() {
   }
 }
 
-void Buckets::set_master(std::int64_t index, const at::Tensor& value) {
-  if (!owns(index)) {
-    throw ExecError("bucket " + at(index).spec.name + ": rank " + std::to_string(courier_.rank()) +
-                    " owns nothing of it");
-  }
-  expect_slice(at(index).spec.name, "master", value, at(index).spec.master.numel());
-  expect_float(at(index).spec.name, "master", value);
-  at(index).spec.master = value.clone();
-}
-
-void Buckets::set_state(std::int64_t index, const std::vector<at::Tensor>& values) {
-  Bucket& bucket = at(index);
-  if (values.size() != bucket.spec.state.size()) {
-    throw ExecError("bucket " + bucket.spec.name + ": has " + std::to_string(bucket.spec.state.size()) +
-                    " state tensors, not " + std::to_string(values.size()));
-  }
-  std::vector<at::Tensor> next;
-  for (const at::Tensor& value : values) {
-    expect_slice(bucket.spec.name, "state", value, bucket.own ? bucket.own->hi - bucket.own->lo : 0);
-    next.push_back(value.clone());
-  }
-  bucket.spec.state = std::move(next);
+void Buckets::mark_stale(std::int64_t index) {
+  if (at(index).spec.work.defined()) at(index).stale = true;
 }
 
 void Buckets::set_work(std::int64_t index, const at::Tensor& value) {

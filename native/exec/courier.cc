@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 
+#include "comm/request.h"
 #include "program.h"
 
 namespace elaswave::exec {
@@ -50,12 +51,46 @@ comm::Transfer Courier::receive(const at::Tensor& into, int peer, std::uint64_t 
   return transfer;
 }
 
+namespace {
+
+// The rank of the first transfer that is not done, for those who watch.
+int first_pending(std::span<const comm::Transfer> transfers) {
+  for (const comm::Transfer& transfer : transfers) {
+    if (transfer.valid() && transfer.request()->state.load() == comm::Request::State::kPending) {
+      return transfer.request()->peer;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
 void Courier::wait(std::span<const comm::Transfer> transfers) {
   if (transfers.empty()) return;
   const auto begin = std::chrono::steady_clock::now();
+  awaited_.store(first_pending(transfers), std::memory_order_relaxed);
   endpoint_->wait(transfers, deadline_, members_);
+  awaited_.store(-1, std::memory_order_relaxed);
   wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (const comm::Transfer& transfer : transfers) receives_.erase(transfer.request().get());
+}
+
+bool Courier::test(const comm::Transfer& transfer) {
+  if (!endpoint_->test(transfer)) return false;
+  receives_.erase(transfer.request().get());
+  return true;
+}
+
+bool Courier::arrived(const comm::Transfer& transfer) const noexcept {
+  return transfer.request()->state.load() == comm::Request::State::kDone;
+}
+
+void Courier::check_abort() const {
+  if (endpoint_) endpoint_->check_abort();
+}
+
+void Courier::flood(int suspect) noexcept {
+  if (endpoint_) endpoint_->flood(suspect);
 }
 
 void Courier::wait_all_sends() {
@@ -76,6 +111,7 @@ void Courier::drop() noexcept {
   if (endpoint_ && !transfers.empty()) endpoint_->cancel(transfers);
   sends_.clear();
   receives_.clear();
+  awaited_.store(-1, std::memory_order_relaxed);
 }
 
 }  // namespace elaswave::exec

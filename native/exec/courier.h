@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <span>
@@ -36,6 +37,16 @@ class Courier {
   // Blocks until all are done, at most until the deadline. Throws like Endpoint::wait.
   void wait(std::span<const comm::Transfer> transfers);
   void wait_all_sends();
+  // Whether it is done; never blocks. Throws like Endpoint::test.
+  bool test(const comm::Transfer& transfer);
+  // The same of a receive after a failed wait; false when it failed.
+  bool arrived(const comm::Transfer& transfer) const noexcept;
+  // Throws comm::Aborted while an abort lasts.
+  void check_abort() const;
+  // Has all ranks leave the step; `suspect` -1 accuses nobody.
+  void flood(int suspect) noexcept;
+  // The rank that a wait waits for, -1 when nothing is waited for. For other threads too.
+  int awaited() const { return awaited_.load(std::memory_order_relaxed); }
   // Lets go of the tensors of finished sends. Throws like Endpoint::test.
   void reap();
   // Cancels all that is in flight; nobody touches the tensors afterwards. For failures.
@@ -55,6 +66,7 @@ class Courier {
   comm::Deadline deadline_ = comm::Deadline::after(0);
   double deadline_s_ = 0.0;
   double wait_seconds_ = 0.0;
+  std::atomic<int> awaited_{-1};
   std::vector<int> members_;  // without this rank
   std::deque<Posted> sends_;
   std::unordered_map<const comm::Request*, Posted> receives_;
@@ -62,6 +74,8 @@ class Courier {
 
 // Engine's own kinds of tags; values use kinds 1 and 2.
 inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kFoldTag = 5, kVoteTag = 6;
+// 7 is the worker's, for what it sends outside of steps.
+inline constexpr std::uint64_t kRecordTag = 8, kSealTag = 9, kBaseTag = 10;
 inline std::uint64_t tag_of(std::uint64_t kind, std::int64_t index) {
   return kind << 56 | static_cast<std::uint64_t>(index) << 32;
 }

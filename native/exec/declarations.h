@@ -38,17 +38,24 @@ struct OwnedSpan {
   std::int64_t lo, hi;
 };
 
-// The flat parameters of one unit and one optimizer group; `owners` cut [0, numel) among ranks.
+// The flat parameters of one unit and one optimizer group, as units compute with them.
 struct BucketSpec {
   std::string name;
   std::int64_t numel = 0;
-  std::vector<OwnedSpan> owners;  // ascending, disjoint, covering
-  std::vector<int> group;         // ranks that hold a user unit, ascending
-  at::Tensor work;                // the whole working copy, flat, written in place; undefined outside of the group
-  at::Tensor master;              // fp32 own slice; undefined if this rank owns nothing
-  std::vector<at::Tensor> state;  // own slices
-  int optimizer = -1;             // program id
+  std::vector<int> group;             // ranks that hold a user unit, ascending
+  at::ScalarType dtype = at::kFloat;  // of the working copy
+  at::Tensor work;                    // the whole working copy, flat, written in place; undefined outside of the group
+  int optimizer = -1;                 // program id
   int hyper_group = 0;
+};
+
+// A piece of a bucket. Its owner sums the gradient, updates master and optimizer state and publishes the parameters;
+// its holders keep the same base up to date from the owner's records. The owner need not be in the bucket's group.
+struct BoxSpec {
+  int bucket = -1;
+  std::int64_t lo = 0, hi = 0;
+  int owner = -1;
+  std::vector<int> holders;
 };
 
 struct FoldValue {
@@ -63,7 +70,7 @@ struct FoldSpec {
   int program = -1;
   std::vector<int> buffers;  // table entries that are replaced
   std::vector<FoldValue> values;
-  std::vector<OwnedSpan> group;  // samples of each rank that holds the unit; together the step's
+  std::vector<OwnedSpan> group;  // samples of each rank that holds the unit, together the step's; empty for the others
 };
 
 struct UnitSpec {
@@ -76,6 +83,7 @@ struct UnitSpec {
 enum class OpCode { kRecv, kSend, kForward, kBackward, kReduce, kFold, kVote, kUpdate, kGather, kSnapshot };
 inline constexpr int kOpCodes = 10;
 const char* name_of(OpCode code);
+OpCode opcode_of(const std::string& name);  // throws ExecError for an unknown one
 
 struct Step {
   OpCode code = OpCode::kSnapshot;

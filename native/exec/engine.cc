@@ -25,6 +25,7 @@ Engine::Impl::Impl(int rank, std::shared_ptr<comm::Endpoint> endpoint, std::int6
     : courier(rank, std::move(endpoint)),
       values(courier),
       buckets(courier),
+      boxes(courier, buckets),
       folds(courier, granule),
       seed_(seed),
       global_batch_(global_batch),
@@ -60,20 +61,26 @@ void Engine::Impl::check_program(const std::string& place, int program, std::siz
 }
 
 int Engine::Impl::add_bucket(BucketSpec spec) {
-  const bool owner = spec.master.defined();
-  if (owner) {
-    const std::string place = "bucket " + spec.name;
-    if (spec.optimizer < 0 || spec.optimizer >= static_cast<int>(programs_.size())) {
-      throw ExecError(place + ": there is no program " + std::to_string(spec.optimizer));
-    }
-    const UnitProgram& optimizer = *programs_[static_cast<std::size_t>(spec.optimizer)];
-    if (optimizer.num_outputs() != 1 + spec.state.size()) {
-      throw ExecError(place + ": its optimizer program returns " + std::to_string(optimizer.num_outputs()) +
-                      " tensors, master and state are " + std::to_string(1 + spec.state.size()));
-    }
+  if (spec.optimizer < 0 || spec.optimizer >= static_cast<int>(programs_.size())) {
+    throw ExecError("bucket " + spec.name + ": there is no program " + std::to_string(spec.optimizer));
   }
   ready_ = false;
   return buckets.add(std::move(spec));
+}
+
+int Engine::Impl::add_box(BoxSpec spec) {
+  ready_ = false;
+  return boxes.add(std::move(spec));
+}
+
+void Engine::Impl::assign_box(int box, int owner, std::vector<int> holders) {
+  ready_ = false;
+  boxes.assign(box, owner, std::move(holders));
+}
+
+std::size_t Engine::Impl::state_tensors(int box) const {
+  const BucketSpec& bucket = buckets.spec(boxes.spec(box).bucket);
+  return programs_[static_cast<std::size_t>(bucket.optimizer)]->num_outputs() - 1;
 }
 
 int Engine::Impl::add_table(const std::string& name, at::Tensor tensor) {
@@ -86,6 +93,11 @@ int Engine::Impl::add_table(const std::string& name, at::Tensor tensor) {
   table_names_.push_back(name);
   table.push_back(std::move(tensor));
   return static_cast<int>(table.size()) - 1;
+}
+
+int Engine::Impl::expect_box(int box) const {
+  if (box < 0 || box >= boxes.size()) throw ExecError("there is no box " + std::to_string(box));
+  return box;
 }
 
 int Engine::Impl::find_table(const std::string& name) const {
@@ -109,6 +121,11 @@ int Engine::Impl::add_fold(FoldSpec spec) {
   check_program(place, spec.program, spec.buffers.size() + spec.values.size(), spec.buffers.size());
   ready_ = false;
   return folds.add(std::move(spec));
+}
+
+void Engine::Impl::regroup_fold(int fold, std::vector<OwnedSpan> group) {
+  if (fold < 0 || fold >= folds.size()) throw ExecError("there is no fold " + std::to_string(fold));
+  folds.regroup(fold, std::move(group));
 }
 
 void Engine::Impl::check_bindings(const std::string& place, const std::vector<Binding>& bindings,
@@ -163,6 +180,11 @@ void Engine::Impl::add_unit(int unit, UnitSpec spec) {
   units_[unit] = std::move(spec);
 }
 
+void Engine::Impl::clear_units() {
+  ready_ = false;
+  units_.clear();
+}
+
 void Engine::Impl::set_world(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   if (!std::binary_search(ranks.begin(), ranks.end(), courier.rank())) {
@@ -207,6 +229,7 @@ ResolvedUnit Engine::Impl::resolve(const UnitSpec& spec) {
 }
 
 void Engine::Impl::set_schedule(Schedule schedule) {
+  boxes.check();
   const Declared declared{values.specs(), units_, buckets.size()};
   StepList train = check_steps(schedule.train, schedule.micro_batches, declared, StepMode::kTrain);
   StepList eval = check_steps(schedule.eval, schedule.micro_batches, declared, StepMode::kEval);
@@ -242,46 +265,56 @@ Engine::~Engine() = default;
 
 int Engine::add_program(const std::string& name, ProgramSpec spec) { return impl_->add_program(name, std::move(spec)); }
 int Engine::add_bucket(BucketSpec spec) { return impl_->add_bucket(std::move(spec)); }
+int Engine::add_box(BoxSpec spec) { return impl_->add_box(std::move(spec)); }
+void Engine::assign_box(int box, int owner, std::vector<int> holders) {
+  impl_->assign_box(impl_->expect_box(box), owner, std::move(holders));
+}
+void Engine::set_record_type(at::ScalarType type) { impl_->boxes.set_record_type(type); }
 int Engine::add_table(const std::string& name, at::Tensor tensor) { return impl_->add_table(name, std::move(tensor)); }
 int Engine::add_value(ValueSpec spec) { return impl_->add_value(std::move(spec)); }
+void Engine::regroup_fold(int fold, std::vector<OwnedSpan> group) { impl_->regroup_fold(fold, std::move(group)); }
 int Engine::add_fold(FoldSpec spec) { return impl_->add_fold(std::move(spec)); }
 void Engine::add_unit(int unit, UnitSpec spec) { impl_->add_unit(unit, std::move(spec)); }
+void Engine::clear_units() { impl_->clear_units(); }
 void Engine::set_world(std::vector<int> ranks) { impl_->set_world(std::move(ranks)); }
 void Engine::set_schedule(Schedule schedule) { impl_->set_schedule(std::move(schedule)); }
 
 StepResult Engine::step(std::int64_t step_index, const Inputs& inputs, const std::vector<std::vector<double>>& hyper,
-                        std::optional<double> clip_norm, double deadline_s) {
-  return impl_->step(step_index, inputs, hyper, clip_norm, deadline_s);
+                        const StepOptions& options) {
+  return impl_->step(step_index, inputs, hyper, options);
 }
 EvalResult Engine::evaluate(std::int64_t step_index, const Inputs& inputs, double deadline_s) {
   return impl_->evaluate(step_index, inputs, deadline_s);
 }
 void Engine::sync(double deadline_s) { impl_->sync(deadline_s); }
-void Engine::refresh_work(double deadline_s) { impl_->refresh_work(deadline_s); }
+void Engine::refresh_work(const std::vector<std::vector<int>>& wanted, double deadline_s) {
+  impl_->refresh_work(wanted, deadline_s);
+}
+bool Engine::pending() const { return impl_->pending; }
+const Votes& Engine::votes() const { return impl_->votes; }
+StepResult Engine::commit_pending(const Votes& votes) { return impl_->commit_pending(votes); }
+void Engine::drop_pending() { impl_->drop_pending(); }
 
-at::Tensor Engine::bucket_master(const std::string& name) const {
-  return impl_->buckets.master(impl_->buckets.find(name));
+const Base& Engine::base(int box) const { return impl_->boxes.base(impl_->expect_box(box)); }
+void Engine::set_base(int box, const at::Tensor& master, const std::vector<at::Tensor>& state) {
+  const PlainDispatch plain;
+  if (state.size() != impl_->state_tensors(impl_->expect_box(box))) {
+    throw ExecError("box " + std::to_string(box) + ": its optimizer has " + std::to_string(impl_->state_tensors(box)) +
+                    " state tensors, not " + std::to_string(state.size()));
+  }
+  impl_->boxes.set_base(box, master, state);
 }
-std::vector<at::Tensor> Engine::bucket_state(const std::string& name) const {
-  return impl_->buckets.state(impl_->buckets.find(name));
+bool Engine::intact(int box) const { return impl_->boxes.intact(impl_->expect_box(box)); }
+void Engine::send_base(int box, int peer) { impl_->boxes.send_base(impl_->expect_box(box), peer); }
+void Engine::expect_base(int box, int owner) {
+  impl_->boxes.expect_base(impl_->expect_box(box), owner, impl_->state_tensors(box));
 }
+std::vector<int> Engine::catching() const { return impl_->boxes.catching(); }
 at::Tensor Engine::bucket_work(const std::string& name) const {
   return impl_->buckets.spec(impl_->buckets.find(name)).work;
 }
 at::Tensor Engine::table(const std::string& name) const {
   return impl_->table[static_cast<std::size_t>(impl_->find_table(name))];
-}
-void Engine::set_bucket_master(const std::string& name, const at::Tensor& value) {
-  const PlainDispatch plain;
-  impl_->buckets.set_master(impl_->buckets.find(name), value);
-}
-void Engine::set_bucket_state(const std::string& name, const std::vector<at::Tensor>& values) {
-  const PlainDispatch plain;
-  impl_->buckets.set_state(impl_->buckets.find(name), values);
-}
-void Engine::set_bucket_work(const std::string& name, const at::Tensor& value) {
-  const PlainDispatch plain;
-  impl_->buckets.set_work(impl_->buckets.find(name), value);
 }
 void Engine::set_table(const std::string& name, const at::Tensor& value) {
   const PlainDispatch plain;
@@ -291,6 +324,8 @@ void Engine::set_table(const std::string& name, const at::Tensor& value) {
 }
 std::vector<std::string> Engine::stale_buckets() const { return impl_->buckets.stale(); }
 std::int64_t Engine::version() const { return impl_->version; }
+void Engine::set_version(std::int64_t version) { impl_->version = version; }
+Progress Engine::progress() const { return impl_->progress(); }
 std::optional<StepResult> Engine::last_committed() const { return impl_->last_committed; }
 int Engine::find_bucket(const std::string& name) const { return impl_->buckets.find(name); }
 int Engine::find_table(const std::string& name) const { return impl_->find_table(name); }

@@ -1,12 +1,14 @@
 // The engine's parts and the interpreter. Private to exec/.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "boxes.h"
 #include "buckets.h"
 #include "courier.h"
 #include "engine.h"
@@ -36,28 +38,40 @@ class Engine::Impl {
   // Declarations and state (engine.cc).
   int add_program(const std::string& name, ProgramSpec spec);
   int add_bucket(BucketSpec spec);
+  int add_box(BoxSpec spec);
+  void assign_box(int box, int owner, std::vector<int> holders);
   int add_table(const std::string& name, at::Tensor tensor);
   int add_value(ValueSpec spec);
   int add_fold(FoldSpec spec);
+  void regroup_fold(int fold, std::vector<OwnedSpan> group);
   void add_unit(int unit, UnitSpec spec);
+  void clear_units();
+  std::size_t state_tensors(int box) const;
   void set_world(std::vector<int> ranks);
   void set_schedule(Schedule schedule);
   int find_table(const std::string& name) const;
+  int expect_box(int box) const;
 
   // Running (interpreter.cc).
   StepResult step(std::int64_t step_index, const Inputs& inputs, const std::vector<std::vector<double>>& hyper,
-                  std::optional<double> clip_norm, double deadline_s);
+                  const StepOptions& options);
   EvalResult evaluate(std::int64_t step_index, const Inputs& inputs, double deadline_s);
   void sync(double deadline_s);
-  void refresh_work(double deadline_s);
+  void refresh_work(const std::vector<std::vector<int>>& wanted, double deadline_s);
+  StepResult commit_pending(const Votes& votes);
+  void drop_pending() noexcept;
+  Progress progress() const;
 
   Courier courier;
   Values values;
   Buckets buckets;
+  Boxes boxes;
   Folds folds;
   std::vector<at::Tensor> table;
   std::int64_t version = 0;
   std::optional<StepResult> last_committed;
+  bool pending = false;
+  Votes votes;
 
  private:
   // engine.cc
@@ -78,12 +92,20 @@ class Engine::Impl {
   c10::IValue input_of(const Resolved& input, const Step& step);
   at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
   void vote();
+  void cast(const std::vector<std::uint64_t>& words, std::int64_t channel);
+  void tally();
   void decide(double square);
-  std::vector<std::vector<double>> all_gather(const std::vector<double>& mine, std::int64_t channel);
-  void update(std::int64_t bucket);
+  void commit();
+  std::vector<at::Tensor> updated(std::int64_t bucket, const Base& base, const at::Tensor& gradient,
+                                  const Hyper& hyper);
+  void update_owned(std::int64_t bucket);
+  void update_held();
+  void fault_if_due(std::optional<OpCode> next) const;
+  void finish_committed(const StepList& list, std::size_t at) noexcept;
   void recover(const StepList& list, std::size_t at) noexcept;
   void drop_transients() noexcept;
 
+  static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
   const std::int64_t seed_, global_batch_, granule_;
   std::vector<std::unique_ptr<UnitProgram>> programs_;
   std::vector<std::string> table_names_;
@@ -98,12 +120,15 @@ class Engine::Impl {
   // Of the step that runs.
   std::int64_t step_index_ = 0;
   const Inputs* inputs_ = nullptr;
-  std::vector<std::vector<at::Tensor>> hyper_;  // per group: grad_scale, then the caller's
-  std::optional<double> clip_norm_;
+  Hyper hyper_;  // per group: grad_scale, then the caller's
+  StepOptions options_;
+  bool voted_ = false;
   bool committed_ = false;
   double loss_ = 0.0, count_ = 0.0;
+  Consumed consumed_;
   at::ScalarType loss_dtype_ = at::kFloat;
   StepResult result_;
+  std::atomic<std::uint64_t> place_{kNoPlace};  // opcode and number of the instruction that runs
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<c10::IValue>> saved_;  // (unit, micro-batch)
 };
 

@@ -25,22 +25,32 @@ std::string place(std::size_t index) { return "fold " + std::to_string(index); }
 }  // namespace
 
 int Folds::add(FoldSpec spec) {
-  const std::string here = place(folds_.size());
   Fold fold;
-  std::sort(spec.group.begin(), spec.group.end(), [](const auto& a, const auto& b) { return a.lo < b.lo; });
   for (const FoldValue& value : spec.values) fold.bytes += padded(bytes_of(value));
-  for (std::size_t i = 0; i < spec.group.size(); ++i) {
-    const OwnedSpan& span = spec.group[i];
-    const bool follows = i == 0 ? span.lo == 0 : span.lo == spec.group[i - 1].hi;
-    if (!follows || (span.hi - span.lo) % granule_ != 0) {
-      throw ExecError(here + ": the samples of its ranks must follow each other in whole granules of " +
-                      std::to_string(granule_) + "; rank " + std::to_string(span.rank) + " has [" +
-                      std::to_string(span.lo) + ", " + std::to_string(span.hi) + ")");
-    }
-  }
+  spec.group = sorted_group(folds_.size(), std::move(spec.group));
   fold.spec = std::move(spec);
   folds_.push_back(std::move(fold));
   return size() - 1;
+}
+
+void Folds::regroup(std::int64_t index, std::vector<OwnedSpan> group) {
+  const auto at = static_cast<std::size_t>(index);
+  folds_[at].spec.group = sorted_group(at, std::move(group));
+}
+
+std::vector<OwnedSpan> Folds::sorted_group(std::size_t index, std::vector<OwnedSpan> group) const {
+  std::stable_sort(group.begin(), group.end(), [](const auto& a, const auto& b) { return a.lo < b.lo; });
+  std::int64_t covered = 0;
+  for (const OwnedSpan& span : group) {
+    if (span.lo == span.hi) continue;
+    if (span.lo != covered || (span.hi - span.lo) % granule_ != 0) {
+      throw ExecError(place(index) + ": the samples of its ranks must follow each other in whole granules of " +
+                      std::to_string(granule_) + "; rank " + std::to_string(span.rank) + " has [" +
+                      std::to_string(span.lo) + ", " + std::to_string(span.hi) + ")");
+    }
+    covered = span.hi;
+  }
+  return group;
 }
 
 void Folds::collect(const Binding& binding, std::int64_t first, const at::Tensor& value) {
@@ -64,6 +74,7 @@ void Folds::exchange() {
     if (std::none_of(fold.spec.group.begin(), fold.spec.group.end(), is_mine)) continue;
     at::Tensor mine;
     for (const OwnedSpan& span : fold.spec.group) {
+      if (span.lo == span.hi) continue;  // it keeps the buffers, but makes no values
       if (is_mine(span)) {
         mine = pack(fold, span);
         fold.packed.push_back(mine);
@@ -72,6 +83,7 @@ void Folds::exchange() {
         fold.transfers.push_back(courier_.receive(fold.packed.back(), span.rank, tag));
       }
     }
+    if (!mine.defined()) continue;
     for (const OwnedSpan& span : fold.spec.group) {
       if (!is_mine(span)) fold.transfers.push_back(courier_.send(mine, span.rank, tag));
     }

@@ -1,4 +1,4 @@
-// Updates of mutable buffers, folded in granule order by every rank that holds the unit. Private to exec/.
+// Updates of mutable buffers, folded in granule order by every rank that keeps them. Private to exec/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,10 @@ class Folds {
  public:
   Folds(Courier& courier, std::int64_t granule) : courier_(courier), granule_(granule) {}
 
-  // Throws ExecError if the group's spans do not follow each other in whole granules.
+  // Throws ExecError if the group's spans do not follow each other in whole granules; empty ones may lie anywhere.
   int add(FoldSpec spec);
+  // Other samples for the ranks, after a change of tiles.
+  void regroup(std::int64_t index, std::vector<OwnedSpan> group);
   int size() const { return static_cast<int>(folds_.size()); }
   const FoldSpec& spec(std::int64_t index) const { return folds_[static_cast<std::size_t>(index)].spec; }
 
@@ -42,6 +44,7 @@ class Folds {
     std::vector<comm::Transfer> transfers;
   };
 
+  std::vector<OwnedSpan> sorted_group(std::size_t index, std::vector<OwnedSpan> group) const;
   at::Tensor pack(const Fold& fold, const OwnedSpan& span) const;
   std::vector<at::Tensor> unpack(const Fold& fold, const at::Tensor& packed, std::int64_t granule) const;
 

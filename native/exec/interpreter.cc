@@ -1,4 +1,5 @@
 // The step program's interpreter: what each instruction does, the vote, and what is left after a failure.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <sys/resource.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <span>
 
 #include "engine_impl.h"
@@ -33,21 +35,23 @@ std::int64_t resident_peak_bytes() {
 void Engine::Impl::begin(std::int64_t step_index, const Inputs& inputs, double deadline_s) {
   if (!ready_) throw ExecError("engine: set_schedule comes after the declarations and before steps");
   check_inputs(inputs);
+  drop_pending();
   step_index_ = step_index;
   inputs_ = &inputs;
   courier.set_deadline(deadline_s);
-  committed_ = false;
+  voted_ = committed_ = false;
+  votes.clear();
   loss_ = count_ = 0.0;
+  consumed_ = Consumed();
   result_ = StepResult();
 }
 
 StepResult Engine::Impl::step(std::int64_t step_index, const Inputs& inputs,
-                              const std::vector<std::vector<double>>& hyper, std::optional<double> clip_norm,
-                              double deadline_s) {
+                              const std::vector<std::vector<double>>& hyper, const StepOptions& options) {
   const auto started = Clock::now();
   const PlainDispatch plain;
-  begin(step_index, inputs, deadline_s);
-  clip_norm_ = clip_norm;
+  begin(step_index, inputs, options.deadline_s);
+  options_ = options;
   hyper_.clear();
   for (const std::vector<double>& group : hyper) {
     std::vector<at::Tensor> tensors(1);  // grad_scale, known after the vote
@@ -55,6 +59,8 @@ StepResult Engine::Impl::step(std::int64_t step_index, const Inputs& inputs,
     hyper_.push_back(std::move(tensors));
   }
   run(train_, &result_);
+  fault_if_due(std::nullopt);
+  boxes.end_step();
   buckets.end_step();
   drop_transients();
   result_.seconds = seconds_since(started);
@@ -69,10 +75,13 @@ EvalResult Engine::Impl::evaluate(std::int64_t step_index, const Inputs& inputs,
   run(eval_, nullptr);
   EvalResult result;
   try {
-    for (const std::vector<double>& part : all_gather({loss_, count_}, 1)) {
-      result.loss += part[0];
-      result.count += part[1];
+    cast(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), 1);
+    for (const auto& [rank, words] : votes) {
+      const Vote part = Vote::unpack(words, 0);
+      result.loss += part.loss;
+      result.count += part.count;
     }
+    votes.clear();
   } catch (...) {
     recover(eval_, eval_.steps.size());
     throw;
@@ -86,9 +95,15 @@ void Engine::Impl::run(const StepList& list, StepResult* result) {
   std::size_t at = 0;
   try {
     courier.reap();  // what the last step left to be sent
+    if (result != nullptr) boxes.begin_step();
     for (; at < list.steps.size(); ++at) {
       const Step& step = list.steps[at];
-      if (!committed_) courier.check_deadline(name_of(step.code));
+      place_.store(static_cast<std::uint64_t>(step.code) << 32 | at, std::memory_order_relaxed);
+      if (result != nullptr) fault_if_due(step.code);
+      if (!committed_) {
+        courier.check_abort();
+        courier.check_deadline(name_of(step.code));
+      }
       const auto begin = Clock::now();
       const double waited = courier.wait_seconds();
       if (step.code == OpCode::kForward) {
@@ -103,10 +118,22 @@ void Engine::Impl::run(const StepList& list, StepResult* result) {
       timing.seconds += seconds_since(begin);
       timing.wait_seconds += courier.wait_seconds() - waited;
     }
+    place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {
     recover(list, at);
     throw;
   }
+}
+
+// Phases follow each other in the order of opcodes, so an empty one is reached with the next.
+void Engine::Impl::fault_if_due(std::optional<OpCode> next) const {
+  if (options_.fault_at && (!next || *next >= *options_.fault_at)) ::raise(options_.fault_signal);
+}
+
+Progress Engine::Impl::progress() const {
+  const std::uint64_t place = place_.load(std::memory_order_relaxed);
+  if (place == kNoPlace) return {"", -1, courier.awaited()};
+  return {name_of(static_cast<OpCode>(place >> 32)), static_cast<std::int64_t>(place & 0xffffffff), courier.awaited()};
 }
 
 void Engine::Impl::execute(const Step& step) {
@@ -117,20 +144,22 @@ void Engine::Impl::execute(const Step& step) {
       courier.reap();
       return values.send(step);
     case OpCode::kBackward:
-      return backward(step);
+      backward(step);
+      return boxes.advance();
     case OpCode::kReduce:
-      return buckets.reduce(step.index);
+      return boxes.reduce(step.index);
     case OpCode::kFold:
       return folds.exchange();
     case OpCode::kVote:
       return vote();
     case OpCode::kUpdate:
-      return update(step.index);
+      return update_owned(step.index);
     case OpCode::kGather:
-      if (result_.updated) buckets.gather(step.index);
+      if (result_.updated) boxes.gather(step.index);
       return;
-    case OpCode::kForward:
     case OpCode::kSnapshot:
+      return update_held();
+    case OpCode::kForward:
       return;
   }
 }
@@ -176,6 +205,9 @@ void Engine::Impl::forward(const Step& step, bool train) {
   std::vector<c10::IValue> outputs = programs_[static_cast<std::size_t>(program)]->run(std::move(inputs));
   const std::vector<Binding>& bindings = train ? spec.outputs : spec.eval_outputs;
   keep_outputs(step, bindings, outputs);
+  const SampleSpan& span = micro_batches_[static_cast<std::size_t>(step.micro_batch)];
+  consumed_.add(static_cast<std::uint64_t>(unit), static_cast<std::uint64_t>(span.lo),
+                static_cast<std::uint64_t>(span.hi));
   if (!train || spec.backward == -1) return;
   outputs.erase(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(bindings.size()));
   saved_[{step.index, step.micro_batch}] = std::move(outputs);
@@ -231,53 +263,78 @@ void Engine::Impl::backward(const Step& step) {
   }
 }
 
-// Every rank's small vector to every rank; the result is in the order of the world.
-std::vector<std::vector<double>> Engine::Impl::all_gather(const std::vector<double>& mine, std::int64_t channel) {
-  const auto size = static_cast<std::int64_t>(mine.size());
+// Every rank's words to every rank. What has come is in `votes`, also when this throws.
+void Engine::Impl::cast(const std::vector<std::uint64_t>& words, std::int64_t channel) {
+  const auto size = static_cast<std::int64_t>(words.size());
   const std::uint64_t tag = tag_of(kVoteTag, channel);
-  at::Tensor own = at::scalar_tensor(0.0, at::kDouble).expand({size}).contiguous();
-  std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<double>());
-  std::vector<at::Tensor> parts;
-  std::vector<comm::Transfer> transfers;
+  at::Tensor own = at::empty({size}, at::kLong);
+  std::copy(words.begin(), words.end(), reinterpret_cast<std::uint64_t*>(own.mutable_data_ptr<std::int64_t>()));
+  std::vector<std::pair<int, at::Tensor>> parts;
+  std::vector<comm::Transfer> receives, transfers;
   for (const int rank : world_) {
-    parts.push_back(rank == courier.rank() ? own : own.clone());
     if (rank == courier.rank()) continue;
-    transfers.push_back(courier.receive(parts.back(), rank, tag));
-    transfers.push_back(courier.send(own, rank, tag));
+    parts.emplace_back(rank, at::empty({size}, at::kLong));
+    receives.push_back(courier.receive(parts.back().second, rank, tag));
   }
-  courier.wait(transfers);
-  std::vector<std::vector<double>> all;
-  for (const at::Tensor& part : parts) {
-    const double* data = part.const_data_ptr<double>();
-    all.emplace_back(data, data + size);
+  transfers = receives;
+  for (const int rank : world_) {
+    if (rank != courier.rank()) transfers.push_back(courier.send(own, rank, tag));
   }
-  return all;
+  votes = {{courier.rank(), words}};
+  const auto keep = [&](std::size_t i) {
+    const auto* data = reinterpret_cast<const std::uint64_t*>(parts[i].second.const_data_ptr<std::int64_t>());
+    votes[parts[i].first].assign(data, data + size);
+  };
+  try {
+    courier.wait(transfers);
+  } catch (...) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (courier.arrived(receives[i])) keep(i);
+    }
+    throw;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) keep(i);
 }
 
+// From here on this rank has promised that it can do its part of the step, whatever happens to others.
 void Engine::Impl::vote() {
-  std::vector<double> mine = {loss_, count_, static_cast<double>(resident_peak_bytes())};
-  const std::size_t sums = mine.size();
-  const std::vector<double> squares = buckets.finish_reductions();
-  mine.insert(mine.end(), squares.begin(), squares.end());
-  const std::vector<std::vector<double>> all = all_gather(mine, 0);
-  double square = 0.0, peak = 0.0;
-  for (const std::vector<double>& part : all) {
-    result_.loss += part[0];
-    result_.count += part[1];
-    peak = std::max(peak, part[2]);
-  }
-  // Bucket by bucket, then rank by rank: where stages are cut does not change the order, hence not the bits.
-  for (std::size_t bucket = 0; bucket < squares.size(); ++bucket) {
-    for (const std::vector<double>& part : all) square += part[sums + bucket];
-  }
-  result_.memory_bytes = static_cast<std::int64_t>(peak);
+  Vote mine{loss_,     count_, static_cast<double>(resident_peak_bytes()), 0, options_.content, boxes.state_digest(),
+            consumed_, {}};
+  mine.squares = boxes.finish();
   folds.wait();
-  decide(square);
+  if (options_.stop_wanted) mine.flags |= Vote::kStop;
+  voted_ = true;
+  cast(mine.pack(), 0);
+  commit();
+}
+
+void Engine::Impl::commit() {
+  tally();
   if (result_.updated) folds.apply(programs_, table);
   committed_ = true;
   result_.version = ++version;
   result_.step = step_index_;
+  result_.votes = votes;
   last_committed = result_;
+}
+
+void Engine::Impl::tally() {
+  const auto count = static_cast<std::size_t>(boxes.size());
+  std::vector<Vote> all;
+  for (const auto& [rank, words] : votes) all.push_back(Vote::unpack(words, count));
+  double square = 0.0, peak = 0.0;
+  for (const Vote& vote : all) {
+    result_.loss += vote.loss;
+    result_.count += vote.count;
+    result_.stop = result_.stop || (vote.flags & Vote::kStop) != 0;
+    peak = std::max(peak, vote.memory_bytes);
+  }
+  // Box by box: who owns them and where stages are cut does not change the order, hence not the bits.
+  for (std::size_t box = 0; box < count; ++box) {
+    for (const Vote& vote : all) square += vote.squares[box];
+  }
+  result_.memory_bytes = static_cast<std::int64_t>(peak);
+  decide(square);
 }
 
 // As torch.nn.utils.clip_grad_norm_ on the mean gradient.
@@ -287,26 +344,46 @@ void Engine::Impl::decide(double square) {
   result_.updated = norm_finite && result_.count > 0.0;
   if (result_.count > 0.0) {
     result_.grad_norm = std::sqrt(square) / result_.count;
-    const double clip = clip_norm_ ? std::min(1.0, *clip_norm_ / (result_.grad_norm + 1e-6)) : 1.0;
+    const double clip = options_.clip_norm ? std::min(1.0, *options_.clip_norm / (result_.grad_norm + 1e-6)) : 1.0;
     result_.scale = clip / result_.count;
   }
   for (std::vector<at::Tensor>& group : hyper_) group[0] = at::scalar_tensor(result_.scale, at::kFloat);
 }
 
-void Engine::Impl::update(std::int64_t bucket) {
-  if (!result_.updated || !buckets.owns(bucket)) return;
+// master' and state' of a slice.
+std::vector<at::Tensor> Engine::Impl::updated(std::int64_t bucket, const Base& base, const at::Tensor& gradient,
+                                              const Hyper& hyper) {
   const BucketSpec& spec = buckets.spec(bucket);
   UnitProgram& optimizer = *programs_[static_cast<std::size_t>(spec.optimizer)];
   const auto group = static_cast<std::size_t>(spec.hyper_group);
-  const std::size_t before = 2 + spec.state.size();
-  const std::span<const at::Tensor> hyper =
-      group < hyper_.size() ? std::span<const at::Tensor>(hyper_[group]) : std::span<const at::Tensor>();
-  if (before + hyper.size() != static_cast<std::size_t>(optimizer.num_inputs())) {
+  std::vector<c10::IValue> inputs = {base.master, gradient};
+  inputs.insert(inputs.end(), base.state.begin(), base.state.end());
+  const std::size_t before = inputs.size();
+  if (group < hyper.size()) inputs.insert(inputs.end(), hyper[group].begin(), hyper[group].end());
+  if (inputs.size() != static_cast<std::size_t>(optimizer.num_inputs())) {
     throw ExecError("bucket " + spec.name + ": hyper group " + std::to_string(group) + " gives " +
-                    std::to_string(hyper.size()) + " values (grad_scale included), program " + optimizer.name() +
-                    " reads " + std::to_string(static_cast<std::size_t>(optimizer.num_inputs()) - before));
+                    std::to_string(inputs.size() - before) + " values (grad_scale included), program " +
+                    optimizer.name() + " reads " +
+                    std::to_string(static_cast<std::size_t>(optimizer.num_inputs()) - before));
   }
-  buckets.update(bucket, optimizer, hyper);
+  std::vector<at::Tensor> next;
+  for (const c10::IValue& output : optimizer.run(std::move(inputs))) {
+    at::Tensor tensor = output.toTensor().contiguous();
+    // What is kept must not lie in memory that is written again in the next step, nor in what peers are being sent.
+    if (tensor.is_alias_of(gradient) || tensor.is_alias_of(base.master)) tensor = tensor.clone();
+    next.push_back(std::move(tensor));
+  }
+  return next;
+}
+
+void Engine::Impl::update_owned(std::int64_t bucket) {
+  if (!result_.updated) return;
+  boxes.update_owned(bucket, [this](auto... arguments) { return updated(arguments...); }, hyper_);
+}
+
+void Engine::Impl::update_held() {
+  if (!result_.updated) return;
+  boxes.update_held([this](auto... arguments) { return updated(arguments...); }, hyper_);
 }
 
 void Engine::Impl::sync(double deadline_s) {
@@ -320,34 +397,86 @@ void Engine::Impl::sync(double deadline_s) {
   }
 }
 
-void Engine::Impl::refresh_work(double deadline_s) {
+void Engine::Impl::refresh_work(const std::vector<std::vector<int>>& wanted, double deadline_s) {
+  if (wanted.size() != static_cast<std::size_t>(buckets.size())) {
+    throw ExecError("refresh_work: " + std::to_string(wanted.size()) + " lists of ranks for " +
+                    std::to_string(buckets.size()) + " buckets");
+  }
   const PlainDispatch plain;
   courier.set_deadline(deadline_s);
   try {
-    for (int bucket = 0; bucket < buckets.size(); ++bucket) buckets.refresh(bucket);
+    boxes.refresh(wanted);
     buckets.settle_all();
-    courier.wait_all_sends();
   } catch (...) {
     recover(train_, train_.steps.size());
     throw;
   }
 }
 
-// See engine.h: before the commit nothing has changed; after it the rest of the updates needs no other rank.
+StepResult Engine::Impl::commit_pending(const Votes& all) {
+  if (!pending) throw ExecError("commit_pending: no step was left after this rank had voted");
+  for (const int rank : world_) {
+    if (!all.contains(rank))
+      throw ExecError("commit_pending: the vote of rank " + std::to_string(rank) + " is missing");
+  }
+  const PlainDispatch plain;
+  votes = all;
+  commit();
+  pending = false;
+  finish_committed(train_, 0);
+  boxes.end_step();
+  buckets.end_step();
+  drop_transients();
+  return *last_committed;
+}
+
+void Engine::Impl::drop_pending() noexcept {
+  if (!pending) return;
+  pending = false;
+  boxes.end_step();
+  buckets.end_step();
+  drop_transients();
+}
+
+// What is left of a committed step from instruction `at` on: updates need no other rank, working copies do.
+void Engine::Impl::finish_committed(const StepList& list, std::size_t at) noexcept {
+  if (!result_.updated) return;
+  for (std::size_t i = at; i < list.steps.size(); ++i) {
+    const Step& step = list.steps[i];
+    try {
+      if (step.code == OpCode::kUpdate) update_owned(step.index);
+      if (step.code == OpCode::kSnapshot) update_held();
+    } catch (const std::exception&) {
+      // The update program itself fails: the first failure is already on its way to the caller.
+    }
+    if (step.code == OpCode::kGather && !boxes.owns_all(step.index)) buckets.mark_stale(step.index);
+  }
+}
+
+// See engine.h.
 void Engine::Impl::recover(const StepList& list, std::size_t at) noexcept {
+  place_.store(kNoPlace, std::memory_order_relaxed);
+  try {
+    throw;
+  } catch (const comm::PeerLost& lost) {
+    courier.flood(lost.rank());
+  } catch (const comm::Aborted&) {
+    // Whoever was first has told everybody.
+  } catch (...) {
+    courier.flood(-1);
+  }
   courier.drop();
   buckets.abandon_gathers();
-  if (committed_ && result_.updated) {
-    for (std::size_t i = at; i < list.steps.size(); ++i) {
-      const Step& step = list.steps[i];
-      try {
-        if (step.code == OpCode::kUpdate) update(step.index);
-      } catch (const std::exception&) {
-        // The update program itself fails: the first failure is already on its way to the caller.
-      }
-      if (step.code == OpCode::kGather) buckets.mark_stale(step.index);
-    }
+  boxes.abandon_transfers();
+  values.clear();
+  saved_.clear();
+  if (committed_) {
+    finish_committed(list, at);
+  } else if (voted_) {
+    pending = true;
+    return;
   }
+  boxes.end_step();
   buckets.end_step();
   drop_transients();
 }
@@ -357,7 +486,7 @@ void Engine::Impl::drop_transients() noexcept {
   folds.clear();
   saved_.clear();
   inputs_ = nullptr;
-  committed_ = false;
+  voted_ = committed_ = false;
 }
 
 }  // namespace elaswave::exec

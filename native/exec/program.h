@@ -24,6 +24,12 @@ class ExecError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Copies of boxes differ from their owners'. They were dropped, and the step was left before its commit.
+class CopyDiffers : public ExecError {
+ public:
+  using ExecError::ExecError;
+};
+
 struct Arg {
   enum class Kind { kSlot, kNone, kBool, kInt, kReal, kString, kDtype, kDevice, kLayout, kMemoryFormat, kList };
   Kind kind = Kind::kNone;

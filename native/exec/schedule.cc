@@ -230,30 +230,34 @@ class StepCheck {
 
 const char* name_of(OpCode code) { return kOpCodeInfo[static_cast<int>(code)].name; }
 
-Step parse_step(const std::string& opcode, const std::vector<std::uint64_t>& operands) {
+OpCode opcode_of(const std::string& name) {
   for (int code = 0; code < kOpCodes; ++code) {
-    if (opcode != kOpCodeInfo[code].name) continue;
-    if (operands.size() != kOpCodeInfo[code].operands) {
-      throw ExecError(opcode + " takes " + std::to_string(kOpCodeInfo[code].operands) + " operands, not " +
-                      std::to_string(operands.size()));
-    }
-    const auto operand = [&](std::size_t i) {
-      return i < operands.size() ? static_cast<std::int64_t>(operands[i]) : std::int64_t{0};
-    };
-    Step step;
-    step.code = static_cast<OpCode>(code);
-    step.index = operand(0);
-    step.micro_batch = operand(1);
-    if (operands.size() == 7) {
-      step.peer = static_cast<int>(operand(2));
-      step.tag = operands[3];
-      step.lo = operand(4);
-      step.hi = operand(5);
-      step.grad = operand(6) != 0;
-    }
-    return step;
+    if (name == kOpCodeInfo[code].name) return static_cast<OpCode>(code);
   }
-  throw ExecError("unknown instruction " + opcode);
+  throw ExecError("unknown instruction " + name);
+}
+
+Step parse_step(const std::string& opcode, const std::vector<std::uint64_t>& operands) {
+  Step step;
+  step.code = opcode_of(opcode);
+  const std::size_t expected = kOpCodeInfo[static_cast<int>(step.code)].operands;
+  if (operands.size() != expected) {
+    throw ExecError(opcode + " takes " + std::to_string(expected) + " operands, not " +
+                    std::to_string(operands.size()));
+  }
+  const auto operand = [&](std::size_t i) {
+    return i < operands.size() ? static_cast<std::int64_t>(operands[i]) : std::int64_t{0};
+  };
+  step.index = operand(0);
+  step.micro_batch = operand(1);
+  if (operands.size() == 7) {
+    step.peer = static_cast<int>(operand(2));
+    step.tag = operands[3];
+    step.lo = operand(4);
+    step.hi = operand(5);
+    step.grad = operand(6) != 0;
+  }
+  return step;
 }
 
 StepList check_steps(const std::vector<Step>& steps, const std::vector<SampleSpan>& micro_batches,

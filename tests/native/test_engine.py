@@ -27,7 +27,10 @@ from tests.native.tiny import (
     Tile,
     batch,
     eager_loss,
+    even_boxes,
+    everybody,
     initial,
+    joined,
     make_engine,
     ops,
     owned,
@@ -52,9 +55,9 @@ def assert_trained(results: Results, expected: Reference) -> None:
         assert [r["grad_norm"] for r in taken] == pytest.approx(expected.norms, rel=1e-5)
         assert all(r["finite"] and r["updated"] and r["count"] == BATCH * WIDTH for r in taken)
         assert [r["version"] for r in taken] == list(range(1, len(taken) + 1))
+    found = joined([masters for _, masters in results])
     for name, tensor in expected.params.items():
-        whole = torch.cat([masters[name] for _, masters in results if name in masters])
-        torch.testing.assert_close(whole, tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TILINGS)
@@ -63,7 +66,7 @@ def test_any_tiling_trains_like_autograd(any_model: Model, name: str, started: C
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(any_model, tiling, rank, endpoint)
-        return train(engine, tiling[rank], 4), owned(engine)
+        return train(engine, tiling[rank], 4), owned(engine, tiling, rank)
 
     assert_trained(started(len(tiling), body).results(), reference(4))
 
@@ -74,7 +77,7 @@ def test_the_same_run_gives_the_same_bits_over_any_link(model: Model, started: C
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
         taken = train(engine, tiling[rank], 3)
-        return [(r["loss"], r["grad_norm"]) for r in taken], owned(engine)
+        return [(r["loss"], r["grad_norm"]) for r in taken], owned(engine, tiling, rank)
 
     one = started(len(tiling), body, allow_shm=True).results()
     two = started(len(tiling), body, allow_shm=False).results()
@@ -86,23 +89,23 @@ def test_the_same_run_gives_the_same_bits_over_any_link(model: Model, started: C
 def test_without_an_endpoint_and_without_clipping(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     taken = train(engine, ALONE[0], 4, clip=None)
-    assert_trained([(taken, owned(engine))], reference(4, clip=None))
+    assert_trained([(taken, owned(engine, ALONE, 0))], reference(4, clip=None))
     assert taken[0]["scale"] == 1.0 / (BATCH * WIDTH)
     assert set(taken[0]["times"]) == {"FORWARD", "BACKWARD", "REDUCE", "FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
     assert taken[0]["times"]["FORWARD"]["count"] == 3
     assert taken[0]["memory_bytes"] > 2**20
-    for name in BUCKETS:
-        assert torch.equal(engine.bucket_work(name), engine.bucket_master(name))
+    for number, name in enumerate(BUCKETS):
+        assert torch.equal(engine.bucket_work(name), engine.base(number)[0])
 
 
 def test_callers_tensors_stay_as_they_are(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     inputs = {name: tensor.requires_grad_() for name, tensor in batch(0).items()}
-    master = engine.bucket_master("tied")
+    master, _ = engine.base(0)
     before = master.clone()
     engine.step(0, inputs, [[LR]], None, PLENTY_S)
     assert torch.equal(master, before)
-    assert not torch.equal(engine.bucket_master("tied"), before)
+    assert not torch.equal(engine.base(0)[0], before)
     assert torch.equal(inputs["x"], batch(0)["x"])
 
 
@@ -114,10 +117,11 @@ def test_a_working_copy_in_bfloat16(model: Model) -> None:
         taken.append(engine.step(step, inputs, [[LR]], 0.5, PLENTY_S))
     expected = reference(3)
     assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=0.05)
-    for name, tensor in expected.params.items():
-        assert engine.bucket_master(name).dtype == torch.float32
-        assert torch.equal(engine.bucket_work(name), engine.bucket_master(name).bfloat16())
-        torch.testing.assert_close(engine.bucket_master(name), tensor, rtol=0.1, atol=0.02)
+    for number, (name, tensor) in enumerate(expected.params.items()):
+        master, _ = engine.base(number)
+        assert master.dtype == torch.float32
+        assert torch.equal(engine.bucket_work(name), master.bfloat16())
+        torch.testing.assert_close(master, tensor, rtol=0.1, atol=0.02)
 
 
 def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks]) -> None:
@@ -128,7 +132,7 @@ def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks])
         first = engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
         taken = train(engine, tiling[rank], 2)
         second = engine.evaluate(1, tile_inputs(tiling[rank], 1), PLENTY_S)
-        return taken, owned(engine), first, second
+        return taken, owned(engine, tiling, rank), first, second
 
     results = started(len(tiling), body).results()
     expected = reference(2)
@@ -147,13 +151,13 @@ def test_a_gradient_that_is_not_finite_updates_nobody(
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
-        before = owned(engine)
+        before = owned(engine, tiling, rank)
         inputs = tile_inputs(tiling[rank], 0)
         if rank == 1:
             inputs["y"] = inputs["y"].clone()
             inputs["y"][0, 0] = poison
         result = engine.step(0, inputs, [[LR]], 1.0, PLENTY_S)
-        same = all(torch.equal(tensor, before[name]) for name, tensor in owned(engine).items())
+        same = all(torch.equal(tensor, before[name]) for name, tensor in owned(engine, tiling, rank).items())
         return result, same, engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 1.0, PLENTY_S)
 
     for result, same, after in started(2, body).results():
@@ -172,10 +176,10 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
         engine = make_engine(model, tiling, rank, endpoint)
         train(engine, tile, 2)
         fresh = make_engine(model, tiling, rank, endpoint)
-        for name in BUCKETS:
-            fresh.set_bucket_master(name, engine.bucket_master(name))
-            fresh.set_bucket_state(name, engine.bucket_state(name))
-        fresh.refresh_work(PLENTY_S)
+        for number, box in enumerate(even_boxes(tiling)):
+            if box.owner == rank:
+                fresh.set_base(number, *engine.base(number))
+        fresh.refresh_work(everybody(tiling), PLENTY_S)
         engine.sync(PLENTY_S)
         equal = all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
         for each in (engine, fresh):
@@ -302,10 +306,12 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         engine.add_value("t", -1, "float32", [WIDTH], True)
         holds = rank == 0
         engine.add_bucket(
-            name="w", numel=WIDTH, owners=[(0, 0, WIDTH)], group=[0], master=ones.clone() if holds else None, state=[],
-            optimizer_program=ids["update"] if holds else None, hyper_group=0, work=ones.clone() if holds else None,
+            name="w", numel=WIDTH, group=[0], dtype="float32", optimizer_program=ids["update"], hyper_group=0,
+            work=ones.clone() if holds else None,
         )  # fmt: skip
+        engine.add_box(bucket=0, lo=0, hi=WIDTH, owner=0, holders=[])
         if holds:
+            engine.set_base(0, ones, [])
             w = ("param", 0, 0, [WIDTH])
             shape = {"inputs": [w], "outputs": [("value", 0)], "grads": [w], "num_saved": 0}
         else:
@@ -318,7 +324,7 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         )
         engine.set_schedule(lists[rank], [], [(0, 8)] if rank == 0 else cuts, 0)
         engine.step(0, {"x": x} if rank else {}, [[]], None, PLENTY_S)
-        return engine.bucket_master("w") if rank == 0 else None
+        return engine.base(0)[0] if rank == 0 else None
 
     gradient = started(2, body).results()[0]
     torch.testing.assert_close(gradient, 2.0 * x.sum(0))

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,10 +26,12 @@ from tests.native.tiny import (
     SEED,
     TILINGS,
     WIDTH,
+    Box,
     Model,
     Tile,
     batch,
     bindings,
+    even_boxes,
     make_engine,
     owned,
     reference,
@@ -41,10 +43,14 @@ from tests.native.tiny import (
 Change = Callable[[list[tuple[Any, ...]]], list[tuple[Any, ...]]]
 
 
-def snapshot(engine: Any) -> dict[str, Tensor]:
-    held = {f"{name}.master": tensor.clone() for name, tensor in owned(engine).items()}
+def snapshot(engine: Any, boxes: Sequence[Box]) -> dict[str, Tensor]:
+    """All that a rank keeps, boxes that it holds included."""
+    held = {}
+    for number, box in enumerate(boxes):
+        base = engine.base(number)
+        if base is not None:
+            held |= {f"{box.bucket} {box.lo} {i}": tensor.clone() for i, tensor in enumerate([base[0], *base[1]])}
     for name in BUCKETS:
-        held |= {f"{name}.state{i}": tensor.clone() for i, tensor in enumerate(engine.bucket_state(name))}
         if engine.bucket_work(name) is not None:
             held[f"{name}.work"] = engine.bucket_work(name).clone()
     return held
@@ -68,11 +74,16 @@ def test_a_peer_that_dies_leaves_the_last_committed_state(
         if rank == 1:
             pipe.recv()  # both have synced
             os.kill(os.getpid(), signal.SIGKILL)
-        before = snapshot(engine)
+        before = snapshot(engine, even_boxes(tiling))
         pipe.send("synced")
         with pytest.raises(PeerLost) as caught:
             engine.step(2, tile_inputs(tiling[rank], 2), [[LR]], 0.5, PLENTY_S)
-        return caught.value.rank, same(before, snapshot(engine)), engine.version, engine.last_committed["step"]
+        return (
+            caught.value.rank,
+            same(before, snapshot(engine, even_boxes(tiling))),
+            engine.version,
+            engine.last_committed["step"],
+        )
 
     ranks = started(2, body)
     assert ranks.pipes[0].recv() == "synced"
@@ -123,7 +134,7 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
             silent = [step for step in train_list(tiling, 1) if step[0] != "GATHER"]
             engine.set_schedule(silent, [], list(tiling[1].micro_batches), 5)
         result = engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S)
-        masters = {name: tensor.clone() for name, tensor in owned(engine).items()}
+        masters = {name: tensor.clone() for name, tensor in owned(engine, tiling, rank).items()}
         if rank == 1:
             pipe.send(result["version"])
             pipe.recv()
@@ -131,28 +142,26 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
         pipe.send(result["version"])
         with pytest.raises(PeerLost):
             engine.sync(PLENTY_S)
-        kept = same(masters, owned(engine))
+        endpoint.advance(1)
+        kept = same(masters, owned(engine, tiling, rank))
         with pytest.raises(ExecError, match="its working copy is stale"):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
-        stale = engine.stale_buckets
-        for name in stale:
-            engine.set_bucket_work(name, torch.zeros(BUCKETS[name][0]))
-        return kept, stale, engine.stale_buckets, engine.version
+        return kept, engine.stale_buckets, engine.version
 
     ranks = started(2, body)
     assert [pipe.recv() for pipe in ranks.pipes] == [1, 1]
     ranks.pipes[1].send("die")
-    assert ranks.results([0]) == [(True, list(BUCKETS), [], 1)]
+    assert ranks.results([0]) == [(True, list(BUCKETS), 1)]
 
 
 def test_a_failing_unit_leaves_the_engine_as_it_was(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     train(engine, ALONE[0], 1)
-    before = snapshot(engine)
+    before = snapshot(engine, even_boxes(ALONE))
     wrong = batch(1) | {"y": torch.randn(BATCH, WIDTH + 1)}
     with pytest.raises(ExecError, match=r"program 2\.forward, instruction \d+ \(aten::sub\.Tensor\): The size of"):
         engine.step(1, wrong, [[LR]], 0.5, PLENTY_S)
-    assert same(before, snapshot(engine))
+    assert same(before, snapshot(engine, even_boxes(ALONE)))
     result = engine.step(1, batch(1), [[LR]], 0.5, PLENTY_S)
     assert result["loss"] == pytest.approx(reference(2).losses[1], rel=1e-5)
 
@@ -269,8 +278,8 @@ def test_transfers_need_an_endpoint(model: Model) -> None:
 
 def bucket(**changes: Any) -> dict[str, Any]:
     return {
-        "name": "w", "numel": 4, "owners": [(0, 0, 4)], "group": [0], "master": torch.zeros(4), "state": [],
-        "optimizer_program": 0, "hyper_group": 0, "work": torch.zeros(4),
+        "name": "w", "numel": 4, "group": [0], "dtype": "float32", "optimizer_program": 0, "hyper_group": 0,
+        "work": torch.zeros(4),
     } | changes  # fmt: skip
 
 
@@ -279,13 +288,9 @@ def bucket(**changes: Any) -> dict[str, Any]:
     [
         ({"work": torch.zeros(3)}, "bucket w: work must be a contiguous tensor of 4 elements"),
         ({"work": None}, "bucket w: work must be a contiguous tensor of 4 elements"),
-        ({"master": torch.zeros(3)}, "bucket w: master must be a contiguous tensor of 4 elements"),
-        ({"master": torch.zeros(4, dtype=torch.float64)}, "bucket w: master must be float32"),
-        ({"owners": [(0, 0, 3)]}, "bucket w: owners cover 3 of 4 elements"),
-        ({"owners": [(0, 0, 3), (1, 2, 4)]}, "owners must cut [0, 4) in order, rank 1 has [2, 4) after 3"),
-        ({"owners": [(0, 0, 3), (1, 3, 4)]}, "bucket w: owner 1 is not in its group"),
+        ({"work": torch.zeros(4).bfloat16()}, "bucket w: the working copy is of another dtype than the bucket"),
+        ({"group": [1]}, "bucket w: rank 0 is not in its group and has no use for a working copy"),
         ({"group": [1, 0]}, "bucket w: the group's ranks must ascend"),
-        ({"state": [torch.zeros(4)]}, "its optimizer program returns 1 tensors, master and state are 2"),
         ({"optimizer_program": 7}, "bucket w: there is no program 7"),
     ],
 )
@@ -299,6 +304,34 @@ def test_buckets_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     assert engine.add_bucket(**bucket()) == 0
     with pytest.raises(ExecError, match=re.escape(message)):
         engine.add_bucket(**bucket(**changes))
+
+
+def test_boxes_that_do_not_fit(model: Model) -> None:
+    engine = _native.Engine(0, None, SEED, BATCH)
+    update = engine.add_program("update", model.programs["update"])
+    for name, (numel, _) in BUCKETS.items():
+        engine.add_bucket(
+            name=name, numel=numel, group=[0], dtype="float32", optimizer_program=update, hyper_group=0,
+            work=torch.zeros(numel),
+        )  # fmt: skip
+    box = {"bucket": 0, "lo": 0, "hi": 20, "owner": 0, "holders": []}
+    with pytest.raises(ExecError, match=re.escape("boxes must cut [0, 36) in order; [4, 20) comes after 0")):
+        engine.add_box(**box | {"lo": 4})
+    with pytest.raises(ExecError, match="box 0: there is no bucket 9"):
+        engine.add_box(**box | {"bucket": 9})
+    with pytest.raises(ExecError, match="its owner, rank 0, cannot hold it too"):
+        engine.add_box(**box | {"holders": [0]})
+    assert engine.add_box(**box) == 0
+    with pytest.raises(ExecError, match="bucket tied: boxes cover 20 of 36 elements"):
+        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+    for name, (numel, _) in BUCKETS.items():
+        engine.add_box(**box | {"bucket": list(BUCKETS).index(name), "lo": 20 if name == "tied" else 0, "hi": numel})
+    with pytest.raises(ExecError, match=re.escape("box 0 (bucket tied [0, 20)): its owner has no base of it")):
+        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+    with pytest.raises(ExecError, match="master and state must be contiguous float32 tensors of 20 elements"):
+        engine.set_base(0, torch.zeros(3), [torch.zeros(3)])
+    with pytest.raises(ExecError, match="box 0: its optimizer has 1 state tensors, not 0"):
+        engine.set_base(0, torch.zeros(20), [])
 
 
 @pytest.mark.parametrize(
@@ -367,14 +400,12 @@ def test_folds_cover_whole_granules(model: Model) -> None:
         engine.add_fold(program=update, buffers=buffers, values=values[:2], group=[(0, 0, 8)])
 
 
-def test_buckets_of_others_cannot_be_loaded(model: Model) -> None:
+def test_boxes_of_others_cannot_be_loaded(model: Model) -> None:
     engine = make_engine(model, TILINGS["pipeline"], 1)
-    assert engine.bucket_master("bias0") is None
+    assert engine.base(1) is None
     assert engine.bucket_work("bias0") is None
-    with pytest.raises(ExecError, match="bucket bias0: rank 1 owns nothing of it"):
-        engine.set_bucket_master("bias0", torch.zeros(WIDTH))
-    with pytest.raises(ExecError, match="bucket bias0: rank 1 has no working copy of it"):
-        engine.set_bucket_work("bias0", torch.zeros(WIDTH))
+    with pytest.raises(ExecError, match=re.escape("box 1 (bucket bias0 [0, 6)): rank 1 neither owns nor holds it")):
+        engine.set_base(1, torch.zeros(WIDTH), [torch.zeros(WIDTH)])
 
 
 def test_an_engine_may_outlive_its_links(model: Model) -> None:

@@ -8,7 +8,7 @@ The model has three units, a value with two consumers and a tied matrix:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,6 +272,30 @@ def bindings() -> dict[int, Unit]:
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Box:
+    bucket: str
+    lo: int
+    hi: int
+    owner: int
+    holders: tuple[int, ...] = ()
+
+
+def even_boxes(tiling: Tiling) -> list[Box]:
+    """Every bucket cut evenly over the ranks of its first user; no copies."""
+    found = []
+    for name, (numel, users) in BUCKETS.items():
+        owners = [r for r, tile in tiling.items() if tile.holds(users[0])]
+        cuts = [numel * i // len(owners) for i in range(len(owners) + 1)]
+        found += [Box(name, cuts[i], cuts[i + 1], owner) for i, owner in enumerate(owners)]
+    return found
+
+
+def everybody(tiling: Tiling) -> list[list[int]]:
+    """The ranks of every bucket's group: all of them want their working copies."""
+    return [[r for r, tile in tiling.items() if any(tile.holds(u) for u in users)] for _, users in BUCKETS.values()]
+
+
 Fold = tuple[dict[str, Any], dict[str, Any], list[Tensor]]
 """Unit 0's forward program with fold values after its output, the fold's program, its buffers."""
 
@@ -284,24 +308,24 @@ def make_engine(
     work_dtype: torch.dtype = torch.float32,
     granule: int = 1,
     fold: Fold | None = None,
+    boxes: Sequence[Box] | None = None,
 ) -> Any:
     """An engine with everything declared, ready for its first step."""
     engine = _native.Engine(rank, endpoint, SEED, BATCH, granule)
     engine.set_world(list(tiling))
     ids = {name: engine.add_program(name, data) for name, data in model.programs.items()}
-    for name, (numel, users) in BUCKETS.items():
-        group = [r for r, tile in tiling.items() if any(tile.holds(u) for u in users)]
-        holders = [r for r, tile in tiling.items() if tile.holds(users[0])]
-        cuts = [numel * i // len(holders) for i in range(len(holders) + 1)]
-        owners = [(r, cuts[i], cuts[i + 1]) for i, r in enumerate(holders)]
-        own = next(((lo, hi) for r, lo, hi in owners if r == rank), None)
+    for (name, (numel, _)), group in zip(BUCKETS.items(), everybody(tiling), strict=True):
         flat = initial()[name]
         engine.add_bucket(
-            name=name, numel=numel, owners=owners, group=group,
-            master=flat[slice(*own)].clone() if own else None,
-            state=[torch.zeros(own[1] - own[0])] if own else [],
-            optimizer_program=ids["update"], hyper_group=0, work=flat.to(work_dtype) if rank in group else None,
+            name=name, numel=numel, group=group, dtype=work_dtype, optimizer_program=ids["update"], hyper_group=0,
+            work=flat.to(work_dtype) if rank in group else None,
         )  # fmt: skip
+    for number, box in enumerate(boxes if boxes is not None else even_boxes(tiling)):
+        engine.add_box(
+            bucket=list(BUCKETS).index(box.bucket), lo=box.lo, hi=box.hi, owner=box.owner, holders=list(box.holders)
+        )
+        if rank in (box.owner, *box.holders):
+            engine.set_base(number, initial()[box.bucket][box.lo : box.hi], [torch.zeros(box.hi - box.lo)])
     shape = [WIDTH, 1] if model.axis == 1 else [1, WIDTH]
     engine.add_value("h", model.axis, work_dtype, shape, True)
     engine.add_value("g", 0, work_dtype, [1, WIDTH], True)
@@ -344,8 +368,26 @@ def train(engine: Any, tile: Tile, steps: int, clip: float | None = 0.5) -> list
     return [engine.step(step, tile_inputs(tile, step), [[LR]], clip, PLENTY_S) for step in range(steps)]
 
 
-def owned(engine: Any) -> dict[str, Tensor]:
-    return {name: engine.bucket_master(name) for name in BUCKETS if engine.bucket_master(name) is not None}
+def owned(engine: Any, tiling: Tiling, rank: int, boxes: Sequence[Box] | None = None) -> dict[str, Tensor]:
+    """What a rank owns: "bucket lo" -> master."""
+    found = {}
+    for number, box in enumerate(boxes if boxes is not None else even_boxes(tiling)):
+        if box.owner == rank:
+            found[f"{box.bucket} {box.lo}"] = engine.base(number)[0]
+    return found
+
+
+def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Whole buckets from what all ranks own."""
+    pieces = {key: tensor for part in parts for key, tensor in part.items()}
+    return {
+        name: torch.cat([pieces[key] for key in sorted((k for k in pieces if k.split()[0] == name), key=by_start)])
+        for name in BUCKETS
+    }
+
+
+def by_start(key: str) -> int:
+    return int(key.split()[1])
 
 
 # --- The reference: autograd on the whole batch.

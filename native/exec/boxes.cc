@@ -1,0 +1,453 @@
+#include "boxes.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "program.h"
+
+namespace elaswave::exec {
+namespace {
+
+// A seal's words: the owner's digest of the base, the digest of the record. Of a base on its way: its digest.
+constexpr std::int64_t kSealWords = 4;
+constexpr std::uint32_t kRecordSalt = 0x5eed;
+
+at::Tensor make_seal(const Digest& base, const Digest& record) {
+  at::Tensor seal = at::empty({kSealWords}, at::kLong);
+  auto* words = seal.mutable_data_ptr<std::int64_t>();
+  words[0] = static_cast<std::int64_t>(base.lo);
+  words[1] = static_cast<std::int64_t>(base.hi);
+  words[2] = static_cast<std::int64_t>(record.lo);
+  words[3] = static_cast<std::int64_t>(record.hi);
+  return seal;
+}
+
+Digest digest_in(const at::Tensor& seal, std::int64_t first) {
+  const auto* words = seal.const_data_ptr<std::int64_t>();
+  return {static_cast<std::uint64_t>(words[first]), static_cast<std::uint64_t>(words[first + 1])};
+}
+
+// Of a record as it travels; an odd last half-word of bf16 counts as a word of its own.
+Digest digest_of_record(const at::Tensor& record) {
+  const std::size_t bytes = record.nbytes();
+  Digest digest = digest_words(record.const_data_ptr(), bytes / 4, 0, kRecordSalt);
+  if (bytes % 4 != 0) {
+    const std::uint32_t rest = *(static_cast<const std::uint16_t*>(record.const_data_ptr()) + bytes / 2 - 1);
+    digest += digest_words(&rest, 1, bytes / 4, kRecordSalt);
+  }
+  return digest;
+}
+
+// In double, over interleaved partial sums so that the loop is not one long chain of additions; fixed order.
+double sum_of_squares(const at::Tensor& tensor) {
+  constexpr std::int64_t kLanes = 8;
+  double partial[kLanes] = {};
+  const float* data = tensor.const_data_ptr<float>();
+  const std::int64_t count = tensor.numel();
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = data[i + lane];
+      partial[lane] += value * value;
+    }
+  }
+  double total = 0.0;
+  for (; i < count; ++i) total += static_cast<double>(data[i]) * static_cast<double>(data[i]);
+  for (const double part : partial) total += part;
+  return total;
+}
+
+void check_roles(std::int64_t box, int owner, const std::vector<int>& holders) {
+  if (std::find(holders.begin(), holders.end(), owner) == holders.end()) return;
+  throw ExecError("box " + std::to_string(box) + ": its owner, rank " + std::to_string(owner) + ", cannot hold it too");
+}
+
+std::uint64_t part_tag(std::int64_t box, std::size_t part) { return tag_of(kBaseTag, box) | part; }
+
+}  // namespace
+
+// --- Declarations
+
+int Boxes::add(BoxSpec spec) {
+  if (spec.bucket < 0 || spec.bucket >= buckets_.size()) {
+    throw ExecError("box " + std::to_string(size()) + ": there is no bucket " + std::to_string(spec.bucket));
+  }
+  of_bucket_.resize(static_cast<std::size_t>(buckets_.size()));
+  std::vector<int>& family = of_bucket_[static_cast<std::size_t>(spec.bucket)];
+  const BucketSpec& bucket = buckets_.spec(spec.bucket);
+  const std::int64_t before = family.empty() ? 0 : at(family.back()).spec.hi;
+  if (spec.lo != before || spec.hi <= spec.lo || spec.hi > bucket.numel) {
+    throw ExecError("bucket " + bucket.name + ": boxes must cut [0, " + std::to_string(bucket.numel) + ") in order; [" +
+                    std::to_string(spec.lo) + ", " + std::to_string(spec.hi) + ") comes after " +
+                    std::to_string(before));
+  }
+  check_roles(size(), spec.owner, spec.holders);
+  BoxState box;
+  box.spec = std::move(spec);
+  boxes_.push_back(std::move(box));
+  family.push_back(size() - 1);
+  return size() - 1;
+}
+
+void Boxes::assign(std::int64_t index, int owner, std::vector<int> holders) {
+  check_roles(index, owner, holders);
+  BoxState& box = at(index);
+  box.spec.owner = owner;
+  box.spec.holders = std::move(holders);
+  box.catching.reset();
+  box.backlog.clear();
+  if (!owns(box) && !holds(box)) box.base = Base();
+}
+
+void Boxes::set_base(std::int64_t index, const at::Tensor& master, const std::vector<at::Tensor>& state) {
+  BoxState& box = at(index);
+  if (!owns(box) && !holds(box)) {
+    throw ExecError(place(box) + ": rank " + std::to_string(courier_.rank()) + " neither owns nor holds it");
+  }
+  std::vector<at::Tensor> tensors = {master.clone()};
+  for (const at::Tensor& each : state) tensors.push_back(each.clone());
+  replace(box, std::move(tensors));
+  box.catching.reset();
+  box.backlog.clear();
+}
+
+void Boxes::check() const {
+  for (std::int64_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const std::int64_t covered = of(bucket).empty() ? 0 : at(of(bucket).back()).spec.hi;
+    if (covered != buckets_.spec(bucket).numel) {
+      throw ExecError("bucket " + buckets_.spec(bucket).name + ": boxes cover " + std::to_string(covered) + " of " +
+                      std::to_string(buckets_.spec(bucket).numel) + " elements");
+    }
+  }
+  for (const BoxState& box : boxes_) {
+    if (owns(box) && !box.base.there()) throw ExecError(place(box) + ": its owner has no base of it");
+  }
+}
+
+bool Boxes::holds(const BoxState& box) const {
+  return std::find(box.spec.holders.begin(), box.spec.holders.end(), courier_.rank()) != box.spec.holders.end();
+}
+
+const std::vector<int>& Boxes::of(std::int64_t bucket) const {
+  static const std::vector<int> none;
+  return bucket < static_cast<std::int64_t>(of_bucket_.size()) ? of_bucket_[static_cast<std::size_t>(bucket)] : none;
+}
+
+bool Boxes::owns_all(std::int64_t bucket) const {
+  return std::all_of(of(bucket).begin(), of(bucket).end(), [this](int box) { return owns(at(box)); });
+}
+
+bool Boxes::owns_any(std::int64_t bucket) const {
+  return std::any_of(of(bucket).begin(), of(bucket).end(), [this](int box) { return owns(at(box)); });
+}
+
+std::string Boxes::place(const BoxState& box) const {
+  return "box " + std::to_string(&box - boxes_.data()) + " (bucket " + buckets_.spec(box.spec.bucket).name + " [" +
+         std::to_string(box.spec.lo) + ", " + std::to_string(box.spec.hi) + "))";
+}
+
+Digest Boxes::digest_of(const BoxState& box) const {
+  Digest digest;
+  const auto add = [&](const at::Tensor& tensor, std::size_t which) {
+    const auto salt = static_cast<std::uint32_t>(box.spec.bucket * 31 + static_cast<int>(which) + 1);
+    digest += digest_words(tensor.const_data_ptr(), static_cast<std::size_t>(tensor.numel()),
+                           static_cast<std::uint64_t>(box.spec.lo), salt);
+  };
+  add(box.base.master, 0);
+  for (std::size_t i = 0; i < box.base.state.size(); ++i) add(box.base.state[i], i + 1);
+  return digest;
+}
+
+Digest Boxes::state_digest() const {
+  Digest digest;
+  for (const BoxState& box : boxes_) {
+    if (owns(box)) digest += box.base.digest;
+  }
+  return digest;
+}
+
+// Takes tensors of the box's shape, none of them shared with anybody, as its base.
+void Boxes::replace(BoxState& box, std::vector<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.dim() != 1 ||
+        tensor.numel() != box.spec.hi - box.spec.lo) {
+      throw ExecError(place(box) + ": master and state must be contiguous float32 tensors of " +
+                      std::to_string(box.spec.hi - box.spec.lo) + " elements");
+    }
+  }
+  box.base.master = std::move(tensors.at(0));
+  box.base.state.assign(std::make_move_iterator(tensors.begin() + 1), std::make_move_iterator(tensors.end()));
+  box.base.digest = digest_of(box);
+}
+
+// --- A step
+
+void Boxes::begin_step() {
+  for (std::int64_t index = 0; index < size(); ++index) {
+    BoxState& box = at(index);
+    if (owns(box) || !holds(box)) continue;
+    // A record that waits for its base is still in use.
+    const bool reusable =
+        box.record.defined() && box.record.use_count() == 1 && box.record.scalar_type() == record_type_;
+    if (!reusable) box.record = at::empty({box.spec.hi - box.spec.lo}, record_type_);
+    if (!box.seal.defined()) box.seal = at::empty({kSealWords}, at::kLong);
+    box.receives = {courier_.receive(box.record, box.spec.owner, tag_of(kRecordTag, index)),
+                    courier_.receive(box.seal, box.spec.owner, tag_of(kSealTag, index))};
+  }
+}
+
+void Boxes::reduce(std::int64_t bucket) {
+  const at::Tensor sum = buckets_.gradient(bucket);  // undefined outside of the group
+  for (const int index : of(bucket)) {
+    BoxState& box = at(index);
+    const std::uint64_t tag = tag_of(kReduceTag, index);
+    at::Tensor part;
+    if (sum.defined()) part = sum.narrow(0, box.spec.lo, box.spec.hi - box.spec.lo);
+    if (!owns(box)) {
+      if (part.defined()) box.sends.push_back(courier_.send(part, box.spec.owner, tag));
+      continue;
+    }
+    box.reducing = true;
+    box.own_part = part;
+    for (const int rank : buckets_.spec(bucket).group) {
+      if (rank == courier_.rank()) continue;
+      at::Tensor scratch = at::empty({box.spec.hi - box.spec.lo}, at::kFloat);
+      box.incoming.push_back({rank, courier_.receive(scratch, rank, tag), scratch});
+    }
+    unsummed_.push_back(index);
+  }
+  advance();
+}
+
+void Boxes::advance() {
+  std::erase_if(unsummed_, [this](int index) {
+    BoxState& box = at(index);
+    const bool here = std::all_of(box.incoming.begin(), box.incoming.end(),
+                                  [this](Incoming& each) { return courier_.test(each.transfer); });
+    if (here) sum(box);
+    return here;
+  });
+}
+
+// Contributions are added in rank order, the own one at its place; then the record leaves.
+void Boxes::sum(BoxState& box) {
+  const auto index = &box - boxes_.data();
+  auto next = box.incoming.begin();
+  for (const int rank : buckets_.spec(box.spec.bucket).group) {
+    const at::Tensor part = rank == courier_.rank() ? box.own_part : (next++)->part;
+    if (box.gradient.defined()) {
+      box.gradient.add_(part);
+    } else {
+      box.gradient = part;
+    }
+  }
+  box.incoming.clear();
+  at::Tensor record = box.gradient;
+  if (record_type_ != at::kFloat) {
+    record = box.gradient.to(record_type_);
+    box.gradient = record.to(at::kFloat);
+  }
+  if (box.spec.holders.empty()) return;
+  const at::Tensor seal = make_seal(box.base.digest, digest_of_record(record));
+  for (const int holder : box.spec.holders) {
+    box.sends.push_back(courier_.send(record, holder, tag_of(kRecordTag, index)));
+    box.sends.push_back(courier_.send(seal, holder, tag_of(kSealTag, index)));
+  }
+}
+
+std::vector<double> Boxes::finish() {
+  for (const int index : unsummed_) {
+    for (Incoming& each : at(index).incoming) courier_.wait({&each.transfer, 1});
+    sum(at(index));
+  }
+  unsummed_.clear();
+  std::vector<double> squares;
+  std::string differing;
+  for (BoxState& box : boxes_) {
+    courier_.wait(box.receives);
+    if (!box.receives.empty() && !accept(box)) differing += (differing.empty() ? "" : ", ") + place(box);
+    box.receives.clear();
+    if (box.catching) catch_up(box, nullptr, box.backlog.size() + 1 >= kBacklog);
+    squares.push_back(owns(box) && box.reducing ? sum_of_squares(box.gradient) : 0.0);
+  }
+  // Accumulators are written again in the next step.
+  for (BoxState& box : boxes_) {
+    courier_.wait(box.sends);
+    box.sends.clear();
+  }
+  if (!differing.empty()) {
+    throw CopyDiffers("rank " + std::to_string(courier_.rank()) + ": copies of " + differing +
+                      " differ from their owners'");
+  }
+  return squares;
+}
+
+// A record has arrived: is it whole, and does it belong to the base that is here? A base that differs is dropped.
+bool Boxes::accept(BoxState& box) {
+  const bool whole = digest_of_record(box.record) == digest_in(box.seal, 2);
+  const bool fits = !box.base.there() || box.base.digest == digest_in(box.seal, 0);
+  if (!fits) box.base = Base();
+  box.gradient = record_type_ == at::kFloat ? box.record : box.record.to(at::kFloat);
+  return whole && fits;
+}
+
+void Boxes::update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper) {
+  for (const int index : of(bucket)) {
+    BoxState& box = at(index);
+    if (!owns(box) || !box.reducing || !box.gradient.defined()) continue;
+    buckets_.wait_sends(bucket);  // they read what is written below
+    replace(box, update(bucket, box.base, box.gradient, hyper));
+    box.gradient = at::Tensor();
+    buckets_.write(bucket, box.spec.lo, box.base.master);
+  }
+}
+
+void Boxes::update_held(const Update& update, const Hyper& hyper) {
+  for (BoxState& box : boxes_) {
+    if (owns(box) || !box.gradient.defined()) continue;
+    if (box.base.there()) {
+      replace(box, update(box.spec.bucket, box.base, box.gradient, hyper));
+    } else if (box.catching) {
+      box.backlog.push_back({box.gradient, hyper});
+      catch_up(box, &update, false);
+    }
+    box.gradient = at::Tensor();
+  }
+}
+
+void Boxes::gather(std::int64_t bucket) {
+  const std::vector<int>& group = buckets_.spec(bucket).group;
+  const int self = courier_.rank();
+  const bool member = std::find(group.begin(), group.end(), self) != group.end();
+  for (const int index : of(bucket)) {
+    BoxState& box = at(index);
+    const std::uint64_t tag = tag_of(kGatherTag, index);
+    if (!owns(box)) {
+      if (member) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
+      continue;
+    }
+    const at::Tensor part = part_of(box);
+    for (const int rank : group) {
+      if (rank != self) buckets_.send_part(bucket, part, rank, tag);
+    }
+  }
+}
+
+// The own part of the working copy, or what it would be.
+at::Tensor Boxes::part_of(BoxState& box) {
+  const BucketSpec& bucket = buckets_.spec(box.spec.bucket);
+  if (bucket.work.defined()) return bucket.work.narrow(0, box.spec.lo, box.spec.hi - box.spec.lo);
+  return box.base.master.to(bucket.dtype);
+}
+
+void Boxes::end_step() {
+  unsummed_.clear();
+  for (BoxState& box : boxes_) {
+    box.reducing = false;
+    box.incoming.clear();
+    box.own_part = box.gradient = at::Tensor();
+    box.sends.clear();
+    box.receives.clear();
+  }
+}
+
+// --- Copies on their way
+
+void Boxes::send_base(std::int64_t index, int peer) {
+  BoxState& box = at(index);
+  if (!box.base.there()) throw ExecError(place(box) + ": there is no base here to send");
+  // Updates make new tensors, so these stay as they are for as long as the transfer needs them.
+  courier_.send(make_seal(box.base.digest, {}), peer, part_tag(index, 0));
+  courier_.send(box.base.master, peer, part_tag(index, 1));
+  for (std::size_t i = 0; i < box.base.state.size(); ++i) {
+    courier_.send(box.base.state[i], peer, part_tag(index, i + 2));
+  }
+}
+
+void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors) {
+  BoxState& box = at(index);
+  if (!holds(box)) throw ExecError(place(box) + ": rank " + std::to_string(courier_.rank()) + " does not hold it");
+  box.base = Base();
+  box.backlog.clear();
+  Catching catching;
+  catching.seal = at::empty({kSealWords}, at::kLong);
+  catching.transfers.push_back(courier_.receive(catching.seal, owner, part_tag(index, 0)));
+  for (std::size_t i = 0; i <= state_tensors; ++i) {
+    catching.tensors.push_back(at::empty({box.spec.hi - box.spec.lo}, at::kFloat));
+    catching.transfers.push_back(courier_.receive(catching.tensors.back(), owner, part_tag(index, i + 1)));
+  }
+  box.catching = std::move(catching);
+}
+
+// Takes the base once it is here, then the records since. Without `update` nothing is applied yet.
+void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
+  Catching& catching = *box.catching;
+  if (wait) courier_.wait(catching.transfers);
+  if (!wait) {
+    const bool here = std::all_of(catching.transfers.begin(), catching.transfers.end(),
+                                  [this](comm::Transfer& each) { return courier_.test(each); });
+    if (!here) return;
+  }
+  catching.transfers.clear();
+  if (update == nullptr) return;
+  const Digest sent = digest_in(catching.seal, 0);
+  replace(box, std::move(catching.tensors));
+  box.catching.reset();
+  if (!(box.base.digest == sent)) {  // damaged on its way: still none
+    box.base = Base();
+    box.backlog.clear();
+    return;
+  }
+  for (const Backlog& entry : box.backlog) {
+    replace(box, (*update)(box.spec.bucket, box.base, entry.gradient, entry.hyper));
+  }
+  box.backlog.clear();
+}
+
+std::vector<int> Boxes::catching() const {
+  std::vector<int> found;
+  for (int index = 0; index < size(); ++index) {
+    if ((owns(at(index)) || holds(at(index))) && !at(index).base.there()) found.push_back(index);
+  }
+  return found;
+}
+
+void Boxes::refresh(const std::vector<std::vector<int>>& wanted) {
+  const int self = courier_.rank();
+  for (std::int64_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const std::vector<int>& ranks = wanted.at(static_cast<std::size_t>(bucket));
+    const bool mine = std::find(ranks.begin(), ranks.end(), self) != ranks.end();
+    if (ranks.empty()) continue;
+    buckets_.wait_sends(bucket);
+    for (const int index : of(bucket)) {
+      BoxState& box = at(index);
+      const std::uint64_t tag = tag_of(kGatherTag, index);
+      if (!owns(box)) {
+        if (mine) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
+        continue;
+      }
+      buckets_.write(bucket, box.spec.lo, box.base.master);
+      const at::Tensor part = part_of(box);
+      for (const int rank : ranks) {
+        if (rank != self) buckets_.send_part(bucket, part, rank, tag);
+      }
+    }
+    if (mine) buckets_.mark_fresh(bucket);
+  }
+}
+
+void Boxes::abandon_transfers() {
+  for (BoxState& box : boxes_) {
+    box.catching.reset();
+    box.backlog.clear();
+    box.receives.clear();
+    box.sends.clear();
+    box.incoming.clear();
+  }
+  unsummed_.clear();
+}
+
+}  // namespace elaswave::exec

@@ -1,0 +1,144 @@
+// Boxes: the sharded fp32 state (ZeRO-1) with its redo log. Private to exec/.
+//
+//   reduce -> (sum at the owner, record to the holders, under the backward pass) -> finish (all is here) -> vote
+//          -> update_owned, gather (working copies) -> update_held
+//
+// A box's base is its master slice and optimizer state. Owner and holders have the same base and apply the same record
+// (the summed gradient), so they stay equal; the record's seal carries the owner's digest of the base, which every
+// holder compares with its own before it lets its rank vote. A holder that is still to get its base keeps the records
+// meanwhile.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buckets.h"
+#include "courier.h"
+#include "declarations.h"
+#include "digest.h"
+
+namespace elaswave::exec {
+
+// Per hyper group: the optimizer program's inputs after the state, grad_scale first.
+using Hyper = std::vector<std::vector<at::Tensor>>;
+
+struct Base {
+  at::Tensor master;              // fp32 [numel]; undefined: not here
+  std::vector<at::Tensor> state;  // the same shape
+  Digest digest;
+  bool there() const { return master.defined(); }
+};
+
+class Boxes {
+ public:
+  // The optimizer: (bucket, base, gradient, hyper) -> master' and state'.
+  using Update = std::function<std::vector<at::Tensor>(std::int64_t, const Base&, const at::Tensor&, const Hyper&)>;
+
+  // Records kept for a base that is on its way; at the bound the vote waits for it.
+  static constexpr std::size_t kBacklog = 8;
+
+  Boxes(Courier& courier, Buckets& buckets) : courier_(courier), buckets_(buckets) {}
+
+  // Declarations. Every rank declares every box in the same order; a box of a bucket follows its predecessor without a
+  // gap. Throw ExecError.
+  int add(BoxSpec spec);
+  int size() const { return static_cast<int>(boxes_.size()); }
+  const BoxSpec& spec(std::int64_t box) const { return at(box).spec; }
+  // New roles. A base that this rank has no role for any more is dropped.
+  void assign(std::int64_t box, int owner, std::vector<int> holders);
+  // Copies; sizes are checked. The digest is made anew.
+  void set_base(std::int64_t box, const at::Tensor& master, const std::vector<at::Tensor>& state);
+  const Base& base(std::int64_t box) const { return at(box).base; }
+  // Whether a base still has the bytes that its last update wrote. Reads all of it.
+  bool intact(std::int64_t box) const { return at(box).base.there() && digest_of(at(box)) == at(box).base.digest; }
+  // What `records` are rounded to, at the owner and at the holders alike: kFloat or kBFloat16.
+  void set_record_type(at::ScalarType type) { record_type_ = type; }
+  // Throws ExecError if a bucket is not covered, or an owner has no base.
+  void check() const;
+
+  // A step. `begin_step` posts the receives of records, `reduce` sends a bucket's gradient to its owners.
+  void begin_step();
+  void reduce(std::int64_t bucket);
+  // Sums what has arrived and sends its records; never blocks.
+  void advance();
+  // Waits for all sums and records. Per box the sum of squares if this rank owns it, else 0: in an order that does not
+  // know who owns what. Throws CopyDiffers, after dropping them, if bases differ from their owners'.
+  std::vector<double> finish();
+  void update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper);
+  void update_held(const Update& update, const Hyper& hyper);
+  // Sends the own parts of the working copy to the group, posts receives for the others.
+  void gather(std::int64_t bucket);
+  void end_step();
+
+  // Copies on their way: the owner sends its base as it is now, the holder waits for it behind its steps.
+  void send_base(std::int64_t box, int peer);
+  void expect_base(std::int64_t box, int owner, std::size_t state_tensors);
+  std::vector<int> catching() const;  // boxes that this rank shall keep and has no base of
+
+  // Working copy := master, at the ranks that want it (bucket by bucket); everybody calls it with the same lists.
+  void refresh(const std::vector<std::vector<int>>& wanted);
+
+  // After `Courier::drop`: bases under way did not arrive. Records of the step stay until `end_step`.
+  void abandon_transfers();
+  bool owns_all(std::int64_t bucket) const;
+  bool owns_any(std::int64_t bucket) const;
+  Digest state_digest() const;  // of all owned boxes
+
+ private:
+  struct Incoming {
+    int rank;
+    comm::Transfer transfer;
+    at::Tensor part;
+  };
+  struct Backlog {
+    at::Tensor gradient;
+    Hyper hyper;
+  };
+  struct Catching {
+    std::vector<comm::Transfer> transfers;
+    std::vector<at::Tensor> tensors;  // master, state...
+    at::Tensor seal;
+  };
+  struct BoxState {
+    BoxSpec spec;
+    Base base;
+    // Of the step.
+    bool reducing = false;
+    std::vector<Incoming> incoming;
+    at::Tensor own_part;
+    at::Tensor gradient;  // fp32: the sum, at the owner; the record, at holders
+    std::vector<comm::Transfer> sends;
+    at::Tensor record, seal;  // as they are received
+    std::vector<comm::Transfer> receives;
+    // Across steps.
+    std::optional<Catching> catching;
+    std::deque<Backlog> backlog;
+  };
+
+  BoxState& at(std::int64_t box) { return boxes_[static_cast<std::size_t>(box)]; }
+  const BoxState& at(std::int64_t box) const { return boxes_[static_cast<std::size_t>(box)]; }
+  bool owns(const BoxState& box) const { return box.spec.owner == courier_.rank(); }
+  bool holds(const BoxState& box) const;
+  const std::vector<int>& of(std::int64_t bucket) const;
+  std::string place(const BoxState& box) const;
+  Digest digest_of(const BoxState& box) const;
+  void replace(BoxState& box, std::vector<at::Tensor> tensors);
+  void sum(BoxState& box);
+  bool accept(BoxState& box);
+  void catch_up(BoxState& box, const Update* update, bool wait);
+  at::Tensor part_of(BoxState& box);
+
+  Courier& courier_;
+  Buckets& buckets_;
+  at::ScalarType record_type_ = at::kFloat;
+  std::vector<BoxState> boxes_;
+  std::vector<std::vector<int>> of_bucket_;
+  std::vector<int> unsummed_;
+};
+
+}  // namespace elaswave::exec

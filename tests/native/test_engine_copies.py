@@ -1,0 +1,231 @@
+"""Copies of boxes: holders stay equal to owners, take their place, catch up; a step that was left can be finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
+from tests.native.ranks import Ranks
+from tests.native.tiny import (
+    ALONE,
+    BUCKETS,
+    LR,
+    PLENTY_S,
+    TILINGS,
+    Box,
+    Model,
+    Tiling,
+    even_boxes,
+    make_engine,
+    reference,
+    tile_inputs,
+    train,
+    train_list,
+)
+
+PAIR = TILINGS["data parallel"]
+
+
+def with_holders(tiling: Tiling) -> list[Box]:
+    """Every box is held by the rank after its owner."""
+    ranks = list(tiling)
+    return [replace(box, holders=(ranks[(ranks.index(box.owner) + 1) % len(ranks)],)) for box in even_boxes(tiling)]
+
+
+def kept(engine: Any, boxes: list[Box]) -> dict[int, tuple[int, list[Tensor]]]:
+    """Digest and tensors of all boxes that are here."""
+    found = {}
+    for number in range(len(boxes)):
+        base = engine.base(number)
+        if base is not None:
+            found[number] = (engine.digest(number), [base[0], *base[1]])
+    return found
+
+
+def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS["columns of other cuts"]
+    boxes = with_holders(tiling)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        taken = train(engine, tiling[rank], 3)
+        return [r["loss"] for r in taken], kept(engine, boxes), all(engine.intact(n) for n in kept(engine, boxes))
+
+    results = started(len(tiling), body).results()
+    for losses, _, intact in results:
+        assert losses == pytest.approx(reference(3).losses, rel=1e-5)
+        assert intact
+    for number, box in enumerate(boxes):
+        digests = {results[rank][1][number][0] for rank in (box.owner, *box.holders)}
+        copies = [results[rank][1][number][1] for rank in (box.owner, *box.holders)]
+        assert len(digests) == 1
+        assert all(torch.equal(one, other) for one, other in zip(*copies, strict=True))
+        assert sum(number in result[1] for result in results) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, started: Callable[..., Ranks]) -> None:
+    """Rank 1 dies after two steps; rank 0 owns everything and finishes alone as if nothing had happened."""
+    boxes = with_holders(PAIR)
+
+    def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        engine.set_record_type(dtype)
+        taken = train(engine, PAIR[rank], 2)
+        engine.sync(PLENTY_S)
+        if rank == 1:
+            pipe.recv()
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.send("synced")
+        with pytest.raises(PeerLost):
+            engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, PLENTY_S)
+        assert (engine.pending, engine.version) == (False, 2)
+        endpoint.advance(1)
+        take_over(engine)
+        taken += [engine.step(step, tile_inputs(ALONE[0], step), [[LR]], 0.5, PLENTY_S) for step in (2, 3)]
+        return [r["loss"] for r in taken]
+
+    def take_over(engine: Any) -> None:
+        engine.set_world([0])
+        for number in range(len(boxes)):
+            engine.assign_box(number, 0, [])
+        for name, (numel, _) in BUCKETS.items():
+            engine.add_bucket(
+                name=name, numel=numel, group=[0], dtype="float32", optimizer_program=len(model.programs) - 1,
+                hyper_group=0, work=engine.bucket_work(name),
+            )  # fmt: skip
+        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+
+    ranks = started(2, body)
+    assert ranks.pipes[0].recv() == "synced"
+    ranks.pipes[1].send("die")
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    assert ranks.results([0])[0] == pytest.approx(reference(4).losses, rel=tolerance)
+
+
+def test_an_owner_may_stand_outside_of_the_group(model: Model, started: Callable[..., Ranks]) -> None:
+    """In a pipeline each rank owns what the other computes with, and holds its own."""
+    tiling = TILINGS["pipeline"]
+    boxes = [Box(name, 0, numel, 1 - min(users), (min(users),)) for name, (numel, users) in BUCKETS.items()]
+    steps = {rank: train_list(tiling, rank) for rank in tiling}
+    for rank, listed in steps.items():
+        for bucket, box in enumerate(boxes):
+            if box.owner == rank and ("REDUCE", bucket) not in listed:
+                listed.insert(0, ("REDUCE", bucket))
+                listed[-1:-1] = [("UPDATE", bucket), ("GATHER", bucket)]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        engine.set_schedule(steps[rank], [], list(tiling[rank].micro_batches), 0)
+        return [r["loss"] for r in train(engine, tiling[rank], 4)]
+
+    for losses in started(2, body).results():
+        assert losses == pytest.approx(reference(4).losses, rel=1e-5)
+
+
+def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callable[..., Ranks]) -> None:
+    boxes = even_boxes(PAIR)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        taken = train(engine, PAIR[rank], 1)
+        engine.sync(PLENTY_S)
+        for number, box in enumerate(boxes):
+            engine.assign_box(number, box.owner, [1 - box.owner])
+        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0 if rank == 0 else 5)
+        for number, box in enumerate(boxes):
+            if box.owner != rank:
+                engine.expect_base(number, box.owner)
+        before = engine.catching
+        for number, box in enumerate(boxes):
+            if box.owner == rank:
+                engine.send_base(number, 1 - rank)
+        taken += [engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S) for step in range(1, 12)]
+        return [r["loss"] for r in taken], before, engine.catching, {n: d for n, (d, _) in kept(engine, boxes).items()}
+
+    results = started(2, body).results()
+    for losses, before, after, _ in results:
+        assert losses == pytest.approx(reference(12).losses, rel=1e-4)
+        assert len(before) == 3 and after == []
+    assert results[0][3] == results[1][3]
+
+
+def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
+    boxes = with_holders(PAIR)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        train(engine, PAIR[rank], 1)
+        if rank == 0:
+            held = next(n for n, box in enumerate(boxes) if box.owner == 1)
+            master, state = engine.base(held)
+            engine.set_base(held, master + 1e-6, state)
+        with pytest.raises((CopyDiffers, CommError)) as caught:
+            engine.step(1, tile_inputs(PAIR[rank], 1), [[LR]], 0.5, PLENTY_S)
+        return type(caught.value).__name__, engine.version, len(kept(engine, boxes)), str(caught.value)
+
+    (first, second) = started(2, body).results()
+    assert first[:3] == ("CopyDiffers", 1, len(boxes) - 1)
+    assert "rank 0: copies of box 1 (bucket tied [18, 36)) differ from their owners'" in first[3]
+    assert second[:3] == ("Aborted", 1, len(boxes))
+
+
+def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
+    """The last stage, which keeps nothing, dies before it votes: the others have voted, keep sums and records, and can
+    finish the step with all votes (here those of the same step where nobody died), or give it up."""
+    tiling = TILINGS["deep pipeline"]
+    boxes = [Box("tied", 0, 36, 0, (1,)), Box("bias0", 0, 6, 0, (1,)), Box("unit1", 0, 42, 1, (0,))]
+
+    def whole(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        result = train(engine, tiling[rank], 1)[0]
+        return result["loss"], result["votes"], digests(engine)
+
+    def digests(engine: Any) -> dict[int, int]:
+        return {number: digest for number, (digest, _) in kept(engine, boxes).items()}
+
+    def left(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        before = digests(engine)
+        fault = ("VOTE", signal.SIGKILL) if rank == 2 else None
+        with pytest.raises(CommError):
+            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S, fault=fault)
+        assert engine.pending and engine.version == 0 and digests(engine) == before
+        came = engine.votes
+        with pytest.raises(ExecError, match="the vote of rank 2 is missing"):
+            engine.commit_pending(came)
+        if rank == 1:
+            engine.drop_pending()
+            assert not engine.pending and digests(engine) == before
+            return came, None, None
+        result = engine.commit_pending(votes)
+        return came, result["loss"], digests(engine)
+
+    expected = started(3, whole).results()
+    votes = expected[0][1]
+    assert set(votes) == {0, 1, 2} and all(set(each[1]) == set(votes) for each in expected)
+    first, second = started(3, left).results([0, 1])
+    assert set(first[0]) <= {0, 1} and 0 in first[0] and 1 in second[0]
+    assert first[1:] == (expected[0][0], expected[0][2])
+
+
+def test_everybody_stops_after_the_step_in_which_one_wants_to(model: Model, started: Callable[..., Ranks]) -> None:
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint)
+        return [
+            engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S, stop_wanted=rank == step == 1)[
+                "stop"
+            ]
+            for step in range(3)
+        ]
+
+    assert started(2, body).results() == [[False, True, False]] * 2
