@@ -24,7 +24,7 @@ import zmq
 from elaswave_fx.control import membership
 from elaswave_fx.control.decide import decide, keepers
 from elaswave_fx.control.file_store import FileStore
-from elaswave_fx.control.messages import Activate, Beat, Exited, Note, Saved, Send, Tick
+from elaswave_fx.control.messages import Activate, Beat, Ended, Exited, Note, Saved, Send, Tick
 from elaswave_fx.control.narrator import Narrator
 from elaswave_fx.control.patience import Rhythm
 from elaswave_fx.control.planning import Planned, Planning
@@ -42,6 +42,9 @@ BIND_RETRY_S = 0.05
 ALONE_S = 10.0
 """Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
 
+OVER_S = 2.0
+"""The same once the job is over."""
+
 ENDED, SUPERSEDED = 0, 3
 """Exit codes."""
 
@@ -56,7 +59,7 @@ class News(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the launcher. In: exited{rank} saved{version, epoch}; out: event{...} note{text} alive{}."""
+    """The way to the launcher. In: exited{rank} finished{rank} saved{version, epoch}; out: event{} note{} alive{}."""
 
     closed: bool
 
@@ -163,7 +166,8 @@ class Service:
             self._tell("alive")
 
     def _is_alone(self, now: float) -> bool:
-        return self._channel is None and now - self._heard_s > max(ALONE_S, 2 * self._state.patience.silent_s)
+        alone_s = OVER_S if self._state.phase == membership.OVER else max(ALONE_S, 2 * self._state.patience.silent_s)
+        return self._channel is None and now - self._heard_s > alone_s
 
     # --- The launcher ---
 
@@ -173,6 +177,8 @@ class Service:
             if message.kind == "exited":
                 self._rhythm.forget(fields["rank"])
                 self._feed(Exited(Rank(fields["rank"])))
+            elif message.kind == "finished":
+                self._feed(Ended(Rank(fields["rank"])))
             elif message.kind == "saved":
                 self._feed(Saved(Stamp(Version(fields["version"]), Epoch(fields["epoch"]))))
         if channel.closed:
@@ -197,7 +203,8 @@ class Service:
             self._state, actions = membership.step(before, event, now)
         except PlanError as error:
             self._state, actions = membership.end(before, str(error))
-        for kind, epoch, fields in self._narrator.events(before, self._state, actions):
+        told = () if isinstance(event, Ended) else self._narrator.events(before, self._state, actions)
+        for kind, epoch, fields in told:
             if kind == "planned":
                 fields = {**fields, **self._planned_fields()}
             self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)

@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.errors import CommError
-from elaswave_fx.launch.channel import Channel, Message
+from elaswave_fx.control.planning import Planning
+from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.control.words import Activation
+from elaswave_fx.errors import CommError, ElasWaveError
+from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.faults import Fault
+from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.observe.metrics import StepReport
 
 REPLY_S = 60.0
@@ -35,6 +40,10 @@ class BuildResult:
     lines: tuple[str, ...] = ()
 
 
+class Excluded(ElasWaveError):
+    """Raised by a worker that the others went on without: it ends, the run does not."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """Where a rank listens. Equal `host` ids may share memory."""
@@ -45,19 +54,24 @@ class Peer:
 
 
 class WorkerContext:
-    """A worker's side of the job. Used by the worker's main thread alone."""
+    """A worker's side of the job. Used by the worker's main thread alone.
+
+    `control`, `first`: for the rank's `Agent`; in the first epoch everybody loads the seed or the checkpoint. `faults`:
+    those of this rank. Reports are dropped once the launcher is gone; the worker is to end then, see `stop_wanted`.
+    """
 
     def __init__(
         self, *, rank: int, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
-        channel: Channel,
+        channel: Channel, control: ControlAddress, first: Activation, faults: tuple[Fault, ...] = (),
     ) -> None:  # fmt: skip
         self.rank, self.world = rank, len(hosts)
         self.host, self.host_id = "127.0.0.1", hosts[rank]  # where to listen; the emulated host
         self.port = port  # to listen on; 0: any
         self.run_dir, self.token, self.build = run_dir, token, build
         self.channel = channel
+        self.control, self.first, self.faults = control, first, faults
         self._peers: dict[int, Peer] | None = None
-        self._asked = False
+        self._halted = self._asked = False
         self._stop_before: int | None = None
 
     def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
@@ -73,17 +87,45 @@ class WorkerContext:
             raise CommError(f"start: not all of {self.world} ranks said within {timeout_s:g} s where they listen")
         return self._peers
 
+    def detach(self) -> None:
+        """Survive the launcher: for when the rank's agent runs, which ends the process if nothing else does."""
+        outlive_parent()
+        self._send("detached")
+
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether the run is to end early, by a signal to the launcher or because that is gone. Costs a system call.
+
+        Ranks learn of it at different times: the wish travels with their votes, and all stop after the same step.
+        """
+        for message in self.channel.drain():
+            self._take(message)
+        return self._halted or self.channel.closed
+
+    @property
+    def launcher_gone(self) -> bool:
+        """Whether the launcher was seen to be gone; the exit code is 1 then."""
+        return self.channel.closed
+
     def report_step(self, report: StepReport) -> None:
-        """A finished step; every rank reports every step, in order."""
-        self.channel.send("step", **dataclasses.asdict(report))
+        """A committed step, whole: every rank reports every step, in order, and the first to do so is heard."""
+        if not report.world_size:  # a rank that speaks for itself alone
+            tiles = self.first.assignment.tiles
+            consumed = tuple((t.units.lo, t.units.hi, t.samples.lo, t.samples.hi) for t in tiles)
+            report = dataclasses.replace(report, world_size=self.world, consumed=consumed)
+        self._send("step", **dataclasses.asdict(report))
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
         """Mean held-out loss over `count` targets after `step` steps; from one rank."""
-        self.channel.send("eval", step=step, loss=loss, count=count)
+        self._send("eval", step=step, loss=loss, count=count)
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
-        """A line of `events.jsonl`; see contracts for the kinds."""
-        self.channel.send("event", event=kind, epoch=epoch, **fields)
+        """A line of `events.jsonl`, as of now; see contracts for the kinds."""
+        self._send("event", event=kind, epoch=epoch, at_s=time.monotonic(), **fields)
+
+    def report_fault(self, fault: Fault, epoch: int) -> None:
+        """That `fault` is about to happen, just before it does."""
+        self.report_event("fault", epoch, step=fault.step, fault=fault.kind, phase=fault.phase)
 
     def should_stop(self, step: int) -> bool:
         """Whether to end before `step`; to be asked by every rank before each training step. Costs one system call.
@@ -104,13 +146,19 @@ class WorkerContext:
                 raise CommError(f"stop: the launcher did not answer within {REPLY_S:g} s")
         return self._stop_before is not None and step >= self._stop_before
 
+    def _send(self, kind: str, **fields: Any) -> None:
+        try:
+            self.channel.send(kind, **fields)
+        except ChannelClosed:
+            self.channel.closed = True
+
     def _take(self, message: Message | None) -> None:
         if message is None:
             return
         if message.kind == "peers":
             self._peers = {int(rank): Peer(*place) for rank, place in message.fields["places"].items()}
         elif message.kind == "halt":
-            self._asked = True
+            self._halted, self._asked = True, message.fields["asked"] == self.rank
         elif message.kind == "stop":
             self._stop_before = message.fields["before"]
         else:
@@ -131,6 +179,9 @@ class JobSpec:
         port: rank r listens on port + r; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
         grace_s: seconds between SIGTERM and SIGKILL when workers are ended.
+        copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live.
+        faults: each must have been told of by its victim when the run ends.
+        planning: the planner; None: that of `elaswave_fx.plan`.
     """
 
     hosts: tuple[str, ...]
@@ -143,6 +194,10 @@ class JobSpec:
     grace_s: float = 5.0
     first_step: int = 0
     same_run: bool = False
+    copies: int = 1
+    allow_rollback: bool = False
+    faults: tuple[Fault, ...] = ()
+    planning: Planning | None = None
 
     @property
     def ranks(self) -> int:

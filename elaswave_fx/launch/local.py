@@ -1,10 +1,11 @@
-"""Runs a job on this machine: the builder first, then one worker per rank, and the launcher beside them.
+"""Runs a job on this machine: the builder first, then a coordinator and one worker per rank, the launcher beside them.
 
     launch(JobSpec(hosts=("host-0",) * 4, run_dir=…, steps=200, builder=…, worker=…))   ->  0
 
 The launcher holds no tensors and has no threads. It waits on the workers' channels and processes, writes the files of
-the run, shows the progress. Exit codes: 0 all steps committed; 1 a process failed, or SIGINT or SIGTERM stopped the
-run. What the user can mend is raised as `ConfigError` (exit code 2 at the entry points).
+the run, shows the progress. Lost workers are the others' to replace; the run goes on as long as one lives. Exit codes:
+0 all steps committed, and the ledger has each once; 1 the run failed, or SIGINT or SIGTERM stopped it. What the user
+can mend is raised as `ConfigError` (exit code 2 at the entry points).
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import select
 import sys
 from collections.abc import Callable
 
+from elaswave_fx.control.file_store import FileStore, read_lines
+from elaswave_fx.control.job_file import JobFile
+from elaswave_fx.control.ledger import covers_once, standing
+from elaswave_fx.control.planning import Planner
+from elaswave_fx.control.service import CoordinatorSpec
+from elaswave_fx.control.store import Register
+from elaswave_fx.control.words import Activation, Assignment, Stamp, Term, Version
 from elaswave_fx.launch.channel import Channel, Message
+from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
 from elaswave_fx.launch.ports import check_ports
@@ -25,6 +34,7 @@ from elaswave_fx.launch.stop import Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.plan.topology import Epoch
 
 
 def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
@@ -42,8 +52,8 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
             recorder.planned(built.plan, built.units, built.samples, spec.ranks)
             for line in built.lines:
                 shown.message(line)
-            children = _start_workers(spec, built, recorder)
-            failure = Supervisor(spec, children, recorder, shown, stop).run()
+            supervisor = _start(spec, built, recorder, shown, stop)
+            failure = supervisor.run()
     if failure is not None:
         return _failed(recorder, failure)
     return _ended(spec, recorder, stop)
@@ -93,32 +103,62 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
     return from_exit(child.name, status, child.log)
 
 
-def _start_workers(spec: JobSpec, built: BuildResult, recorder: Recorder) -> list[Child]:
-    """Fork all workers, or none when the system refuses one; the token exists in their memory only."""
+def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: StepProgress, stop: Stop) -> Supervisor:
+    """Fork the coordinator and all workers, or none when the system refuses one."""
+    planning = spec.planning or Planner(spec.copies)
     token = secrets.token_hex(32)
-    children: list[Child] = []
+    job = JobFile(
+        url=f"ipc://@elaswave-{secrets.token_hex(8)}",
+        token=token,
+        run_dir=str(spec.run_dir.absolute()),
+        copies=spec.copies,
+        allow_rollback=spec.allow_rollback,
+        launcher=os.getpid(),
+    )
+    first = _first_epoch(spec, planning.read(built.plan).assignment)
+    start = first.resume
+    FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start))
+    job.write()
+    service = CoordinatorSpec(
+        address=job.address(), run_dir=spec.run_dir, planning=planning, allow_rollback=spec.allow_rollback
+    )
+    coordination = Coordination(service, recorder.directory.log("coordinator"))
+    workers: list[Child] = []
     try:
         with frozen_memory():
+            coordination.start(())
             for rank in range(spec.ranks):
                 name = f"rank-{rank}"
-                body = _worker_body(spec, built, token, rank)
-                children.append(fork_child(name, body, recorder.directory.log(name), children))
+                body = _worker_body(spec, built, job, first, rank)
+                others = (*workers, *coordination.children())
+                workers.append(fork_child(name, body, recorder.directory.log(name), others))
     except OSError:
-        end_children(children)
+        end_children((*workers, *coordination.children()))
         raise
-    return children
+    return Supervisor(spec, workers, coordination, recorder, progress, stop)
 
 
-def _worker_body(spec: JobSpec, built: BuildResult, token: str, rank: int) -> Callable[[Channel], None]:
+def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
+    """Everybody loads the seed, or the checkpoint that the run goes on from."""
+    start = Stamp(Version(spec.first_step), Epoch(0))
+    return Activation(Epoch(0), assignment, start, start, None, rollback=True)
+
+
+def _worker_body(
+    spec: JobSpec, built: BuildResult, job: JobFile, first: Activation, rank: int
+) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
         context = WorkerContext(
             rank=rank,
             hosts=spec.hosts,
             run_dir=spec.run_dir,
-            token=token,
+            token=job.token,
             port=spec.port + rank if spec.port else 0,
             build=built,
             channel=channel,
+            control=job.address(),
+            first=first,
+            faults=tuple(fault for fault in spec.faults if fault.rank == rank),
         )
         summary = spec.worker(context)
         channel.send("done", summary=dict(summary))
@@ -140,14 +180,34 @@ def _failed(recorder: Recorder, failure: Failure) -> int:
 def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
     """The end of a run whose processes all ended well, or that the user stopped."""
     committed = f"{recorder.steps} of {spec.steps} steps"
+    wrong = _what_is_wrong(spec, recorder, early=stop.number is not None)
+    if wrong is not None:
+        recorder.finish("failed", wrong)
+        print(f"error: {wrong}", file=sys.stderr, flush=True)
+        return 1
     if recorder.steps >= spec.steps:
         recorder.finish("completed", None)
         print(recorder.closing_line(), flush=True)
         return 0
-    if stop.number is None:
-        recorder.finish("failed", f"the workers ended after {committed}")
-        print(f"error: the workers ended after {committed}", file=sys.stderr, flush=True)
-        return 1
+    assert stop.number is not None
     recorder.finish("interrupted", f"{stop.number.name} after {committed}")
     print(f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}", flush=True)
     return 1
+
+
+def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None:
+    """Whether the run kept its promises: all steps, each sample once, every fault that was asked for.
+
+    `early`: the user ended it, maybe before a worker could say anything of what it had done.
+    """
+    if recorder.steps < spec.steps and not early:
+        return f"the workers ended after {recorder.steps} of {spec.steps} steps"
+    for fault in spec.faults:
+        if (fault.rank, fault.step) not in recorder.faults and not early:
+            return f"faults: the {fault} never fired"
+    if recorder.plane is None or not recorder.has_agents:
+        return None
+    lines = read_lines(spec.run_dir / "ledger.jsonl")
+    newest = max((line["step"] for line in standing(lines)), default=-1)
+    steps = newest + 1 if early else recorder.steps
+    return covers_once(lines, *recorder.plane, spec.first_step, steps)

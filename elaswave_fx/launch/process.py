@@ -1,4 +1,4 @@
-"""Children of the launcher: forked, logged to a file, dead when the launcher is dead.
+"""Children of the launcher: forked, logged to a file, dead when the launcher is dead unless they `outlive_parent`.
 
     child = fork_child("rank-0", body, log, keep=channel)   # `body` runs in the child
     child.pid, child.pidfd (readable once it has ended), child.reap()
@@ -116,6 +116,9 @@ def _call(body: Callable[[Channel], None], channel: Channel) -> int:
     try:
         body(channel)
         return 0
+    except ChannelClosed:
+        print("the launcher is gone", file=sys.stderr, flush=True)
+        return 1
     except BaseException as error:  # noqa: BLE001
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)
@@ -142,6 +145,12 @@ def _die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Take back what every child starts with: from now on it has to end by itself when the launcher is gone."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _redirect(log: Path) -> None:

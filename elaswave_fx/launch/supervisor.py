@@ -1,8 +1,9 @@
 """The launcher while workers run: one loop over their channels and processes, until all have ended.
 
-Messages become lines of the run's files and progress; an end without `done` is a failure, after which the others are
-ended: SIGTERM, and SIGKILL after the grace. A failure that only follows from another (a lost peer) waits `SETTLE_S`
-for its cause to show, and committed steps as long for their last reports.
+Messages become lines of the run's files and progress. A worker that is killed or vanishes is lost: the coordinator
+hears of it, and the others go on without it. A worker that says why it cannot go on fails the run, and so does the loss
+of one before all are up, or of the last: the rest is ended, SIGTERM first, SIGKILL after the grace. A failure that only
+follows from another (a lost peer) waits `SETTLE_S` for its cause to show.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from elaswave_fx.launch.channel import ChannelClosed, Message
+from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
-from elaswave_fx.launch.job import JobSpec
+from elaswave_fx.launch.job import Excluded, JobSpec
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
 
@@ -26,46 +30,80 @@ TICK_S = 0.1
 """How long a signal or a redraw may wait at most."""
 
 SETTLE_S = 3.0
-"""How long after a failure its cause, and the reports of committed steps, may take to show."""
+"""How long after a failure its cause may take to show."""
+
+COORDINATOR = -1
+"""Beside the ranks, as the selector's data."""
 
 
 class Supervisor:
-    """Owns the workers from their start to their end. `run` once."""
+    """Owns the workers and the coordinator from their start to their end. `run` once."""
 
     def __init__(
-        self, spec: JobSpec, children: list[Child], recorder: Recorder, progress: StepProgress, stop: Stop
+        self,
+        spec: JobSpec,
+        children: list[Child],
+        coordination: Coordination,
+        recorder: Recorder,
+        progress: StepProgress,
+        stop: Stop,
     ) -> None:
-        self._spec, self._children, self._recorder = spec, children, recorder
+        self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._progress, self._stop = progress, stop
         self._ports: dict[int, int] = {}
         self._done: set[int] = set()
         self._failures: dict[int, Failure] = {}
+        self._lost: dict[int, Failure] = {}  # gone, and the others go on
+        self._members = set(range(len(children)))
         self._failed_at = 0.0
+        self._waiting_since: float | None = None  # for processes that nobody waits for any more
         self._ending_since: float | None = None  # SIGTERM was sent
         self._heeded = 0  # stop requests
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Failure | None:
-        """Until every worker has ended; the failure that ended the run, if one did. Leaves no worker behind."""
+        """Until every worker has ended; the failure that ended the run, if one did. Leaves no process behind."""
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._progress.message(f"workers: {pids}; logs in {self._recorder.directory.path / 'logs'}")
         self._recorder.event("started", pids={str(rank): child.pid for rank, child in enumerate(self._children)})
         self._progress.phase("starting")
         for rank, child in enumerate(self._children):
-            self._selector.register(child.channel, selectors.EVENT_READ, rank)
-            self._selector.register(child.pidfd, selectors.EVENT_READ, rank)
+            self._watch(child, rank)
+        for child in self._coordination.children():
+            self._watch(child, COORDINATOR)
         try:
             while any(child.status is None for child in self._children):
                 for key, _ in self._selector.select(TICK_S):
-                    if isinstance(key.fileobj, int):
-                        self._on_exit(key.data)
-                    else:
-                        self._on_readable(key.data)
+                    if key.fd in self._selector.get_map():  # not one that an event before this one has taken out
+                        self._on_ready(key)
                 self._on_tick(time.monotonic())
+            self._hear_coordinator()
         finally:
             end_children(self._children)
+            self._coordination.end()
             self._selector.close()
-        return cause_of(tuple(self._failures.values())) if self._failures else None
+        return self._outcome()
+
+    def _outcome(self) -> Failure | None:
+        if self._failures:
+            return cause_of((*self._failures.values(), *self._lost.values()))
+        # Those that were lost would have been missed by somebody who has finished.
+        return None if self._done or self._stop.requests or not self._lost else cause_of(tuple(self._lost.values()))
+
+    def _watch(self, child: Child, who: int) -> None:
+        self._selector.register(child.channel, selectors.EVENT_READ, who)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, who)
+
+    def _on_ready(self, key: selectors.SelectorKey) -> None:
+        exited = isinstance(key.fileobj, int)
+        if key.data == COORDINATOR:
+            self._on_coordinator_exit() if exited else self._on_coordinator_readable()
+        elif exited:
+            self._on_exit(key.data)
+        else:
+            self._on_readable(key.data)
+
+    # --- Workers ---
 
     def _on_readable(self, rank: int) -> None:
         channel = self._children[rank].channel
@@ -79,26 +117,34 @@ class Supervisor:
         match message.kind:
             case "hello":
                 self._on_hello(rank, fields["port"])
+            case "detached":
+                self._recorder.has_agents = True
             case "step":
-                for line in self._recorder.step(rank, StepReport.from_fields(fields)):
+                for line in self._recorder.step(StepReport.from_fields(fields)):
                     self._progress.step(line)
             case "eval":
                 self._recorder.evaluation(fields["step"], fields["loss"], fields["count"])
                 self._progress.message(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
-                extra = {key: value for key, value in fields.items() if key not in ("event", "epoch")}
-                self._recorder.event(fields["event"], fields["epoch"], rank=rank, **extra)
-                said = ", ".join(f"{key} {value}" for key, value in extra.items())
-                self._progress.message(f"rank {rank}: {fields['event'].replace('_', ' ')}: {said}")
+                self._on_event({"rank": rank, **fields})
+                if fields["event"] == "checkpoint":
+                    self._coordination.saved(fields["step"], fields["epoch"])
             case "at":
                 self._stop_before(rank, fields["step"] + 1)
             case "done":
                 self._done.add(rank)
                 self._recorder.ended(rank, fields["summary"])
             case "error":
-                self._fail(rank, from_message(self._children[rank].name, fields))
+                self._on_error(rank, from_message(self._children[rank].name, fields))
             case other:
                 self._fail(rank, Failure(f"rank-{rank}", f"sent the unknown message {other}"))
+
+    def _on_event(self, fields: Mapping[str, Any]) -> None:
+        """A line of a worker or the coordinator, for the file and for the user."""
+        kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
+        extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
+        self._recorder.event(kind, epoch, at_s, **extra)
+        self._progress.message(describe(kind, epoch, extra))
 
     def _on_hello(self, rank: int, port: int) -> None:
         """When the last rank has said where it listens, everyone gets to know."""
@@ -115,12 +161,29 @@ class Supervisor:
         status = child.reap()
         if not child.channel.closed:
             self._on_readable(rank)
+        if rank in self._done:
+            self._coordination.finished(rank)
+        else:
+            self._coordination.exited(rank)
         told_to = self._ending_since is not None and -os.waitstatus_to_exitcode(status) in (
             signal.SIGTERM,
             signal.SIGKILL,
         )
-        if rank not in self._done and rank not in self._failures and not told_to:
-            self._fail(rank, from_exit(child.name, status, child.log))
+        if rank not in self._done and rank not in self._failures and rank not in self._lost and not told_to:
+            self._lose(rank, from_exit(child.name, status, child.log))
+
+    def _on_error(self, rank: int, failure: Failure) -> None:
+        if Excluded.__name__ in failure.classes:
+            self._lose(rank, failure)
+        else:
+            self._fail(rank, failure)
+
+    def _lose(self, rank: int, failure: Failure) -> None:
+        """A worker is gone. Before all have met there is no job yet that could go on without it."""
+        if len(self._ports) < self._spec.ranks:
+            return self._fail(rank, failure)
+        self._lost[rank] = failure
+        self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})
 
     def _fail(self, rank: int, failure: Failure) -> None:
         self._failures.setdefault(rank, failure)
@@ -128,26 +191,65 @@ class Supervisor:
             self._failed_at = time.monotonic()
         self._recorder.event("detected", rank=rank, cause=failure.reason)
 
+    # --- The coordinator ---
+
+    def _on_coordinator_readable(self) -> None:
+        self._hear_coordinator()
+        for child in self._coordination.children():
+            if child.channel.closed and child.channel in self._selector.get_map():
+                self._selector.unregister(child.channel)
+
+    def _hear_coordinator(self) -> None:
+        for message in self._coordination.messages():
+            if message.kind == "error":
+                self._progress.message(f"coordinator: {message.fields['message']}")
+            elif message.kind == "event":
+                self._on_event(message.fields)
+                if message.fields["event"] == "agreed":
+                    self._members = set(message.fields["members"])
+
+    def _on_coordinator_exit(self) -> None:
+        """Its end stops nobody; another one takes over."""
+        self._hear_coordinator()
+        for child in self._coordination.children():
+            self._selector.unregister(child.pidfd)
+            if child.channel in self._selector.get_map():
+                self._selector.unregister(child.channel)
+        how = self._coordination.ended()
+        self._on_event({"event": "coordinator", "epoch": 0, "at_s": time.monotonic(), "cause": how})
+
+    # --- The clock ---
+
     def _on_tick(self, now: float) -> None:
-        """What is due without a message: signals, ending the others, the progress."""
+        """What is due without a message: signals, ending others, a new coordinator, the progress."""
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
-        failing = bool(self._failures) and self._ending_since is None
-        if failing and (self._settled() or now - self._failed_at >= SETTLE_S):
+        if self._failures and self._ending_since is None and (self._settled() or now - self._failed_at >= SETTLE_S):
             self._end_all(now)
+        if self._ending_since is None and self._only_left_out_run(now):
+            self._end_all(now, signal.SIGKILL)
         if self._ending_since is not None and now - self._ending_since >= self._spec.grace_s:
             for child in self._children:
                 child.signal(signal.SIGKILL)
+        again = self._coordination.turn(now, [child for child in self._children if child.status is None])
+        if again is not None:
+            self._watch(again, COORDINATOR)
         self._progress.draw()
 
     def _settled(self) -> bool:
-        """Whether the others may be ended: the cause is known, and no rank is about to report a step that a vote has
-        committed, which the run's files must not miss."""
-        if cause_of(tuple(self._failures.values())).follows:
+        """Whether the cause of the failure is known."""
+        return not cause_of((*self._failures.values(), *self._lost.values())).follows
+
+    def _only_left_out_run(self, now: float) -> bool:
+        """Whether all members have ended, and the rest, stopped ones for instance, has had time to do so too."""
+        running = {rank for rank, child in enumerate(self._children) if child.status is None}
+        over = bool(self._done or self._lost) and not running & self._members
+        if not over:
+            self._waiting_since = None
             return False
-        owing = self._recorder.owing()
-        return not owing or any(rank in self._failures or self._children[rank].status is not None for rank in owing)
+        self._waiting_since = self._waiting_since or now
+        return now - self._waiting_since >= self._spec.grace_s
 
     def _on_stop_request(self) -> None:
         if self._heeded == 1 and not self._failures:
@@ -155,8 +257,8 @@ class Supervisor:
             self._recorder.event("stopping", steps=self._recorder.steps)
             # Any one rank will do; see `WorkerContext.should_stop`.
             asked = next((rank for rank, child in enumerate(self._children) if child.status is None), None)
-            if asked is not None:
-                self._tell(asked, "halt")
+            for rank in range(self._spec.ranks):
+                self._tell(rank, "halt", asked=asked)
             return
         self._end_all(time.monotonic(), signal.SIGKILL)
 

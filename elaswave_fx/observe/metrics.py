@@ -1,8 +1,9 @@
-"""From what ranks report to what is written down: a step is committed once every rank has reported it.
+"""From what ranks report to what is written down: a line per committed step, from whoever reports it first.
 
-    book = StepBook(world=2, units=4, samples=8)
-    book.add(0, StepReport(step=0, loss=5.5, tokens=1024, step_ms=20.0, lr=1e-3, grad_norm=1.2))   ->  ()
-    book.add(1, StepReport(step=0, …))   ->  (StepLine(step=0, loss=5.5, …),)
+    book = StepBook(units=4, samples=8)
+    book.add(StepReport(step=0, loss=5.5, tokens=1024, step_ms=20.0, lr=1e-3, grad_norm=1.2, world_size=2, …))
+        ->  (StepLine(step=0, loss=5.5, …),)
+    book.add(StepReport(step=0, …))   ->  ()
 
 Coverage is counted from what ranks say that they consumed, never from the plan.
 """
@@ -21,7 +22,7 @@ Consumed = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one rank says of a step that it has finished. Sums over the step (loss, tokens, norm) are equal on all."""
+    """What a rank says of a committed step, for all ranks: sums, what they consumed, the memory of the fullest one."""
 
     step: int
     loss: float  # mean over the step: loss sum / count
@@ -32,6 +33,7 @@ class StepReport:
     memory_peak_mb: float = 0.0
     epoch: int = 0
     consumed: tuple[Consumed, ...] = ()
+    world_size: int = 0
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:
@@ -41,7 +43,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """A line of `metrics.jsonl`. Times and memory are those of the slowest and the fullest rank."""
+    """A line of `metrics.jsonl`. The time is that of the rank that spoke first, the memory that of the fullest one."""
 
     step: int
     loss: float
@@ -88,48 +90,51 @@ def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
 
 
 class StepBook:
-    """Gathers reports until a step is complete. Lines come out in step order, each once."""
+    """Takes the first report of every step. Lines come out in step order, each once, from `first` on."""
 
-    def __init__(self, world: int, units: int, samples: int) -> None:
-        self.world, self.units, self.samples = world, units, samples
-        self.covered = Coverage()
-        self._pending: dict[int, dict[int, StepReport]] = {}
+    def __init__(self, units: int, samples: int, first: int = 0) -> None:
+        self.units, self.samples = units, samples
+        self._first = self._next = first
+        self._ahead: dict[int, StepReport] = {}
+        self._coverage: list[Coverage] = []
 
-    def add(self, rank: int, report: StepReport) -> tuple[StepLine, ...]:
-        """The lines that this report completes. A rank reports its steps in order, so they come out in order."""
-        self._pending.setdefault(report.step, {})[rank] = report
+    def add(self, report: StepReport) -> tuple[StepLine, ...]:
+        """The lines that this report brings: none if the step is known; later ones too, if they waited for it."""
+        if report.step >= self._next:
+            self._ahead.setdefault(report.step, report)
         lines = []
-        while self._pending:
-            step = min(self._pending)
-            if len(self._pending[step]) < self.world:
-                break
-            reports = self._pending.pop(step)
-            tiles = [tile for _, each in sorted(reports.items()) for tile in each.consumed]
-            self.covered += coverage(tiles, self.units, self.samples)
-            lines.append(step_line(reports, self.world))
+        while self._next in self._ahead:
+            found = self._ahead.pop(self._next)
+            self._coverage.append(coverage(found.consumed, self.units, self.samples))
+            lines.append(step_line(found))
+            self._next += 1
         return tuple(lines)
 
-    def owing(self) -> frozenset[int]:
-        """Ranks that have yet to report the oldest step that another one has reported."""
-        reported = self._pending[min(self._pending)] if self._pending else range(self.world)
-        return frozenset(range(self.world)) - frozenset(reported)
+    def rewind(self, step: int) -> None:
+        """Forget steps from `step` on: they are done again from a checkpoint."""
+        self._next = max(self._first, min(self._next, step))
+        del self._coverage[self._next - self._first :]
+        self._ahead.clear()
+
+    @property
+    def covered(self) -> Coverage:
+        """Of all lines together."""
+        return sum(self._coverage, Coverage())
 
 
-def step_line(reports: Mapping[int, StepReport], world: int) -> StepLine:
-    """The reports of one step by rank, as one line."""
-    first = reports[min(reports)]
-    step_ms = max(report.step_ms for report in reports.values())
+def step_line(report: StepReport) -> StepLine:
+    """The report of a step as a line."""
     return StepLine(
-        step=first.step,
-        loss=first.loss,
-        tokens=first.tokens,
-        step_ms=step_ms,
-        epoch=first.epoch,
-        world_size=world,
-        lr=first.lr,
-        grad_norm=first.grad_norm,
-        tokens_per_s=1e3 * first.tokens / step_ms if step_ms > 0 else 0.0,
-        memory_peak_mb=max(report.memory_peak_mb for report in reports.values()),
+        step=report.step,
+        loss=report.loss,
+        tokens=report.tokens,
+        step_ms=report.step_ms,
+        epoch=report.epoch,
+        world_size=report.world_size,
+        lr=report.lr,
+        grad_norm=report.grad_norm,
+        tokens_per_s=1e3 * report.tokens / report.step_ms if report.step_ms > 0 else 0.0,
+        memory_peak_mb=report.memory_peak_mb,
     )
 
 

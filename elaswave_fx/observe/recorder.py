@@ -2,7 +2,7 @@
 
 recorder = Recorder.create(run_dir)
 recorder.planned(plan_text, units=14, samples=32, world=4)
-recorder.step(rank, report)  ->  the lines that became complete
+recorder.step(report)  ->  the lines that it brings
 recorder.finish("completed", None)
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.observe.metrics import Coverage, StepBook, StepLine, StepReport, Summary
+from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_directory import RunDirectory
 
 
@@ -34,6 +35,10 @@ class Recorder:
         self._loss_first, self._loss_last = (earlier[0]["loss"], earlier[-1]["loss"]) if earlier else (None, None)
         self._eval_loss: float | None = next((line["loss"] for line in directory.lines("eval.jsonl")[-1:]), None)
         self._ends: dict[int, Mapping[str, Any]] = {}
+        self.recoveries = Recoveries()
+        self.faults: set[tuple[int, int]] = set()  # (rank, step) of those that fired
+        self.plane: tuple[int, int] | None = None  # units x samples of a step
+        self.has_agents = False  # ranks keep a ledger
 
     @staticmethod
     def create(run_dir: Path, first_step: int = 0, same_run: bool = False) -> Recorder:
@@ -46,19 +51,27 @@ class Recorder:
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
         """The first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
-        self._book = StepBook(world, units, samples)
+        self.plane = (units, samples)
+        self._book = StepBook(units, samples, self._first_step)
         self.event("planned", units=units, samples=samples, world_size=world)
         if self._first_step:
             self.event("resumed", step=self._first_step)
 
-    def event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
-        """A line of `events.jsonl`, stamped with the time since the launcher began."""
-        self.directory.event(1e3 * (self._clock() - self._started), kind, epoch, **fields)
+    def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> None:
+        """A line of `events.jsonl`, stamped with the time since the launcher began; `at_s`: the sender's clock, if it
+        is another process's event."""
+        at_s = self._clock() if at_s is None else at_s
+        self.directory.event(1e3 * (at_s - self._started), kind, epoch, **fields)
+        self.recoveries.event(kind, epoch, at_s, fields)
+        if kind == "fault":
+            self.faults.add((fields["rank"], fields["step"]))
+        if kind == "agreed" and "rolled_back_to" in fields:
+            self._rewind(fields["rolled_back_to"])
 
-    def step(self, rank: int, report: StepReport) -> tuple[StepLine, ...]:
-        """What a rank finished. Lines that became complete are written and returned."""
+    def step(self, report: StepReport) -> tuple[StepLine, ...]:
+        """What a rank says of a committed step. Lines that it brings are written and returned."""
         assert self._book is not None, "a step before the plan"
-        lines = self._book.add(rank, report)
+        lines = self._book.add(report)
         for line in lines:
             self.directory.step(line)
             if self._first is None:
@@ -67,11 +80,15 @@ class Recorder:
             self._last, self._loss_last = line, line.loss
             self.steps += 1
             self._tokens += line.tokens
+            self.recoveries.step(line.step_ms)
         return lines
 
-    def owing(self) -> frozenset[int]:
-        """Ranks whose word is missing to a step that another rank has ended."""
-        return self._book.owing() if self._book is not None else frozenset()
+    def _rewind(self, step: int) -> None:
+        """Steps from `step` on did not happen: their lines go."""
+        if self._book is not None and step < self.steps:
+            self._book.rewind(step)
+            self.directory.rewind(step)
+            self.steps = max(step, self._first_step)
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
         """A mean held-out loss."""
@@ -98,6 +115,7 @@ class Recorder:
                 samples_duplicated=covered.duplicated,
                 samples_skipped=covered.skipped,
                 params_digest=extra.pop("params_digest", None),
+                recoveries=self.recoveries.entries(),
                 eval_loss_last=self._eval_loss,
                 outcome=outcome,
                 reason=reason,

@@ -23,17 +23,20 @@ _OF_EARLIER_RUNS = (
     "events.jsonl",
     "eval.jsonl",
     "summary.json",
+    "ledger.jsonl",
+    "control/*",
     "plan-*.json",
     "logs/*.log",
     "model.safetensors",
 )
 
 
-_OF_THE_END = ("summary.json", "model.safetensors")
+_OF_THE_END = ("summary.json", "model.safetensors", "plan-*.json", "control/*")
 
 
 class RunDirectory:
-    """Written by the launcher alone, but for the logs, which belong to the processes."""
+    """Written by the launcher alone, but for the logs, which belong to the processes, and what the coordinator writes:
+    the ledger, `control/`, and the plans of later epochs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,6 +99,12 @@ class RunDirectory:
     def summary(self, summary: Summary) -> None:
         """summary.json, the last file of a run."""
         self._replace("summary.json", json.dumps(finite(summary.as_json()), indent=2) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines of steps from `step` on."""
+        self.close()
+        self._keep("metrics.jsonl", lambda line: line["step"] < step)
+        self._keep("eval.jsonl", lambda line: line["step"] <= step)
 
     def close(self) -> None:
         for file in self._files.values():

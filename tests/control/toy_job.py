@@ -27,7 +27,7 @@ import msgspec
 
 from elaswave_fx.control.agent import Agent, Excluded, Go, Holdings, Progress
 from elaswave_fx.control.file_store import FileStore, read_lines
-from elaswave_fx.control.ledger import Payload
+from elaswave_fx.control.ledger import STOP_WANTED, Payload
 from elaswave_fx.control.planning import Held, Planned
 from elaswave_fx.control.service import CoordinatorSpec, plan_path, run_coordinator
 from elaswave_fx.control.store import Register
@@ -121,6 +121,7 @@ class ToyRank:
         self.aborted: str | None = None
         self.phase, self.awaited = "start", None
         self.redone = self.epochs = 0
+        self.stopped = False  # somebody's vote said so
         self.broken: set[Rank] = set()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / f"{rank}.sock"))
@@ -139,7 +140,7 @@ class ToyRank:
             time.sleep(0.005)
         self.agent.start()
         self._install(self.activation)
-        while self.committed.version < self.steps:
+        while self.committed.version < self.steps and not self.stopped:
             suspect = None
             if not self.agent.called_off:
                 try:
@@ -213,12 +214,14 @@ class ToyRank:
         self._catch_up()
         members = self.activation.assignment.members
         stamp = Stamp(Version(self.committed.version + 1), self.activation.epoch)
+        self.before_step()
         self.phase = "compute"
         time.sleep(self.pause_s)
         for held in self.boxes.values():
             held.record = Record(stamp, (), 0)
         tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
-        payload = Payload(count=len(tile.samples), content_hash=stamp.version, state_digest=self.rank)
+        flags = STOP_WANTED if self.wants_stop() else 0
+        payload = Payload(count=len(tile.samples), content_hash=stamp.version, state_digest=self.rank, flags=flags)
         vote = Vote(stamp, self.rank, tile.units, tile.samples, payload.pack())
         self.votes[stamp, self.rank] = vote
         for peer in members:
@@ -227,12 +230,24 @@ class ToyRank:
         while any((stamp, peer) not in self.votes for peer in members):
             self._receive(stamp)
         certificate = Certificate(stamp, tuple(self.votes[stamp, peer] for peer in members))
+        self.stopped = any(Payload.unpack(vote.payload).flags & STOP_WANTED for vote in certificate.votes)
         self.phase = "update"
         self.committed = stamp
         self.agent.committed(certificate)
         self.votes = {key: old for key, old in self.votes.items() if key[0].version > stamp.version}
         for box, held in self.boxes.items():
             self._update(box, held)
+        self.after_step(certificate)
+
+    def wants_stop(self) -> bool:
+        """Whether this rank votes for the end."""
+        return False
+
+    def before_step(self) -> None:
+        """Where something may go wrong."""
+
+    def after_step(self, certificate: Certificate) -> None:
+        """Where a step is reported."""
 
     def _receive(self, stamp: Stamp) -> None:
         if self.aborted is not None:

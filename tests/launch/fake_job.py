@@ -1,4 +1,4 @@
-"""A job without tensors: ranks that meet at a barrier once per step, as the vote makes real ones do.
+"""A job without tensors under the real launcher: the toy ranks of the control plane's tests, real agents and all.
 
 Also a command, for tests that need a launcher in a process of its own:
 
@@ -7,7 +7,6 @@ Also a command, for tests that need a launcher in a process of its own:
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,12 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.errors import ConfigError, DataError, PeerLost
-from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
+from elaswave_fx.control.words import Certificate
+from elaswave_fx.errors import ConfigError, DataError, PeerLost, PlanError
+from elaswave_fx.launch.channel import ChannelClosed
+from elaswave_fx.launch.faults import Fault
+from elaswave_fx.launch.job import BuildResult, Excluded, JobSpec, WorkerContext
 from elaswave_fx.launch.local import launch
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.sim import cluster
+from tests.control import toy_job
 
-UNITS, SAMPLES = 4, 8
+UNITS, SAMPLES = toy_job.UNITS, cluster.BATCH
 BAD_STEP = 3
 
 
@@ -35,6 +39,8 @@ class Trouble:
         mode = self.modes.get(rank)
         if mode == "dies at start":
             raise RuntimeError("no such device: npu:7")
+        if mode == "killed at start":
+            os.kill(os.getpid(), signal.SIGKILL)
         if mode == "config error":
             raise ConfigError("device=npu: no device answers; nearest valid: cpu")
 
@@ -55,52 +61,78 @@ class Trouble:
             time.sleep(0.5)
             raise ValueError("the cause")
 
-    def after_vote(self, rank: int, step: int) -> None:
-        """A rank that is slow to report makes the launcher learn of another's death first."""
-        if self.modes.get(rank) == "reports late" and step == BAD_STEP - 1:
-            time.sleep(0.5)
+
+class FakeRank(toy_job.ToyRank):
+    """A toy rank that reports to the launcher, and gets into trouble."""
+
+    def __init__(self, context: WorkerContext, trouble: Trouble, steps: int, pause_s: float) -> None:
+        super().__init__(context.rank, context.first, context.control, context.run_dir, steps, pause_s)
+        self.context, self.trouble = context, trouble
+
+    def wants_stop(self) -> bool:
+        return self.context.stop_wanted
+
+    def before_step(self) -> None:
+        for fault in self.context.faults:
+            if fault.step == self.committed.version and self.trouble.modes.get(self.rank) != "fails to fail":
+                self.context.report_fault(fault, self.activation.epoch)
+                os.kill(os.getpid(), fault.signal)
+        self.trouble.in_step(self.rank, self.committed.version)
+
+    def after_step(self, certificate: Certificate) -> None:
+        step, epoch = certificate.stamp.version - 1, certificate.stamp.epoch
+        report = StepReport(
+            step=step,
+            loss=self.context.build.data["scale"] / (step + 1),
+            tokens=64,
+            step_ms=4.0,
+            lr=1e-3,
+            grad_norm=float("nan") if step == 1 else 1.0,
+            memory_peak_mb=10.0 * len(certificate.votes),
+            epoch=epoch,
+            consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in certificate.votes),
+            world_size=len(certificate.votes),
+        )
+        self.context.report_step(report)
+        if epoch > self.resumed and self.rank == min(self.activation.assignment.members):
+            self.resumed = epoch
+            self.context.report_event("edited", epoch, ms=1.0)
+            self.context.report_event("transferred", epoch, ms=2.0, bytes=3)
+            self.context.report_event("resumed", epoch, step=step, redone=0)
+
+    resumed = 0
 
 
 def job(
     run_dir: Path, *, ranks: int = 2, steps: int = 5, pause_s: float = 0.0, modes: Mapping[int, str] | None = None,
-    builder: Any = None, short: bool = False, port: int = 0,
+    builder: Any = None, short: bool = False, port: int = 0, faults: tuple[Fault, ...] = (), least: int = 1,
 ) -> JobSpec:  # fmt: skip
     """A job of `ranks`; `short`: workers leave a step undone without saying why."""
-    vote = multiprocessing.get_context("fork").Barrier(ranks)
     trouble = Trouble(modes or {})
+    plan = toy_job.text_of(cluster.first_assignment(ranks, UNITS))
 
     def build() -> BuildResult:
-        return BuildResult(plan='{"epoch": 0}', units=UNITS, samples=SAMPLES, data={"scale": 2.0}, lines=("built it",))
+        for old in (*run_dir.glob("*.sock"), *run_dir.glob("base-*"), *run_dir.glob("whole-*")):
+            old.unlink()
+        return BuildResult(plan=plan, units=UNITS, samples=SAMPLES, data={"scale": 2.0}, lines=("built it",))
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
         trouble.at_start(context.rank)
         places = context.peers(context.port or 9000 + context.rank)
-        share = SAMPLES // context.world
-        tile = (0, UNITS, context.rank * share, (context.rank + 1) * share)
-        for step in range(steps - short):
-            if context.should_stop(step):
-                break
-            trouble.in_step(context.rank, step)
-            time.sleep(pause_s)
-            vote.wait()
-            trouble.after_vote(context.rank, step)
-            context.report_step(
-                StepReport(
-                    step=step,
-                    loss=context.build.data["scale"] / (step + 1),
-                    tokens=64,
-                    step_ms=1.0 + context.rank,
-                    lr=1e-3,
-                    grad_norm=float("nan") if step == 1 else 1.0,
-                    memory_peak_mb=10.0 * (context.rank + 1),
-                    consumed=(tile,),
-                )
-            )
-        if context.rank == 0:
+        rank = FakeRank(context, trouble, steps - short, pause_s)
+        context.detach()
+        result = rank.run()
+        if result["end"] == "excluded":
+            raise Excluded(result["reason"])
+        if result["end"] == "over":
+            raise PlanError(result["reason"])
+        if context.launcher_gone:
+            raise ChannelClosed("the launcher is gone")
+        if context.rank == min(result["members"]):
             context.report_eval(steps, 0.25, 100)
         ports = [places[rank].port for rank in sorted(places)]
         hosts = [places[rank].host_id for rank in sorted(places)]
-        return {"params_digest": "00ff", "ports": ports, "host_ids": hosts} if context.rank == 0 else {}
+        return {"params_digest": "00ff", "ports": ports, "host_ids": hosts}
 
     return JobSpec(
         hosts=tuple(f"host-{rank // 2}" for rank in range(ranks)),
@@ -111,6 +143,8 @@ def job(
         port=port,
         preload=(),
         grace_s=1.0,
+        faults=faults,
+        planning=toy_job.ToyPlanning(least),
     )
 
 

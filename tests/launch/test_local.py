@@ -10,7 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from elaswave_fx.control import file_store
 from elaswave_fx.errors import ConfigError, DataError
+from elaswave_fx.launch import local
+from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.local import launch
 from tests.launch.fake_job import broken_builder, job, refusing_builder
 
@@ -52,15 +55,18 @@ def test_a_run_that_ends_well_leaves_all_its_files(tmp_path: Path, capfd: pytest
     summary = summary_of(tmp_path)
     assert summary["steps"] == 5
     assert (summary["loss_first"], summary["loss_last"]) == (2.0, 0.4)
-    assert (summary["samples_seen"], summary["samples_duplicated"], summary["samples_skipped"]) == (40, 0, 0)
+    assert (summary["samples_seen"], summary["samples_duplicated"], summary["samples_skipped"]) == (60, 0, 0)
     assert (summary["params_digest"], summary["recoveries"], summary["outcome"]) == ("00ff", [], "completed")
     assert summary["ports"] == [9000, 9001, 9002, 9003]
     assert summary["host_ids"] == ["host-0", "host-0", "host-1", "host-1"]
-    assert json.loads((tmp_path / "plan-0.json").read_text()) == {"epoch": 0}
+    assert json.loads((tmp_path / "plan-0.json").read_text())["members"] == [0, 1, 2, 3]
+    ledger = lines_of(tmp_path / "ledger.jsonl")
+    assert [(line["step"], line["weight_sum"]) for line in ledger] == [(step, 12.0) for step in range(5)]
+    assert not (tmp_path / "control" / "job.json").exists(), "the token does not outlive the job"
     assert lines_of(tmp_path / "eval.jsonl") == [{"step": 5, "loss": 0.25, "count": 100}]
     assert [event["kind"] for event in lines_of(tmp_path / "events.jsonl")] == ["planned", "started", "finished"]
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {
-        "builder.log", "rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log",
+        "builder.log", "coordinator.log", "rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log",
     }  # fmt: skip
     out = capfd.readouterr().out
     assert "built it" in out
@@ -80,27 +86,89 @@ def test_a_second_run_in_the_same_directory_starts_afresh(tmp_path: Path) -> Non
     [
         ({1: "dies at start"}, "rank 1: RuntimeError: no such device: npu:7", "in at_start"),
         ({2: "raises"}, "rank 2: ValueError: bad value in rank 2", "in in_step"),
+        ({0: "loses 1", 1: "raises later"}, "rank 1: ValueError: the cause", "in in_step"),
         (
-            {1: "killed"},
-            "rank 1: killed by SIGKILL (by someone, or by the system when memory ran out)",
+            {0: "killed", 1: "killed", 2: "killed"},
+            "rank 2: killed by SIGKILL (by someone, or by the system when memory ran out)",
             "rank was here",
         ),
-        ({0: "crashes", 2: "reports late"}, "rank 0: killed by SIGABRT", "Fatal Python error: Aborted"),
-        ({2: "leaves"}, "rank 2: exited before its work was done", "rank-2.log is empty"),
-        ({0: "loses 1", 1: "raises later"}, "rank 1: ValueError: the cause", "in in_step"),
+        ({1: "killed at start"}, "rank 1: killed by SIGKILL (by someone, or", "rank-1.log is empty"),
     ],
 )
-def test_a_worker_that_dies_ends_the_run(
+def test_a_failure_ends_the_run(
     modes: dict[int, str], reason: str, shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A worker that says why it cannot go on, the loss of all, and of one before the job has begun."""
     assert launch(job(tmp_path, ranks=3, modes=modes)) == 1
     err = capfd.readouterr().err
-    assert err.splitlines()[-1] == f"error: {reason}"
+    if len(modes) < 3:  # else whoever is noticed first
+        assert err.splitlines()[-1].startswith(f"error: {reason}")
     assert shown in err
     summary = summary_of(tmp_path)
-    assert (summary["outcome"], summary["reason"]) == ("failed", reason)
+    assert summary["outcome"] == "failed" and summary["reason"].split(": ")[1:] == err.splitlines()[-1].split(": ")[2:]
     assert summary["steps"] == (0 if "start" in str(modes) else 3)
-    assert "detected" in [event["kind"] for event in lines_of(tmp_path / "events.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("victim", "mode", "cause"),
+    [
+        (0, "killed", "rank 0: killed by SIGKILL (by someone, or by the system when memory ran out)"),
+        (1, "crashes", "rank 1: killed by SIGABRT"),
+        (2, "leaves", "rank 2: exited before its work was done"),
+    ],
+)
+def test_a_lost_worker_is_gone_on_without(
+    victim: int, mode: str, cause: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(job(tmp_path, ranks=4, steps=40, pause_s=0.005, modes={victim: mode})) == 0
+    summary = summary_of(tmp_path)
+    assert (summary["outcome"], summary["steps"]) == ("completed", 40)
+    assert (summary["samples_seen"], summary["samples_duplicated"], summary["samples_skipped"]) == (480, 0, 0)
+    metrics = lines_of(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(40))
+    assert (metrics[0]["world_size"], metrics[-1]["world_size"]) == (4, 3)
+    (recovery,) = summary["recoveries"]
+    assert recovery["cause"] == cause and recovery["ranks"] == [victim] and recovery["rank"] == victim
+    assert (recovery["step"], recovery["epoch"], recovery["steps_redone"]) == (3, 1, 0)
+    assert (recovery["edit_ms"], recovery["transfer_ms"], recovery["bytes_moved"]) == (1.0, 2.0, 3)
+    assert all(recovery[part] is not None for part in ("detect_ms", "plan_ms", "mttr_ms"))
+    kinds = [event["kind"] for event in lines_of(tmp_path / "events.jsonl")]
+    assert {"left", "detected", "agreed", "planned", "resumed"} <= set(kinds)
+    out = capfd.readouterr().out
+    assert f"lost: {cause}" in out and "epoch 1: ranks" in out and "epoch 1: planned in" in out
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_a_fault_fires_and_is_recovered_from(kind: str, tmp_path: Path) -> None:
+    fault = Fault(step=5, rank=1, kind=kind, phase="forward")
+    assert launch(job(tmp_path, ranks=4, steps=12, pause_s=0.005, faults=(fault,))) == 0
+    (recovery,) = summary_of(tmp_path)["recoveries"]
+    assert recovery["cause"] == f"{kind} in step 5, phase forward" and recovery["step"] == 5
+    events = lines_of(tmp_path / "events.jsonl")
+    times = {event["kind"]: event["t_ms"] for event in reversed(events)}
+    assert times["fault"] <= times["detected"] <= times["agreed"] <= times["resumed"]
+
+
+def test_a_fault_that_never_fires_fails_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fault = Fault(step=2, rank=1, kind="kill", phase="gather")
+    assert launch(job(tmp_path, ranks=2, modes={1: "fails to fail"}, faults=(fault,))) == 1
+    reason = "faults: the kill of rank 1 in step 2, phase gather never fired"
+    assert capfd.readouterr().err.splitlines()[-1] == f"error: {reason}"
+    assert summary_of(tmp_path)["reason"] == reason
+
+
+def test_too_few_ranks_fail_the_run_with_the_planners_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(job(tmp_path, ranks=3, steps=4000, modes={2: "killed"}, least=3)) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: rank ") and last.endswith("PlanError: 2 ranks are too few; 3 would do")
+
+
+def test_a_ledger_that_misses_a_step_fails_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "read_lines", lambda path: file_store.read_lines(path)[1:])
+    assert launch(job(tmp_path)) == 1
+    assert capfd.readouterr().err.splitlines()[-1].startswith("error: ledger: step 0 has 0 lines")
 
 
 def test_what_the_user_can_mend_comes_as_config_error(tmp_path: Path) -> None:

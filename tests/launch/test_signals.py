@@ -74,7 +74,7 @@ def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number
     summary = summary_of(tmp_path)
     assert (summary["outcome"], summary["steps"]) == ("interrupted", steps)
     # Every step that a rank ended, all ended: none is half written down. Workers said goodbye in order.
-    assert (summary["samples_seen"], summary["params_digest"]) == (6 * steps, "00ff")
+    assert (summary["samples_seen"], summary["params_digest"]) == (12 * steps, "00ff")
     assert out.splitlines()[-1].startswith(f"stopped by {number.name} after {steps} of 100000 steps; the run directory")
     assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == list(range(steps))
 
@@ -116,13 +116,59 @@ def test_no_worker_outlives_a_killed_launcher(start: Start, tmp_path: Path) -> N
     wait_until(lambda: all(is_gone(pid) for pid in pids), "the workers end with their launcher")
 
 
-def test_a_worker_killed_from_outside_is_named(start: Start, tmp_path: Path) -> None:
+def test_a_worker_killed_from_outside_is_named_and_gone_on_without(start: Start, tmp_path: Path) -> None:
     process = start("steps=1000000", "pause_s=0.01")
     wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
     pids = started_pids(tmp_path)
     os.kill(pids[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=WAIT_S)
+    wait_until(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    assert err.splitlines()[-1].startswith("error: rank 1: killed by SIGKILL")
+    assert "lost: rank 1: killed by SIGKILL" in out
     assert all(is_gone(pid) for pid in pids)
-    assert summary_of(tmp_path)["steps"] == steps_written(tmp_path)
+    summary = summary_of(tmp_path)
+    assert (summary["outcome"], summary["steps"]) == ("interrupted", steps_written(tmp_path))
+    assert [recovery["rank"] for recovery in summary["recoveries"]] == [1]
+
+
+def coordinators(launcher: int) -> list[psutil.Process]:
+    """Children of the launcher that are no workers: forked before them, or after."""
+    return [child for child in psutil.Process(launcher).children() if child_log(child).endswith("coordinator.log")]
+
+
+def child_log(child: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error, OSError):
+        return os.readlink(f"/proc/{child.pid}/fd/1")
+    return ""
+
+
+def test_a_killed_coordinator_is_replaced(start: Start, tmp_path: Path) -> None:
+    process = start("steps=1000000", "pause_s=0.005")
+    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    pids = started_pids(tmp_path)
+    for _ in range(2):
+        wait_until(lambda: len(coordinators(process.pid)) == 1, "a coordinator")
+        (old,) = coordinators(process.pid)
+        old.kill()
+        wait_until(lambda old=old: [c.pid for c in coordinators(process.pid)] not in ([old.pid], []), "another one")
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (1, "")
+    assert out.count("coordinator: killed by SIGKILL") == 2
+    assert summary_of(tmp_path)["recoveries"][0]["rank"] == 0
+
+
+def test_a_coordinator_of_its_own_serves_workers_without_a_launcher(start: Start, tmp_path: Path) -> None:
+    """Workers whose launcher was killed end by themselves; the ledger has every step they took."""
+    process = start("steps=1000000", "pause_s=0.01")
+    wait_until(lambda: steps_written(tmp_path) >= 5, "steps")
+    pids = started_pids(tmp_path)
+    (coordinator,) = coordinators(process.pid)
+    process.kill()
+    process.wait(timeout=WAIT_S)
+    wait_until(lambda: all(is_gone(pid) for pid in (*pids, coordinator.pid)), "everybody ends")
+    steps = [line["step"] for line in lines_of(tmp_path / "ledger.jsonl")]
+    assert steps == list(range(len(steps))) and len(steps) >= 5

@@ -1,4 +1,4 @@
-"""Reports become lines when every rank has spoken; coverage is counted, not believed."""
+"""Reports become lines, each step once; coverage is counted, not believed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ import pytest
 from elaswave_fx.observe.metrics import Consumed, Coverage, StepBook, StepReport, coverage
 
 
-def report(step: int, **changes: float) -> StepReport:
+def report(step: int, **changes: object) -> StepReport:
     return StepReport(step=step, **{"loss": 1.0, "tokens": 10, "step_ms": 2.0, "lr": 0.1, "grad_norm": 0.5, **changes})  # type: ignore[arg-type]
 
 
-def test_a_line_comes_when_the_last_rank_has_reported() -> None:
-    book = StepBook(world=2, units=1, samples=4)
-    assert book.owing() == frozenset()
-    assert book.add(1, report(0, step_ms=5.0)) == ()
-    assert book.add(1, report(1)) == ()
-    assert book.owing() == {0}
-    (line,) = book.add(0, report(0))
+def test_the_first_report_of_a_step_is_its_line() -> None:
+    book = StepBook(units=1, samples=4)
+    (line,) = book.add(report(0, step_ms=5.0, world_size=2))
     assert (line.step, line.step_ms, line.tokens_per_s, line.world_size) == (0, 5.0, 2000.0, 2)
-    (line,) = book.add(0, report(1))
-    assert line.step == 1
+    assert book.add(report(0, step_ms=9.0)) == ()
+    assert book.add(report(2)) == (), "a step before it is still to come"
+    assert [line.step for line in book.add(report(1))] == [1, 2]
+    assert book.add(report(1)) == ()
+
+
+def test_steps_that_are_done_again_count_once() -> None:
+    book = StepBook(units=1, samples=4, first=3)
+    for step in (3, 4, 5):
+        book.add(report(step, consumed=((0, 1, 0, 4),)))
+    book.rewind(4)
+    assert book.covered == Coverage(4, 0, 0)
+    assert [line.step for line in book.add(report(4, consumed=((0, 1, 0, 4),)))] == [4]
+    assert book.covered == Coverage(8, 0, 0)
 
 
 @pytest.mark.parametrize(

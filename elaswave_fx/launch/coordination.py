@@ -1,0 +1,121 @@
+"""The launcher's side of the coordinator: starts it, starts it again when it has ended or hangs, passes news both ways.
+
+In: exits of workers, finished checkpoints. Out: the coordinator's messages. Training needs none of this to go on.
+
+    coordination = Coordination(spec, log); coordination.start(siblings=()); coordination.exited(2)
+    coordination.turn(now, siblings=workers)   # restarts what has ended, with growing pauses
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.control.service import SUPERSEDED, CoordinatorSpec, run_coordinator
+from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.failure import describe_exit
+from elaswave_fx.launch.process import Child, end_children, fork_child, outlive_parent
+
+PAUSE_S, PAUSE_MOST_S = 0.02, 5.0
+"""Before a restart: the first one, then twice the last one, as long as coordinators end within a minute."""
+
+WINDOW_S = 60.0
+HUNG_S = 10.0
+"""A coordinator says twice a second that it gets on; one that has been silent for so long is ended."""
+
+
+class Coordination:
+    """Used by the launcher's one thread."""
+
+    def __init__(self, spec: CoordinatorSpec, log: Path) -> None:
+        self._spec, self._log = spec, log
+        self._child: Child | None = None
+        self._exited: list[int] = []
+        self._ends: deque[float] = deque()
+        self._again_s = 0.0
+        self._alive_s = 0.0
+        self.restarts = 0
+
+    def children(self) -> tuple[Child, ...]:
+        """The coordinator's process, if there is one."""
+        return (self._child,) if self._child is not None else ()
+
+    def start(self, siblings: Iterable[Child]) -> Child:
+        """Fork a coordinator; it hears at once who has exited so far."""
+        spec = self._spec
+
+        def body(channel: Channel) -> None:
+            outlive_parent()  # workers that finish without a launcher may still need it
+            code = run_coordinator(spec, channel)
+            if code == SUPERSEDED:
+                print("superseded by another coordinator", flush=True)
+
+        self._child = fork_child("coordinator", body, self._log, siblings)
+        self._alive_s = time.monotonic()
+        for rank in self._exited:
+            self._tell("exited", rank=rank)
+        return self._child
+
+    def exited(self, rank: int) -> None:
+        """A worker's process is gone for certain."""
+        self._exited.append(rank)
+        self._tell("exited", rank=rank)
+
+    def finished(self, rank: int) -> None:
+        """A worker has ended because the job has."""
+        self._tell("finished", rank=rank)
+
+    def saved(self, version: int, epoch: int) -> None:
+        """A checkpoint is complete on disk."""
+        self._tell("saved", version=version, epoch=epoch)
+
+    def messages(self) -> list[Message]:
+        """What the coordinator has said."""
+        if self._child is None:
+            return []
+        found = self._child.channel.drain()
+        if found:
+            self._alive_s = time.monotonic()
+        return [message for message in found if message.kind != "alive"]
+
+    def ended(self) -> str:
+        """To be called when the child's `pidfd` says so: how it ended."""
+        child, self._child = self._child, None
+        assert child is not None
+        how = describe_exit(child.reap())
+        child.channel.close()
+        now = time.monotonic()
+        self._ends.append(now)
+        while now - self._ends[0] > WINDOW_S:
+            self._ends.popleft()
+        self._again_s = now + min(PAUSE_MOST_S, PAUSE_S * 2 ** (len(self._ends) - 1))
+        return how
+
+    def turn(self, now: float, siblings: Iterable[Child]) -> Child | None:
+        """Start it again if it is time, end it if it hangs; the new process, if there is one."""
+        if self._child is None:
+            if now < self._again_s:
+                return None
+            self.restarts += 1
+            return self.start(siblings)
+        if now - self._alive_s > HUNG_S:
+            self._child.signal(signal.SIGKILL)
+        return None
+
+    def end(self) -> None:
+        """The job is over: no coordinator any more, and no file that holds its token."""
+        end_children(self.children())
+        self._child = None
+        (self._spec.address.store / "control" / "job.json").unlink(missing_ok=True)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.channel.send(kind, **fields)
+        except ChannelClosed:
+            return  # its process says so too

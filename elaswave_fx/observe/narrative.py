@@ -1,0 +1,93 @@
+"""An event as a line on the console: what happened, what was decided, why.
+
+describe("agreed", 5, {"members": [0, 1, 3], "step": 118, "steps_redone": 1, "why": "…"})
+    ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again (…)"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+
+def describe(kind: str, epoch: int, fields: Fields) -> str:
+    """One line, for any kind of event."""
+    words = _WORDS.get(kind)
+    if words is not None:
+        return words(epoch, fields)
+    said = ", ".join(f"{key} {value}" for key, value in fields.items() if key != "rank")
+    who = f"rank {fields['rank']}: " if fields.get("rank") is not None else ""
+    return f"{who}{kind.replace('_', ' ')}: {said}" if said else f"{who}{kind.replace('_', ' ')}"
+
+
+def _fault(epoch: int, fields: Fields) -> str:
+    return f"rank {fields['rank']}: fault: {fields['fault']} in step {fields['step']}, phase {fields['phase']}"
+
+
+def _left(epoch: int, fields: Fields) -> str:
+    return f"lost: {fields['cause']}"
+
+
+def _detected(epoch: int, fields: Fields) -> str:
+    ranks = _numbers(fields.get("ranks") or [])
+    return f"epoch {epoch} ends{f' for the loss of {ranks}' if ranks else ''}: {fields['cause']}"
+
+
+def _stopping(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch} will end as planned: {fields['cause']}"
+
+
+def _agreed(epoch: int, fields: Fields) -> str:
+    redone = fields["steps_redone"]
+    again = f"{redone} step{'s are' if redone != 1 else ' is'} done again" if redone else "nothing is done again"
+    back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
+    who = _numbers(fields["members"])
+    return f"epoch {epoch}: {who} go on from step {fields['step']}, {again}{back} ({fields['why']})"
+
+
+def _planned(epoch: int, fields: Fields) -> str:
+    if "plan_ms" not in fields:
+        return f"epoch {epoch}: planned"
+    changes = "".join(f"\n    {line}" for line in fields["lines"])
+    return f"epoch {epoch}: planned in {fields['plan_ms']:.1f} ms: {fields['reason']}{changes}"
+
+
+def _edited(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch}: edited in place in {fields['ms']:.1f} ms"
+
+
+def _transferred(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch}: moved {fields['bytes'] / 2**20:.2f} MiB in {fields['ms']:.1f} ms"
+
+
+def _resumed(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch}: step {fields['step']} is committed, the run goes on"
+
+
+def _coordinator(epoch: int, fields: Fields) -> str:
+    return f"coordinator: {fields['cause']}; another one takes over, training goes on"
+
+
+def _over(epoch: int, fields: Fields) -> str:
+    return f"the job is over: {fields['reason']}"
+
+
+def _numbers(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+
+
+_WORDS: Mapping[str, Callable[[int, Fields], str]] = {
+    "fault": _fault,
+    "left": _left,
+    "detected": _detected,
+    "stopping": _stopping,
+    "agreed": _agreed,
+    "planned": _planned,
+    "edited": _edited,
+    "transferred": _transferred,
+    "resumed": _resumed,
+    "coordinator": _coordinator,
+    "over": _over,
+}
