@@ -19,17 +19,14 @@ from typing import Any
 
 from elaswave_fx import schema
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.faults import Fault, check_faults
 from elaswave_fx.schema import nearest, ruled, show
 
 Options = Mapping[str, object]
 
 # Key -> the values that exist so far. The first one is the default.
 LATER: dict[str, tuple[object, ...]] = {
-    "copies.count": (1,),
     "copies.mode": ("log",),
-    "copies.record": ("fp32",),
-    "recovery.allow_rollback": (False,),
-    "faults": ((),),
     "exact": (False,),
     "policy": ("elaswave",),
     "planner.axes": (("dataflow", "graph", "frequency"),),
@@ -177,6 +174,8 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesConfig:
+    """Copies of a rank's state in the memory of others: `count` of each box besides its owner's."""
+
     count: int = ruled(at_least=0)
     mode: str = ruled(choices=("log", "state"))
     record: str = ruled(choices=("fp32", "bf16"))
@@ -229,7 +228,7 @@ class Config:
     policy: str = ruled(choices=("elaswave", "recycle", "drop_replica", "restart"))
     planner: PlannerConfig
     rng: RngConfig
-    faults: tuple[object, ...]
+    faults: tuple[Fault, ...]
 
     @staticmethod
     def from_hydra(composed: Any, extra: Sequence[str] = ()) -> "Config":
@@ -242,6 +241,7 @@ class Config:
         _check_shape(config)
         _check_init_from(config)
         _check_checkpoint(config)
+        check_faults(config.faults, config.parallel.ranks, config.steps)
         return config
 
     def as_dict(self) -> dict[str, Any]:

@@ -142,7 +142,9 @@ def _convert_tuple(parts: tuple[Any, ...], value: object, key: str, rule: Rule) 
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{key}={show(value)}: must be a list such as [a,b]")
     if parts[-1] is Ellipsis:
-        return tuple(_convert(parts[0], item, key, rule) for item in value)
+        nested = dataclasses.is_dataclass(parts[0])
+        places = [f"{key}[{number}]" if nested else key for number in range(len(value))]
+        return tuple(_convert(parts[0], item, place, rule) for item, place in zip(value, places, strict=True))
     if len(value) != len(parts):
         raise ConfigError(f"{key}={show(value)}: must be a list of {len(parts)} values")
     return tuple(_convert(part, item, key, rule) for part, item in zip(parts, value, strict=True))

@@ -19,12 +19,14 @@ _PRELOAD = (
 def train(job: Job) -> int:
     """Run one job to its end; returns the exit code."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
+    from elaswave_fx.launch.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec
     from elaswave_fx.launch.local import launch
 
     config = job.config
     start = find_start(config, job.run_dir)
     writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
+    check_faults(config.faults, config.parallel.ranks, config.steps, first_step=start.step)
     hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
 
     def builder() -> BuildResult:
@@ -48,6 +50,9 @@ def train(job: Job) -> int:
             preload=(*_PRELOAD, "elaswave_fx.checkpoint.saver") if writes_or_reads else _PRELOAD,
             first_step=start.step,
             same_run=start.same_run,
+            copies=config.copies.count,
+            allow_rollback=config.recovery.allow_rollback,
+            faults=config.faults,
         )
     )
 

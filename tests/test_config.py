@@ -11,6 +11,7 @@ import pytest
 from elaswave_fx.config import LATER, Config, load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.hydra_app import conf_dir, prepare_overrides
+from elaswave_fx.launch.faults import Fault
 from elaswave_fx.schema import nearest_key, show
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
@@ -166,8 +167,7 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 
 NOT_YET = [
-    "copies.count=2", "copies.mode=state", "copies.record=bf16", "recovery.allow_rollback=true",
-    "faults=[{step:3,rank:1}]", "exact=true", "policy=recycle", "policy=drop_replica", "policy=restart",
+    "copies.mode=state", "exact=true", "policy=recycle", "policy=drop_replica", "policy=restart",
     "planner.axes=[graph]", "rng.reshard=false", "device=cuda", "device=npu", "device=emulated", "launch=env",
     "compile=inductor",
 ]  # fmt: skip
@@ -178,6 +178,36 @@ def test_keys_of_later_features(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([override])
     assert str(caught.value) == f"{override} is not available yet"
+
+
+def test_faults_are_read() -> None:
+    config = load_config(
+        ["parallel.dp=3", "copies.count=2", "copies.record=bf16", "recovery.allow_rollback=true",
+         "faults=[{step:3,rank:1},{step:4,rank:0,kind:stop,phase:backward}]"]
+    )  # fmt: skip
+    assert config.faults == (Fault(step=3, rank=1), Fault(step=4, rank=0, kind="stop", phase="backward"))
+
+
+IMPOSSIBLE_FAULTS = [
+    ("{step:9,rank:1}", "faults[0].step=9: the run has 9 steps; nearest valid: 8"),
+    ("{step:-1,rank:1}", "faults[0].step=-1: the run has 9 steps"),
+    ("{step:3,rank:4}", "faults[0].rank=4: the run has 4 ranks; nearest valid: 3"),
+    ("{step:3,rank:1,kind:leave}", "faults[0].kind=leave is not available yet"),
+    ("{step:3,rank:1,kind:kil}", "faults[0].kind=kil: must be one of kill, stop"),
+    ("{step:3,rank:1,phase:evening}", "faults[0].phase=evening: must be one of forward, backward, reduce, "),
+    ("{step:3,rank:1},{step:5,rank:1}", "faults[1].rank=1: faults[0] takes that rank out already"),
+    ("{step:3,rank:0},{step:5,rank:1},{step:5,rank:2},{step:8,rank:3}", "faults: every one of the 4 ranks is lost"),
+    ("{step:3,rnk:1}", "faults[0].rnk: unknown key; nearest valid key: faults[0].rank"),
+    ("{rank:1}", "faults[0].step: is missing"),
+    ("kill", "faults[0]=kill: must be a group of keys"),
+]
+
+
+@pytest.mark.parametrize(("faults", "message"), IMPOSSIBLE_FAULTS, ids=[case[0] for case in IMPOSSIBLE_FAULTS])
+def test_impossible_faults_are_named(faults: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["steps=9", "parallel.dp=2", "parallel.pp=2", f"faults=[{faults}]"])
+    assert str(caught.value).startswith(message)
 
 
 def test_every_later_key_is_tried() -> None:

@@ -38,8 +38,11 @@ class Fault:
         return f"{self.kind} of rank {self.rank} in step {self.step}, phase {self.phase}"
 
 
-def check_faults(faults: Sequence[Fault], ranks: int, steps: int) -> None:
-    """Refuse what cannot happen. Raises `ConfigError` that names the entry, the fact and what would be valid."""
+def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: int = 0) -> None:
+    """Refuse what cannot happen. Raises `ConfigError` that names the entry, the fact and what would be valid.
+
+    `first_step`: where a run goes on that has done some steps before.
+    """
     seen: dict[int, int] = {}
     for number, fault in enumerate(faults):
         place = f"faults[{number}]"
@@ -51,6 +54,10 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int) -> None:
             raise ConfigError(f"{place}.phase={fault.phase}: must be one of {', '.join(PHASES)}")
         if not 0 <= fault.step < steps:
             raise ConfigError(f"{place}.step={fault.step}: the run has {steps} steps; nearest valid: {steps - 1}")
+        if fault.step < first_step:
+            raise ConfigError(
+                f"{place}.step={fault.step}: the run goes on from step {first_step}; nearest valid: {first_step}"
+            )
         if not 0 <= fault.rank < ranks:
             raise ConfigError(f"{place}.rank={fault.rank}: the run has {ranks} ranks; nearest valid: {ranks - 1}")
         if fault.rank in seen:
