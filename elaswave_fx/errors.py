@@ -40,6 +40,14 @@ class CheckpointError(ElasWaveError):
     """A checkpoint could not be written; names the rank and the reason."""
 
 
+class Excluded(ElasWaveError):
+    """The other ranks go on without this one; it ends, and touches nothing of the job."""
+
+
+class JobOver(ElasWaveError):
+    """Nobody goes on; the message says why."""
+
+
 class CommError(ElasWaveError):
     """A link or a group could not do what was asked."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from elaswave_fx.control.words import Certificate, Vote
 from elaswave_fx.observe.metrics import coverage
 
-_HEAD = struct.Struct("<dddQQQQQ")
+_HEAD = struct.Struct("<dddQQQQQQQQQQ")
 _WORD = 8
 _MODULUS = 1 << 128
 
@@ -29,7 +29,8 @@ class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's; digests are sums modulo 2^128.
 
     `content_hash`: of the samples that the rank fed to the step. `state_digest`: of the boxes that it owns, as they
-    stood when the step began. `grad_squares`: of each box of the job, 0 for those that others own.
+    stood when the step began. `consumed`: first unit, last + 1, first sample, last + 1 of what it ran forward,
+    `area` of it in units x samples. `grad_squares`: of each box of the job, 0 for those that others own.
     """
 
     loss: float = 0.0
@@ -38,6 +39,8 @@ class Payload:
     flags: int = 0
     content_hash: int = 0
     state_digest: int = 0
+    consumed: tuple[int, int, int, int] = (0, 0, 0, 0)
+    area: int = 0
     grad_squares: tuple[float, ...] = ()
 
     def pack(self) -> bytes:
@@ -45,7 +48,7 @@ class Payload:
         low = (1 << 64) - 1
         hashes = (self.content_hash, self.state_digest)
         words = [word for value in hashes for word in (value & low, value >> 64)]
-        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words)
+        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, *self.consumed, self.area)
         return head + struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
 
     @staticmethod
@@ -57,9 +60,19 @@ class Payload:
             raise ValueError(
                 f"ledger: a vote's payload has {len(data)} bytes; whole words, at least {_HEAD.size} bytes"
             )
-        loss, count, memory, flags, content, content_high, state, state_high = _HEAD.unpack_from(data)
+        loss, count, memory, flags, content, content_high, state, state_high, *run = _HEAD.unpack_from(data)
         squares = struct.unpack_from(f"<{(len(data) - _HEAD.size) // _WORD}d", data, _HEAD.size)
-        return Payload(loss, count, memory, flags, content | content_high << 64, state | state_high << 64, squares)
+        return Payload(
+            loss,
+            count,
+            memory,
+            flags,
+            content | content_high << 64,
+            state | state_high << 64,
+            tuple(run[:4]),
+            run[4],
+            squares,
+        )
 
 
 def line_of(certificate: Certificate) -> dict[str, Any]:

@@ -4,9 +4,10 @@ with Prefetcher(step_loader(dataset, order, global_batch=16, lo=0, hi=8), first_
     ahead.take(0)   ->  {"input_ids": int64 (8, seq_len), …}, positions 0..7; step 1 is being loaded meanwhile
 """
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -15,8 +16,6 @@ from elaswave_fx.data.order import Order
 
 Loader = Callable[[int], Batch]
 Loaded = TypeVar("Loaded")
-
-_POLL_S = 0.1
 
 
 def load_batch(dataset: Dataset, order: Order, first: int, count: int) -> Batch:
@@ -42,6 +41,7 @@ class Prefetcher(Generic[Loaded]):
         self._load = load
         self._last_step = last_step
         self._depth = depth
+        self._changed = threading.Condition()
         self._start(first_step)
 
     def take(self, step: int) -> Loaded:
@@ -50,16 +50,21 @@ class Prefetcher(Generic[Loaded]):
         if step != self._next or self._failed:
             self.close()
             self._start(step)
-        batch = self._ready.get()
-        if isinstance(batch, BaseException):
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready)
+            batch = self._ready.popleft()
+            self._changed.notify_all()
+        if isinstance(batch, _Failure):
             self._failed = True
-            raise batch
+            raise batch.error
         self._next += 1
         return batch
 
     def close(self) -> None:
-        """End the thread; taking another step starts a new one."""
-        self._stop.set()
+        """End the thread, once it has loaded what it is at; taking another step starts a new one."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
         self._thread.join()
         self._next = -1
 
@@ -73,29 +78,29 @@ class Prefetcher(Generic[Loaded]):
 
     def _start(self, step: int) -> None:
         self._next = step
-        self._failed = False
-        self._stop = threading.Event()
-        self._ready: queue.Queue[Loaded | BaseException] = queue.Queue(self._depth)
-        arguments = (step, self._stop, self._ready)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="prefetch", daemon=True)
+        self._failed = self._stopped = False
+        self._ready: deque[Loaded | _Failure] = deque()
+        self._thread = threading.Thread(target=self._run, args=(step,), name="prefetch", daemon=True)
         self._thread.start()
 
-    def _run(self, step: int, stop: threading.Event, ready: "queue.Queue[Loaded | BaseException]") -> None:
+    def _run(self, step: int) -> None:
         for ahead in range(step, self._last_step):
             try:
-                item: Loaded | BaseException = self._load(ahead)
+                item: Loaded | _Failure = self._load(ahead)
             except BaseException as error:  # noqa: BLE001 - not handled here: it is raised again by `take`
-                item = error
-            if not _put(ready, item, stop) or isinstance(item, BaseException):
+                item = _Failure(error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._depth)
+                if self._stopped:
+                    return
+                self._ready.append(item)
+                self._changed.notify_all()
+            if isinstance(item, _Failure):
                 return
 
 
-def _put(ready: "queue.Queue[Loaded | BaseException]", item: Loaded | BaseException, stop: threading.Event) -> bool:
-    """False if told to stop before there was room."""
-    while not stop.is_set():
-        try:
-            ready.put(item, timeout=_POLL_S)
-        except queue.Full:
-            continue
-        return True
-    return False
+@dataclass(frozen=True)
+class _Failure:
+    """What loading raised."""
+
+    error: BaseException

@@ -19,14 +19,11 @@ from typing import Any
 from elaswave_fx.control.planning import Planning
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.control.words import Activation
-from elaswave_fx.errors import CommError, ElasWaveError
+from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.observe.metrics import StepReport
-
-REPLY_S = 60.0
-"""The launcher answers within milliseconds; a worker that waits longer gives up rather than hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +35,6 @@ class BuildResult:
     samples: int  # of a step: its width
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lines: tuple[str, ...] = ()
-
-
-class Excluded(ElasWaveError):
-    """Raised by a worker that the others went on without: it ends, the run does not."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +64,7 @@ class WorkerContext:
         self.channel = channel
         self.control, self.first, self.faults = control, first, faults
         self._peers: dict[int, Peer] | None = None
-        self._halted = self._asked = False
-        self._stop_before: int | None = None
+        self._halted = False
 
     def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
         """Say where this rank listens, wait until all have, and return every rank's place, one's own included.
@@ -109,10 +101,6 @@ class WorkerContext:
 
     def report_step(self, report: StepReport) -> None:
         """A committed step, whole: every rank reports every step, in order, and the first to do so is heard."""
-        if not report.world_size:  # a rank that speaks for itself alone
-            tiles = self.first.assignment.tiles
-            consumed = tuple((t.units.lo, t.units.hi, t.samples.lo, t.samples.hi) for t in tiles)
-            report = dataclasses.replace(report, world_size=self.world, consumed=consumed)
         self._send("step", **dataclasses.asdict(report))
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
@@ -127,25 +115,6 @@ class WorkerContext:
         """That `fault` is about to happen, just before it does."""
         self.report_event("fault", epoch, step=fault.step, fault=fault.kind, phase=fault.phase)
 
-    def should_stop(self, step: int) -> bool:
-        """Whether to end before `step`; to be asked by every rank before each training step. Costs one system call.
-
-        All ranks get the same answer for a step. A step ends on all ranks or on none, so when the one rank that the
-        launcher asks (`halt`) waits before step n, no rank is past step n: it says so (`at`), and the launcher tells
-        everyone, that rank last, to stop before n + 1. Whoever ends step n finds that message in its channel.
-        """
-        for message in self.channel.drain():
-            self._take(message)
-        if self._asked:
-            self._asked = False
-            self.channel.send("at", step=step)
-            end = time.monotonic() + REPLY_S
-            while self._stop_before is None and time.monotonic() < end:
-                self._take(self.channel.receive(end - time.monotonic()))
-            if self._stop_before is None:
-                raise CommError(f"stop: the launcher did not answer within {REPLY_S:g} s")
-        return self._stop_before is not None and step >= self._stop_before
-
     def _send(self, kind: str, **fields: Any) -> None:
         try:
             self.channel.send(kind, **fields)
@@ -158,9 +127,7 @@ class WorkerContext:
         if message.kind == "peers":
             self._peers = {int(rank): Peer(*place) for rank, place in message.fields["places"].items()}
         elif message.kind == "halt":
-            self._halted, self._asked = True, message.fields["asked"] == self.rank
-        elif message.kind == "stop":
-            self._stop_before = message.fields["before"]
+            self._halted = True
         else:
             raise CommError(f"channel: a worker does not know the message {message.kind}")
 

@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from elaswave_fx.errors import Excluded
 from elaswave_fx.launch.channel import ChannelClosed, Message
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
-from elaswave_fx.launch.job import Excluded, JobSpec
+from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.metrics import StepReport
@@ -129,8 +130,6 @@ class Supervisor:
                 self._on_event({"rank": rank, **fields})
                 if fields["event"] == "checkpoint":
                     self._coordination.saved(fields["step"], fields["epoch"])
-            case "at":
-                self._stop_before(rank, fields["step"] + 1)
             case "done":
                 self._done.add(rank)
                 self._recorder.ended(rank, fields["summary"])
@@ -255,18 +254,11 @@ class Supervisor:
         if self._heeded == 1 and not self._failures:
             self._progress.message("stopping after the current step; once more ends the workers at once")
             self._recorder.event("stopping", steps=self._recorder.steps)
-            # Any one rank will do; see `WorkerContext.should_stop`.
-            asked = next((rank for rank, child in enumerate(self._children) if child.status is None), None)
+            # The wish travels with the ranks' votes: all stop after the same step.
             for rank in range(self._spec.ranks):
-                self._tell(rank, "halt", asked=asked)
+                self._tell(rank, "halt")
             return
         self._end_all(time.monotonic(), signal.SIGKILL)
-
-    def _stop_before(self, asked: int, step: int) -> None:
-        """Answer the rank that waits at a step's border, after everyone else has been told."""
-        others = [rank for rank in range(self._spec.ranks) if rank != asked]
-        for rank in (*others, asked):
-            self._tell(rank, "stop", before=step)
 
     def _end_all(self, now: float, number: signal.Signals = signal.SIGTERM) -> None:
         self._ending_since = now

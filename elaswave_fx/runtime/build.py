@@ -117,7 +117,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
     topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
     optimizer = make_optimizer(config.optimizer)
-    stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch)
+    stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count)
     return stages.apply(artifact, topology, config.global_batch, len(optimizer.init(torch.zeros(1))))
 
 

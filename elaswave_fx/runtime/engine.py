@@ -10,7 +10,7 @@ module only translates names of the artifact to indices and tensors of this rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,18 @@ class RankEngine:
         for value in artifact.values:
             self.native.add_value(value.name, value.axis, value.dtype, list(value.shape), value.has_grad)
 
-    def install(self, plan: Plan) -> frozenset[int]:
+    def install(self, plan: Plan, anew: bool = False) -> frozenset[int]:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
         copy is new here and without content until `native.refresh_work`; at the first plan all have their content.
+
+        `anew`: boxes and mutable buffers go back to the beginning, as at the first plan.
         """
         first = not self._groups
         self.native.set_world(list(plan.ranks))
         new = frozenset(
             index for index, bucket in enumerate(self._artifact.buckets) if self._install_bucket(plan, bucket, first)
         )
-        self._install_boxes(plan, first)
+        self._install_boxes(plan, first, anew)
         self._install_folds(plan, first)
         self._install_units(plan)
         self._groups = {name: tuple(group) for name, group in plan.groups.items()}
@@ -100,18 +102,20 @@ class RankEngine:
         )
         return not first and work is not None and self._rank not in before
 
-    def _install_boxes(self, plan: Plan, first: bool) -> None:
+    def _install_boxes(self, plan: Plan, first: bool, anew: bool) -> None:
         for number, box in enumerate(plan.boxes):
-            if not first:
+            if first:
+                self.native.add_box(
+                    bucket=box.bucket, lo=box.span.lo, hi=box.span.hi, owner=box.owner, holders=list(box.holders)
+                )
+            else:
                 self.native.assign_box(number, box.owner, list(box.holders))
-                continue
-            self.native.add_box(
-                bucket=box.bucket, lo=box.span.lo, hi=box.span.hi, owner=box.owner, holders=list(box.holders)
-            )
-            if self._rank == box.owner or self._rank in box.holders:
-                self.load_seed(plan, number)
+            if (first or anew) and (self._rank == box.owner or self._rank in box.holders):
+                self._load_seed(plan, number)
+        for fold in self._artifact.folds if anew else ():
+            self.native.set_buffer(fold.buffer, self._initial.tensor(fold.buffer))
 
-    def load_seed(self, plan: Plan, number: int) -> None:
+    def _load_seed(self, plan: Plan, number: int) -> None:
         """A box as it was before the first step."""
         box = plan.boxes[number]
         master = self._initial.slice(self._artifact.buckets[box.bucket], box.span)
@@ -130,7 +134,7 @@ class RankEngine:
             else:
                 self.native.regroup_fold(index, group)
 
-    def _add_fold(self, fold: FoldSpec, group: list[tuple[int, int, int]]) -> None:
+    def _add_fold(self, fold: FoldSpec, group: Sequence[tuple[int, int, int]]) -> None:
         self.native.add_fold(
             program=self._program(f"fold.{fold.buffer}"),
             buffers=[self._tensor(fold.buffer)],

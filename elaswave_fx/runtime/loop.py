@@ -1,4 +1,4 @@
-"""One worker's life: open its links, declare its engine, take steps, report them, hand back what it holds.
+"""One worker's life: take steps, report them, leave and go on when something fails, hand back what it holds.
 
 launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps over `context`, summary at the end
 """
@@ -10,136 +10,242 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx import _native
 from elaswave_fx.config import Config
-from elaswave_fx.data import open_source
+from elaswave_fx.control.ledger import Payload
+from elaswave_fx.control.words import BoxId, Stamp, Version
+from elaswave_fx.errors import Aborted, CommError, CopyDiffers
+from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.plan.plan import Plan
-from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.runtime.checkpoints import Checkpoints, restore
+from elaswave_fx.runtime.checkpoints import restore
 from elaswave_fx.runtime.devices import make_device
-from elaswave_fx.runtime.engine import RankEngine, load_artifact
-from elaswave_fx.runtime.feed import InputFeed
 from elaswave_fx.runtime.hand_back import hand_back
-from elaswave_fx.runtime.learning_rate import Schedule, make_schedule
-from elaswave_fx.runtime.optimizer import GROUPS, Optimizer, make_optimizer
-from elaswave_fx.runtime.state import InitialState
+from elaswave_fx.runtime.optimizer import GROUPS
+from elaswave_fx.runtime.recovery import adopt, leave, suspect_of
+from elaswave_fx.runtime.worker import CONNECT_S, Worker, certificate_of, set_up
 
-_CONNECT_S = 60.0
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
 _READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
+_STORE_S = 1.0
+_FAILURES_MAX = 64
+"""Without a commit in between: more is no loss of ranks, but something that cannot work."""
 
-
-@dataclass(frozen=True)
-class Worker:
-    """What a worker holds while it trains."""
-
-    config: Config
-    context: WorkerContext
-    artifact: Artifact
-    plan: Plan
-    engine: RankEngine
-    endpoint: Any
-    group: Any  # every rank, for what is outside of steps
-    initial: InitialState
-    optimizer: Optimizer
-    schedule: Schedule
-    feed: InputFeed
-
-    @property
-    def first_step(self) -> int:
-        """The first step to take; above 0 when a checkpoint is gone on from."""
-        return self.context.build.data.get("first_step", 0)
+_PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
+"""The engine's instructions at which a fault may strike; the names of phases, in capitals."""
 
 
 def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     """Train to the end or until told to stop; returns this rank's share of the summary.
 
-    Raises PeerLost or DeadlineExceeded when the job cannot go on, ExecError when the runtime refuses the program.
+    Raises Excluded when the others went on without this rank, JobOver when nobody goes on, ExecError when the runtime
+    refuses the program.
     """
     device = make_device(config.device)
     device.set_up(threads=1)
-    worker = set_up(config, context)
-    worker.group.barrier(_CONNECT_S)
-    if context.rank == 0:
-        shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
-    checkpoints = _restore(worker)
-    deadline = Deadline()
-    done = worker.first_step
-    started = time.perf_counter()
-    for step in range(done, config.steps):
-        if context.should_stop(step):
-            break
+    return Training(set_up(config, context)).run()
+
+
+class Training:
+    """The steps of a run, as one rank takes them. A failure of another rank is part of it: see recovery.py."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._deadline = Deadline()
+        self._faults = {fault.step: fault for fault in worker.context.faults}
+        self._stopped = False  # all ranks have agreed to
+        self._evaluated = -1  # version
+        self._saved = worker.committed.version
+        self._failures = 0  # since the last commit
+        self._resumes = False  # the next commit is the first one of an epoch
+        self._lap = time.perf_counter()
+
+    def run(self) -> Mapping[str, Any]:
+        """To the end of the run. A failure of another rank leads through `_recover` back to where the job stands."""
+        failed: BaseException | None = None
+        while True:
+            try:
+                if failed is not None:
+                    self._recover(failed)
+                    failed = None
+                return self._go_on()
+            except (CommError, CopyDiffers) as error:
+                self._failures += 1
+                if self._failures > _FAILURES_MAX:
+                    raise
+                failed = error
+
+    def _go_on(self) -> Mapping[str, Any]:
+        worker = self._worker
+        if not worker.started:
+            self._start()
+        while worker.committed.version < worker.config.steps and not self._stopped:
+            self._between_steps()
+            self._step(worker.committed.version)
+        self._between_steps()
+        return self._finish()
+
+    def _start(self) -> None:
+        """The state that the run begins with, on all ranks."""
+        worker, context = self._worker, self._worker.context
+        worker.group.barrier(CONNECT_S)
+        path = context.build.data.get("resume_from")
+        if path is not None:
+            native, plan = worker.engine.native, worker.plan
+            restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
+            native.refresh_work([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
+        worker.engine.native.version = worker.committed.version
+        worker.started = True
+        worker.group.barrier(_READ_S)
+        if worker.is_first:
+            shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
+
+    def _recover(self, error: BaseException) -> None:
+        worker, native = self._worker, self._worker.engine.native
+        if native.version > worker.committed.version:  # the step was committed before it failed
+            self._committed(native.last_committed)
+        go = leave(worker, suspect_of(error))
+        adopt(worker, go, self._report)
+        self._evaluated = -1  # all ranks look again whether an evaluation is due
+        self._resumes = True
+        self._lap = time.perf_counter()
+
+    # --- Between steps
+
+    def _between_steps(self) -> None:
+        """What is due after `committed` steps, the same on all ranks."""
+        worker, config = self._worker, self._worker.config
+        done = worker.committed.version
+        if worker.agent.called_off:
+            worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
+            raise Aborted(f"rank {worker.rank}: called off before step {done}")
+        while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):
+            continue
+        if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
+            self._evaluate(done)
+            self._evaluated = done
+        if done > self._saved:
+            self._saved = done
+            assert worker.checkpoints is not None
+            worker.checkpoints.after_step(done)
+
+    def _evaluate(self, done: int) -> None:
+        """Mean loss over the held-out batches; every rank computes its tile of each."""
+        worker = self._worker
+        assert worker.feed is not None
+        loss = count = 0.0
+        for number in range(worker.context.build.data["eval_batches"]):
+            # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
+            result = worker.engine.native.evaluate(number, worker.feed.held_out(number), self._deadline.seconds)
+            loss, count = loss + result["loss"], count + result["count"]
+        if worker.is_first:
+            worker.context.report_eval(done, loss / count if count else float("nan"), int(count))
+
+    # --- A step
+
+    def _step(self, step: int) -> None:
+        worker, config = self._worker, self._worker.config
+        assert worker.feed is not None
         fed = worker.feed.take(step)
-        lr = config.optimizer.lr * worker.schedule(step)
-        hyper = [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
-        result = worker.engine.native.step(
-            step, fed.inputs, hyper, config.clip_norm, deadline.seconds, content=fed.content
-        )
+        fault = self._fault(step)
+        try:
+            result = worker.engine.native.step(
+                step,
+                fed.inputs,
+                self._hyper(step),
+                config.clip_norm,
+                self._deadline.seconds,
+                stop_wanted=worker.context.stop_wanted,
+                content=fed.content,
+                fault=(_phase_of(fault), int(fault.signal)) if fault else None,
+            )
+        except (CommError, CopyDiffers):
+            if fault is not None:
+                self._faults[step] = fault  # something else came first
+            raise
+        self._committed(result)
+        if worker.catching:
+            arrived = worker.catching - frozenset(worker.engine.native.catching)
+            worker.catching -= arrived
+            if arrived:
+                worker.agent.caught_up(frozenset(BoxId(number) for number in arrived))
+
+    def _hyper(self, step: int) -> list[list[float]]:
+        worker = self._worker
+        lr = worker.config.optimizer.lr * worker.schedule(step)
+        return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
+
+    def _fault(self, step: int) -> Fault | None:
+        """The fault that is to strike in this step; told of before it does."""
+        fault = self._faults.pop(step, None)
+        if fault is not None:
+            self._worker.context.report_fault(fault, self._worker.plan.epoch)
+        return fault
+
+    def _committed(self, result: Any) -> None:
+        """A step was committed here."""
+        worker = self._worker
+        worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
+        worker.agent.committed(certificate_of(worker.committed, result["votes"]))
+        self._report(result)
+
+    def _report(self, result: Any) -> None:
+        """Of a committed step, to the launcher and the user."""
+        worker, context = self._worker, self._worker.context
+        self._stopped = self._stopped or result["stop"]
+        self._failures = 0
         now = time.perf_counter()
-        deadline.measured(now - started)
-        context.report_step(_report(worker, step, lr, 1e3 * (now - started), result, device.memory_peak_bytes()))
-        if not result["updated"] and context.rank == 0:
+        seconds, self._lap = now - self._lap, now
+        self._deadline.measured(seconds)
+        step, count = result["step"], result["count"]
+        votes = [Payload.unpack(payload) for _, payload in sorted(result["votes"].items())]
+        context.report_step(
+            StepReport(
+                step=step,
+                loss=result["loss"] / count if count else float("nan"),
+                tokens=int(count),
+                step_ms=1e3 * seconds,
+                lr=worker.config.optimizer.lr * worker.schedule(step),
+                grad_norm=result["grad_norm"],
+                memory_peak_mb=result["memory_bytes"] / 2**20,
+                epoch=worker.plan.epoch,
+                consumed=tuple(vote.consumed for vote in votes),
+                world_size=len(votes),
+            )
+        )
+        if not worker.is_first:
+            return
+        if not result["updated"]:
             context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
-        if config.eval.every and (step + 1) % config.eval.every == 0:
-            _evaluate(worker, step, deadline)
-        done = step + 1
-        checkpoints.after_step(done)
-        started = time.perf_counter()
-    worker.feed.close()
-    checkpoints.finish(done)
-    share = hand_back(
-        worker.artifact, worker.initial, worker.plan, context.rank, worker.engine.native, worker.endpoint,
-        context.run_dir, _FLOOR_S,
-    )  # fmt: skip
-    worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
-    worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
-    return share
+        if self._resumes:
+            context.report_event("resumed", worker.plan.epoch, step=step)
+        self._resumes = False
+
+    # --- The end
+
+    def _finish(self) -> Mapping[str, Any]:
+        worker = self._worker
+        assert worker.checkpoints is not None and worker.feed is not None
+        worker.checkpoints.finish(worker.committed.version)
+        share = hand_back(
+            worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
+            worker.context.run_dir, _FLOOR_S,
+        )  # fmt: skip
+        worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
+        worker.feed.close()
+        worker.agent.close()
+        worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
+        return share
 
 
-def set_up(config: Config, context: WorkerContext) -> Worker:
-    """Links to every rank and a declared engine."""
-    endpoint = _native.Endpoint(
-        rank=context.rank,
-        token=context.token,
-        listen_host=context.host,
-        port=context.port,
-        host_id=context.host_id,
-    )
-    peers = context.peers(endpoint.port)
-    endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, _CONNECT_S)
-    plan = Plan.from_json(context.build.plan)
-    artifact, constants = load_artifact(Path(context.build.data["artifact"]))
-    initial = InitialState(Path(context.build.data["state"]))
-    optimizer = make_optimizer(config.optimizer)
-    batch = plan.workload.global_batch
-    engine = RankEngine(artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch)
-    engine.install(plan)
-    schedule = make_schedule(config.schedule, config.steps)
-    first_step = context.build.data.get("first_step", 0)
-    feed = InputFeed(config, artifact, plan, context.rank, open_source(config), first_step)
-    group = _native.Group(endpoint, 1, list(plan.ranks))
-    return Worker(config, context, artifact, plan, engine, endpoint, group, initial, optimizer, schedule, feed)
-
-
-def _restore(worker: Worker) -> Checkpoints:
-    """Go to the state of the checkpoint that the run starts from, if any; what makes the coming ones."""
-    context, artifact, plan = worker.context, worker.artifact, worker.plan
-    path, native = context.build.data.get("resume_from"), worker.engine.native
-    if path is not None:
-        restore(Path(path), artifact, plan, context.rank, worker.optimizer, native)
-        native.refresh_work([list(plan.groups[bucket.name]) for bucket in artifact.buckets], _READ_S)
-    checkpoints = Checkpoints(
-        worker.config, context, artifact, plan, worker.optimizer, native, worker.endpoint, worker.group
-    )
-    worker.group.barrier(_READ_S)
-    return checkpoints
+def _phase_of(fault: Fault) -> str:
+    """The instruction at which a fault strikes; for any phase, one that the step's number chooses."""
+    if fault.phase == "any":
+        return _PHASES[(fault.step + fault.rank) % len(_PHASES)]
+    return fault.phase.upper()
 
 
 class Deadline:
@@ -155,30 +261,3 @@ class Deadline:
     def seconds(self) -> float:
         typical = statistics.median(self._recent) if self._recent else 0.0
         return max(_FLOOR_S, _DEADLINE_OVER_STEP * typical)
-
-
-def _report(worker: Worker, step: int, lr: float, step_ms: float, result: Any, memory: int) -> StepReport:
-    count = result["count"]
-    tile = worker.plan.tile(worker.context.rank)  # type: ignore[arg-type]
-    return StepReport(
-        step=step,
-        loss=result["loss"] / count if count else float("nan"),
-        tokens=int(count),
-        step_ms=step_ms,
-        lr=lr,
-        grad_norm=result["grad_norm"],
-        memory_peak_mb=memory / 2**20,
-        epoch=worker.plan.epoch,
-        consumed=tuple((tile.units.lo, tile.units.hi, span.lo, span.hi) for span in tile.micro_batches),
-    )
-
-
-def _evaluate(worker: Worker, step: int, deadline: Deadline) -> None:
-    """Mean loss over the held-out batches; every rank computes its tile of each."""
-    loss = count = 0.0
-    for number in range(worker.context.build.data["eval_batches"]):
-        # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
-        result = worker.engine.native.evaluate(number, worker.feed.held_out(number), deadline.seconds)
-        loss, count = loss + result["loss"], count + result["count"]
-    if worker.context.rank == 0:
-        worker.context.report_eval(step + 1, loss / count if count else float("nan"), int(count))

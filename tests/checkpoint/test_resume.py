@@ -89,13 +89,13 @@ def test_from_six_ranks_to_two(undisturbed: Run, tmp_path: Path) -> None:
     assert narrow.losses == pytest.approx(undisturbed.losses[8:], rel=1e-5)
 
 
-def spoil(patched: pytest.MonkeyPatch, name: str, what: Callable[[], None]) -> None:
-    """Rank 1 does `what` when it has written its part of the checkpoint `name`; workers are forked from here."""
+def spoil(patched: pytest.MonkeyPatch, name: str, what: Callable[[], None], ranks: tuple[int, ...] = (1,)) -> None:
+    """`ranks` do `what` when they have written their part of the checkpoint `name`; workers are forked from here."""
     write = saver._write_own
 
     def write_and_spoil(files: Any, partial: Path, pieces: Any, snapshot: Any, place: int) -> Any:
         answer = write(files, partial, pieces, snapshot, place)
-        if place == 1 and partial.name == f"{name}.partial":
+        if place in ranks and partial.name == f"{name}.partial":
             what()
         return answer
 
@@ -107,7 +107,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(
 ) -> None:
     config = gpt(2, 2, *EVERY, "resume=auto")
     with monkeypatch.context() as patched:
-        spoil(patched, "step-8", lambda: os.kill(os.getpid(), signal.SIGKILL))
+        spoil(patched, "step-8", lambda: os.kill(os.getpid(), signal.SIGKILL), ranks=(0, 1, 2, 3))
         run = run_job(config, tmp_path)
     assert run.code == 1
     assert len(run.metrics) >= 8
@@ -125,6 +125,18 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(
     assert again.summary["samples_seen"] == 12 * config.global_batch
     assert sorted(path.name for path in folder.iterdir()) == ["step-12", "step-8"]
     assert [line["step"] for line in events(again, "resumed")] == [4]
+
+
+def test_a_rank_that_dies_while_saving_costs_that_checkpoint_alone(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        spoil(patched, "step-8", lambda: os.kill(os.getpid(), signal.SIGKILL))
+        run = run_job(gpt(2, 2, *EVERY), tmp_path)
+    assert run.code == 0
+    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-12", "step-4"]
+    assert [line["rank"] for line in events(run, "detected")] == [1]
 
 
 def disk_full() -> None:

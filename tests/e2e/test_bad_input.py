@@ -91,12 +91,13 @@ def test_ctrl_c_ends_all_ranks_and_leaves_the_directory_whole(tmp_path: Path) ->
     assert metrics.read_text().endswith("\n")
 
 
-def test_a_killed_worker_is_named_and_ends_the_run(tmp_path: Path) -> None:
+def test_killed_workers_are_named_and_when_all_are_gone_the_run_ends(tmp_path: Path) -> None:
     process = start(tmp_path, *small("two_tower", "steps=1000000", "schedule=constant"))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1, output + errors
     assert "SIGKILL" in output + errors
