@@ -32,8 +32,8 @@ help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: demo
-demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks, two stages
-	$(RUN) -m elaswave_fx.train recipe=gpt_stdlib $(ARGS)
+demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks, two stages; one of them is killed
+	$(RUN) -m elaswave_fx.train recipe=lose_one_rank $(ARGS)
 
 .PHONY: test
 test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)

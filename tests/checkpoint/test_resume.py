@@ -18,7 +18,7 @@ from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.config import Config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.runtime import loop
+from elaswave_fx.runtime.loop import Training
 from tests.runs import Run, run_job, small_config
 
 EVERY = ("checkpoint.every=4", "checkpoint.keep=2")
@@ -162,15 +162,15 @@ def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(tmp_path: Path, monkeypatc
     words = ("parallel.pp=2", "parallel.dp=1", "steps=8", "eval.every=4", "checkpoint.every=100", "resume=auto")
     config = small_config("resnet_digits", *words)
     expected = run_job(small_config("resnet_digits", *words[:-2]), tmp_path / "undisturbed")
-    report = loop._report
+    step = Training._step
 
-    def report_and_stop(worker: Any, step: int, *rest: Any) -> Any:
-        if step == 4 and worker.context.rank == 0:
+    def step_and_stop(training: Training, number: int) -> None:
+        if number == 4 and training._worker.rank == 0:
             os.kill(os.getppid(), signal.SIGINT)
-        return report(worker, step, *rest)
+        step(training, number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_report", report_and_stop)
+        patched.setattr(Training, "_step", step_and_stop)
         stopped = run_job(config, tmp_path / "run")
     assert stopped.summary["outcome"] == "interrupted"
     done = stopped.summary["steps"]
