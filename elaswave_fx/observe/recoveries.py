@@ -28,16 +28,19 @@ class _Open:
     normal_s: float
     epoch: int = 0
     ranks: list[int] = field(default_factory=list)
-    causes: list[str] = field(default_factory=list)
+    causes: dict[int, tuple[int, str]] = field(default_factory=dict)
     step: int | None = None
     detected_s: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
-    def lost(self, rank: int | None, cause: str) -> None:
-        """One more sign. The fault knows its cause best, then the process's end; both come before what was deduced."""
-        if rank is not None and rank not in self.ranks:
+    def lost(self, rank: int | None, cause: str, worth: int) -> None:
+        """One more sign. Who knows best tells the cause: the fault itself, then the process's end, then the others."""
+        if rank is None:
+            return
+        if rank not in self.ranks:
             self.ranks.append(rank)
-            self.causes.append(cause)
+        if worth > self.causes.get(rank, (0, ""))[0]:
+            self.causes[rank] = (worth, cause)
 
 
 class Recoveries:
@@ -68,14 +71,14 @@ class Recoveries:
         # The victim's word and the coordinator's come by different ways.
         now.began_s = min(now.began_s, at_s)
         if kind == "fault":
-            now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}")
+            now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", 3)
             now.step = fields["step"] if now.step is None else now.step
         elif kind == "left":
-            now.lost(fields["rank"], fields["cause"])
+            now.lost(fields["rank"], fields["cause"], 2)
         else:
             now.detected_s = at_s if now.detected_s is None else now.detected_s
             for rank in fields.get("ranks") or [fields.get("rank")]:
-                now.lost(rank, fields["cause"])
+                now.lost(rank, fields["cause"], 1)
 
     def _on_part(self, now: _Open, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
         if kind == "agreed":
@@ -111,7 +114,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     mttr_s = resumed_s - done.began_s - done.normal_s if resumed_s is not None else None
     parts = {"plan_ms": None, "edit_ms": None, "transfer_ms": None, "steps_redone": 0, "bytes_moved": 0, **done.fields}
     return {
-        "cause": "; ".join(done.causes) or "a step that failed",
+        "cause": "; ".join(done.causes[rank][1] for rank in done.ranks) or "a step that failed",
         "rank": done.ranks[0] if done.ranks else None,
         "ranks": done.ranks,
         "step": done.step,

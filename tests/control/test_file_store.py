@@ -1,0 +1,180 @@
+"""The store in files: swaps are atomic and durable, and a killed writer leaves nothing that counts."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.control import file_store
+from elaswave_fx.control.file_store import FileStore, read_lines
+from elaswave_fx.control.ledger import Payload, covers_once
+from elaswave_fx.control.store import Absent, Register, Swap
+from elaswave_fx.control.words import (
+    SEED,
+    Activation,
+    BoxId,
+    Certificate,
+    Stamp,
+    Term,
+    Version,
+    Vote,
+)
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.cluster import first_assignment
+
+FIRST = Activation(Epoch(0), first_assignment(2, 1), SEED, SEED, None, rollback=True)
+START = Register(Term(0), FIRST, SEED, SEED, None, SEED)
+
+
+def commit(version: int, epoch: int = 0) -> Certificate:
+    stamp = Stamp(Version(version), Epoch(epoch))
+    votes = tuple(Vote(stamp, Rank(r), Span(0, 1), Span(6 * r, 6 * r + 6), Payload(count=6.0).pack()) for r in (0, 1))
+    return Certificate(stamp, votes)
+
+
+def with_line(register: Register, line: Certificate) -> Swap:
+    new = replace(register, committed=line.stamp, previous=register.committed, last=line)
+    return Swap(register.key, new, (line,))
+
+
+def with_epoch(register: Register, rollback: Stamp | None = None) -> Swap:
+    resume = rollback or register.committed
+    activation = replace(
+        FIRST, epoch=Epoch(register.epoch + 1), resume=resume, previous=register.previous, rollback=rollback is not None
+    )
+    absent = (Absent(Rank(1), frozenset({BoxId(0)}), resume.version),)
+    return Swap(register.key, replace(register, activation=activation, committed=resume, absent=absent))
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["step"] for line in read_lines(folder / "ledger.jsonl")]
+
+
+def test_what_was_swapped_is_read_by_others(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    assert store.read() == START
+    for wanted in (lambda r: with_line(r, commit(1)), lambda r: with_line(r, commit(2)), with_epoch):
+        register = store.swap(wanted(store.read()))
+        assert FileStore(tmp_path).read() == register
+    assert register.epoch == 1 and register.last == commit(2) and steps(tmp_path) == [0, 1]
+    register = store.swap(with_line(register, commit(3, epoch=1)))
+    assert FileStore(tmp_path).read() == register and steps(tmp_path) == [0, 1, 2]
+
+
+def test_a_swap_with_another_key_changes_nothing(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    late = with_line(START, commit(1))
+    newer = store.swap(Swap(START.key, replace(START, term=Term(1))))
+    assert store.swap(late) == newer == store.read()
+    assert steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", [b'{"step": 1, "ti', b'{"step": 1}\n{"step": 2}\n'], ids=["torn", "whole"])
+def test_what_a_killed_writer_left_in_the_ledger_does_not_count(left: bytes, tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    register = store.swap(with_line(START, commit(1)))
+    with (tmp_path / "ledger.jsonl").open("ab") as file:
+        file.write(left)
+    register = FileStore(tmp_path).swap(with_line(register, commit(2)))
+    assert register.committed.version == 2 and steps(tmp_path) == [0, 1]
+    assert covers_once(read_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 2) is None
+
+
+@pytest.mark.parametrize("name", ["committed.json", "register.json"])
+def test_a_half_written_file_beside_is_not_looked_at(name: str, tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    register = store.swap(with_line(START, commit(1)))
+    (tmp_path / "control" / f".{name}.new").write_bytes(b'{"regi')
+    assert FileStore(tmp_path).read() == register
+    store.swap(with_line(register, commit(2)))
+
+
+def test_what_cannot_be_read_or_locked_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "LOCK_S", 0.02)
+    store = FileStore.create(tmp_path, START)
+    with (tmp_path / "control" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert store.read() == START
+        with pytest.raises(OSError):
+            store.swap(with_line(START, commit(1)))
+    (tmp_path / "control" / "register.json").write_text("{")
+    with pytest.raises(OSError, match="cannot be read"):
+        store.read()
+    with pytest.raises(OSError):
+        FileStore(tmp_path / "elsewhere").read()
+
+
+def test_a_ledger_that_became_shorter_is_not_written_to(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    register = store.swap(with_line(START, commit(1)))
+    (tmp_path / "ledger.jsonl").write_text("")
+    with pytest.raises(OSError, match="it was changed"):
+        store.swap(with_line(register, commit(2)))
+
+
+def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    register = START
+    for version in (1, 2, 3):
+        register = store.swap(with_line(register, commit(version)))
+    register = store.swap(with_epoch(register, rollback=Stamp(Version(1), Epoch(0))))
+    for version in (2, 3):
+        register = store.swap(with_line(register, commit(version, epoch=1)))
+    lines = read_lines(tmp_path / "ledger.jsonl")
+    assert {"rolled_back_to": 1, "epoch": 1} in lines
+    assert covers_once(lines, 1, 12, 0, 3) is None
+
+
+def test_a_run_that_goes_on_keeps_the_lines_before_it(tmp_path: Path) -> None:
+    register = START
+    store = FileStore.create(tmp_path, START)
+    for version in (1, 2, 3):
+        register = store.swap(with_line(register, commit(version)))
+    stamp = Stamp(Version(2), Epoch(0))
+    again = Register(Term(0), replace(FIRST, resume=stamp, previous=stamp), stamp, stamp, None, stamp)
+    store = FileStore.create(tmp_path, again)
+    assert store.read() == again and steps(tmp_path) == [0, 1]
+    store.swap(with_line(again, commit(3)))
+    assert steps(tmp_path) == [0, 1, 2]
+
+
+def _race(folder: Path, wins: object) -> None:
+    store = FileStore(folder)
+    for _ in range(20):
+        register = store.read()
+        mine = replace(register, term=Term(register.term + 1), checkpoint=Stamp(Version(0), Epoch(os.getpid())))
+        if store.swap(Swap(register.key, mine)) == mine:
+            wins.put(mine.term)  # type: ignore[attr-defined]
+
+
+def test_of_two_that_swap_at_once_one_wins(tmp_path: Path) -> None:
+    FileStore.create(tmp_path, START)
+    fork = multiprocessing.get_context("fork")
+    wins = fork.SimpleQueue()
+    racers = [fork.Process(target=_race, args=(tmp_path, wins)) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    terms = []
+    while not wins.empty():
+        terms.append(wins.get())
+    assert sorted(terms) == list(range(1, len(terms) + 1)), "a term that two had, or nobody"
+    assert FileStore(tmp_path).read().term == len(terms)
+
+
+def test_covering_names_what_is_wrong() -> None:
+    line = {"step": 0, "tiles": {"0": [[0, 1, 0, 6]], "1": [[0, 1, 6, 12]]}}
+    assert covers_once([line], 1, 12, 0, 1) is None
+    assert "step 1 has 0 lines" in str(covers_once([line], 1, 12, 0, 2))
+    assert "step 0 has 2 lines" in str(covers_once([line, line], 1, 12, 0, 1))
+    assert "skipped 6 and repeated 0" in str(covers_once([{**line, "tiles": {"0": [[0, 1, 0, 6]]}}], 1, 12, 0, 1))
+    twice = {**line, "tiles": {"0": [[0, 1, 0, 12]], "1": [[0, 1, 0, 12]]}}
+    assert "repeated 12" in str(covers_once([twice], 1, 12, 0, 1))
+    assert "has step 0 of a run of 0 steps" in str(covers_once([line], 1, 12, 0, 0))

@@ -1,0 +1,89 @@
+"""Events become recoveries: one per loss until a step is committed again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elaswave_fx.observe.narrative import describe
+from elaswave_fx.observe.recoveries import Recoveries
+
+AGREED = {"members": [0, 1, 3], "step": 12, "steps_redone": 1, "why": "version 13 is done again"}
+PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains units"]}
+
+
+def tell(book: Recoveries, *events: tuple[str, float, dict[str, Any]], epoch: int = 1) -> None:
+    for kind, at_s, fields in events:
+        book.event(kind, epoch, at_s, fields)
+
+
+def after_steps(*ms: float) -> Recoveries:
+    book = Recoveries()
+    for each in ms:
+        book.step(each)
+    return book
+
+
+def test_a_fault_from_its_signal_to_the_next_commit() -> None:
+    book = after_steps(500.0, 20.0, 20.0, 20.0)
+    # The coordinator's word came before the victim's, which tells of an earlier time.
+    tell(
+        book,
+        ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 0 left the step, accusing 2"}),
+        ("fault", 10.0, {"rank": 2, "step": 12, "fault": "kill", "phase": "backward"}),
+        ("left", 10.01, {"rank": 2, "cause": "rank 2: killed by SIGKILL"}),
+        ("agreed", 10.02, AGREED),
+        ("planned", 10.02, PLANNED),
+        ("edited", 10.03, {"ms": 3.0}),
+        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
+    )
+    book.step(300.0)
+    tell(book, ("resumed", 10.1, {"step": 12, "redone": 1}))
+    (entry,) = book.entries()
+    assert entry == {
+        "cause": "kill in step 12, phase backward", "rank": 2, "ranks": [2], "step": 12, "epoch": 1,
+        "detect_ms": 4.0, "plan_ms": 4.5, "edit_ms": 3.0, "transfer_ms": 6.0, "mttr_ms": 80.0, "steps_redone": 1,
+        "bytes_moved": 4096, "members": 3,
+    }  # fmt: skip
+
+
+def test_the_fault_itself_is_the_best_cause() -> None:
+    book = after_steps(20.0)
+    tell(
+        book,
+        ("detected", 1.0, {"rank": 2, "ranks": [2], "cause": "ranks [2] are silent or gone"}),
+        ("left", 1.1, {"rank": 2, "cause": "rank 2: killed by SIGKILL"}),
+    )
+    assert book.entries()[0]["cause"] == "rank 2: killed by SIGKILL"
+    tell(book, ("fault", 0.9, {"rank": 2, "step": 12, "fault": "kill", "phase": "any"}))
+    assert book.entries()[0]["cause"] == "kill in step 12, phase any"
+    assert book.entries()[0]["mttr_ms"] is None, "it never came to a committed step"
+
+
+def test_a_loss_during_a_recovery_belongs_to_it() -> None:
+    book = after_steps(10.0)
+    tell(book, ("left", 1.0, {"rank": 1, "cause": "killed"}), ("agreed", 1.1, AGREED), ("planned", 1.1, PLANNED))
+    tell(book, ("left", 1.2, {"rank": 3, "cause": "killed too"}), epoch=2)
+    again = {**AGREED, "members": [0, 2], "steps_redone": 0}
+    tell(book, ("agreed", 1.3, again), ("planned", 1.3, PLANNED), ("resumed", 1.5, {"step": 12}), epoch=2)
+    tell(book, ("left", 2.0, {"rank": 0, "cause": "killed as well"}), epoch=3)
+    first, second = book.entries()
+    assert first["ranks"] == [1, 3] and first["cause"] == "killed; killed too" and first["epoch"] == 2
+    assert first["plan_ms"] == 9.0 and first["mttr_ms"] == 490.0 and first["steps_redone"] == 1
+    assert second["ranks"] == [0]
+
+
+def test_a_planned_epoch_is_no_recovery() -> None:
+    book = after_steps(10.0)
+    tell(book, ("stopping", 1.0, {"cause": "owners move"}), ("agreed", 1.1, AGREED), ("planned", 1.1, PLANNED))
+    tell(book, ("resumed", 1.2, {"step": 13}))
+    assert book.entries() == ()
+
+
+def test_events_in_words() -> None:
+    assert describe("agreed", 5, AGREED) == (
+        "epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again (version 13 is done again)"
+    )
+    assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
+    assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
+    assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
+    assert describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0 ends: a copy differs"
