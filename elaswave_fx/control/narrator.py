@@ -64,7 +64,8 @@ class Narrator:
         new = proposal.new
         if new.epoch == register.epoch:
             return
-        self._why = next((text.split(": ", 1)[1] for text in notes if text.startswith(f"epoch {new.epoch}: ")), "")
+        said = next((text for text in notes if text.startswith(f"epoch {new.epoch}: ")), "")
+        self._why = said.removeprefix(f"epoch {new.epoch}: ").removeprefix(f"members {list(new.members)}: ")
         reports = after.reports.values()
         newest = max((report.committed.version for report in reports), default=new.committed.version)
         if new.activation.rollback:

@@ -27,7 +27,7 @@ from elaswave_fx.control.file_store import FileStore
 from elaswave_fx.control.messages import Activate, Beat, Ended, Exited, Note, Saved, Send, Tick
 from elaswave_fx.control.narrator import Narrator
 from elaswave_fx.control.patience import Rhythm
-from elaswave_fx.control.planning import Planned, Planning
+from elaswave_fx.control.planning import Forethought, Planned, Planning
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.control.words import Assignment, BoxId, Stamp, Version
@@ -37,6 +37,9 @@ from elaswave_fx.plan.topology import Epoch, Rank
 TICK_S = 0.05
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
+
+THINK_AFTER_S = 0.5
+"""Of an epoch without trouble, before plans for the next loss are made."""
 
 BIND_RETRY_S = 0.05
 ALONE_S = 10.0
@@ -115,6 +118,8 @@ class Service:
         self._plans: dict[int, Planned] = {}
         self._moves: tuple[int, bool] | None = None
         self._plan_ms = 0.0
+        self._forethought = Forethought(spec.planning)
+        self._steady_s = 0.0
         self._turn_s = self._heard_s = self._alive_s = time.monotonic()
         state, actions = membership.start(
             self._rhythm.patience(False, self._turn_s),
@@ -161,6 +166,7 @@ class Service:
         )
         self._state = replace(self._state, patience=self._rhythm.patience(started, now))
         self._feed(Tick())
+        self._think_ahead(now)
         if now - self._alive_s > ALIVE_S:
             self._alive_s = now
             self._tell("alive")
@@ -267,10 +273,26 @@ class Service:
         self, members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment
     ) -> Assignment:
         began = time.perf_counter()
-        planned = self._spec.planning.replan(self._plan(before.plan_hash), members, held)
+        planned = self._forethought.replan(self._plan(before.plan_hash), members, held)
         self._plan_ms = 1e3 * (time.perf_counter() - began)
         self._plans[planned.assignment.plan_hash] = planned
         return planned.assignment
+
+    def _think_ahead(self, now: float) -> None:
+        """One plan per tick for a loss that may come, once the epoch has settled."""
+        state = self._state
+        if state.phase != membership.STEADY or state.proposal is not None or state.register is None:
+            self._steady_s = now
+            return
+        if now - self._steady_s < THINK_AFTER_S:
+            return
+        boxes = state.register.activation.assignment.boxes
+        complete = {rank for rank, heard in state.heard.items() if heard.beat.complete}
+        held = {
+            plan.box: tuple(rank for rank in keepers(plan) if rank not in plan.catching or rank in complete)
+            for plan in boxes
+        }
+        self._forethought.think(self._plan(state.register.key.plan_hash), held)
 
     def _wants_move(self, register: Register) -> bool:
         """Asked with every tick while nothing is under way; the answer changes with the plan only."""
