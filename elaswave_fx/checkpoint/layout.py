@@ -74,13 +74,13 @@ def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
 
 
 def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """What `rank` writes, and reads back: its slices, and mutable buffers whose first holder it is.
+    """What `rank` writes: the boxes that it owns; the first rank also the mutable buffers, which every rank keeps.
 
     Over all ranks of the plan every element is in exactly one piece.
     """
     pieces = list(_of_slices(artifact, plan, rank, state_tensors))
-    held = dict(_holders(artifact, plan))
-    pieces += [_whole(info) for info in mutable_buffers(artifact) if held[info.name][0] == rank]
+    if rank == plan.ranks[0]:
+        pieces += [_whole(info) for info in mutable_buffers(artifact)]
     return tuple(pieces)
 
 
@@ -111,11 +111,6 @@ def _of_box(bucket: BucketSpec, span: Span, number: int, state: int) -> Iterator
         if common is not None:
             name, box = tensor_name(param.name, state), common.relative_to(whole)
             yield Piece(name, "float32", numel, box, bucket.name, common.lo - span.lo, state, number)
-
-
-def _holders(artifact: Artifact, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for fold in artifact.folds:
-        yield fold.buffer, tuple(sorted(tile.rank for tile in plan.tiles if fold.unit in tile.units))
 
 
 def _whole(info: TensorInfo) -> Piece:

@@ -95,6 +95,7 @@ class Plan:
 
     `boxes`: in order of bucket and span; an owner need not be in the bucket's group. `groups`: bucket name -> ranks
     that read it. `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    `ends`: no step can be taken by these ranks, and why; the boxes say who has what is to be saved.
     """
 
     topology: Topology
@@ -106,6 +107,7 @@ class Plan:
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
     reason: str
+    ends: str = ""
 
     @property
     def epoch(self) -> Epoch:
@@ -159,6 +161,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "epoch": plan.epoch,
         "reason": plan.reason,
+        **({"ends": plan.ends} if plan.ends else {}),
         "topology": {**vars(plan.topology), "members": [vars(m) for m in plan.topology.members]},
         "workload": _workload_data(plan.workload),
         "tiles": [[t.rank, _pair(t.units), _pair(t.samples), [_pair(m) for m in t.micro_batches]] for t in plan.tiles],
@@ -214,6 +217,7 @@ def _plan_of(data: dict[str, Any]) -> Plan:
             {Rank(int(rank)): RankCost(**cost) for rank, cost in predicted["ranks"].items()},
         ),
         reason=data["reason"],
+        ends=data.get("ends", ""),
     )
 
 

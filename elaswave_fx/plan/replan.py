@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.copies import Keepers, bucket_group, hand_over
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
 from elaswave_fx.plan.describe import listed, number_ranges, rank_words
 from elaswave_fx.plan.memory import size_text
-from elaswave_fx.plan.plan import Plan, PlannedBox
+from elaswave_fx.plan.plan import Plan, PlannedBox, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.retile import SMALLER, Shape, keep_units, new_shapes, order_by_units
-from elaswave_fx.plan.tiling import Tiling
+from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 
 Copies = Mapping[int, tuple[Rank, ...]]
@@ -44,6 +45,29 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
             parts = (_changed(plan, found.plan), *found.because, *_box_words(plan, found.plan, have), *room)
             return replace(found.plan, reason="; ".join(parts))
     raise PlanError(_too_few(plan, topology))
+
+
+def park(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:
+    """The last plan of a job that cannot go on: nobody computes, every box has an owner that can save it."""
+    topology = _next_topology(plan, members)
+    have = _copies_now(plan, topology.ranks, copies)
+    boxes = tuple(
+        replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching=())
+        for box, ranks in zip(plan.boxes, have, strict=True)
+    )
+    nothing = Span(0, 0)
+    return replace(
+        plan,
+        topology=topology,
+        tiles=tuple(Tile(rank, nothing, nothing, ()) for rank in topology.ranks),
+        boxes=boxes,
+        groups=dict.fromkeys(plan.groups, ()),
+        hops=(),
+        schedule=dict.fromkeys(topology.ranks, ()),
+        predicted=Predicted(0.0, 0.0, {}),
+        reason=why,
+        ends=why,
+    )
 
 
 def wants_move(plan: Plan, copies: Copies, count: int) -> bool:

@@ -87,6 +87,8 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
     worker.endpoint.advance(int(plan.epoch))
     if worker.agent.called_off:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
+    if plan.ends:
+        _park(worker, plan, saves=not activation.rollback)
     before = worker.plan
     worker.stale |= {worker.engine.bucket_index(name) for name in worker.engine.native.stale_buckets}
     if activation.rollback:
@@ -122,6 +124,17 @@ def _settle(worker: Worker, activation: Activation, report: Report) -> None:
     result = native.commit_pending({vote.rank: vote.payload for vote in certificate.votes})
     worker.committed = resume
     report(result)
+
+
+def _park(worker: Worker, plan: Plan, saves: bool) -> None:
+    """The ranks that are left cannot go on: they save what they have, if this run makes checkpoints, and end.
+
+    Raises JobOver.
+    """
+    worker.attend(plan)
+    if saves and worker.checkpoints is not None:
+        worker.checkpoints.finish(worker.committed.version)
+    raise JobOver(plan.ends)
 
 
 def _check_promoted(worker: Worker, before: Plan) -> None:

@@ -75,12 +75,16 @@ class Worker:
         return self.rank == box.owner or self.rank in box.holders
 
     def enter(self, plan: Plan) -> None:
-        """What belongs to an epoch alone: the group of its ranks, the feed of its tile, what writes its checkpoints."""
-        self.plan = plan
-        self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
+        """What belongs to an epoch alone: the group of its ranks, what writes its checkpoints, the feed of the tile."""
+        self.attend(plan)
         if self.feed is not None:
             self.feed.close()
         self.feed = InputFeed(self.config, self.artifact, plan, self.rank, self.source, self.committed.version)
+
+    def attend(self, plan: Plan) -> None:
+        """As a rank of the plan, without a part in its steps."""
+        self.plan = plan
+        self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
         self.checkpoints = Checkpoints(
             self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
             self.group,
