@@ -91,6 +91,11 @@ class Supervisor:
         # Those that were lost would have been missed by somebody who has finished.
         return None if self._done or self._stop.requests or not self._lost else cause_of(tuple(self._lost.values()))
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the run has failed or is being ended: who goes then is no loss to be recovered from."""
+        return bool(self._failures) or self._ending_since is not None
+
     def _watch(self, child: Child, who: int) -> None:
         self._selector.register(child.channel, selectors.EVENT_READ, who)
         self._selector.register(child.pidfd, selectors.EVENT_READ, who)
@@ -162,7 +167,7 @@ class Supervisor:
             self._on_readable(rank)
         if rank in self._done:
             self._coordination.finished(rank)
-        else:
+        elif not self._is_ending:
             self._coordination.exited(rank)
         told_to = self._ending_since is not None and -os.waitstatus_to_exitcode(status) in (
             signal.SIGTERM,
@@ -202,7 +207,7 @@ class Supervisor:
         for message in self._coordination.messages():
             if message.kind == "error":
                 self._progress.message(f"coordinator: {message.fields['message']}")
-            elif message.kind == "event":
+            elif message.kind == "event" and not self._is_ending:
                 self._on_event(message.fields)
                 if message.fields["event"] == "agreed":
                     self._members = set(message.fields["members"])

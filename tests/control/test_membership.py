@@ -2,8 +2,33 @@
 
 from dataclasses import replace
 
-from elaswave_fx.control.membership import PREPARING, RETIRED, STEADY, Act, Coordinator, Event, Patience, start, step
-from elaswave_fx.control.messages import Ack, Activate, Beat, Exited, Prepare, Prepared, Send, Tick
+from elaswave_fx.control.membership import (
+    OVER,
+    PREPARING,
+    RETIRED,
+    STEADY,
+    Act,
+    Coordinator,
+    Event,
+    Patience,
+    end,
+    start,
+    step,
+)
+from elaswave_fx.control.messages import (
+    Ack,
+    Activate,
+    Beat,
+    Ended,
+    Exited,
+    Over,
+    Prepare,
+    Prepared,
+    Saved,
+    Send,
+    Tick,
+)
+from elaswave_fx.control.rank_state import STOPPED
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.words import SEED, Activation, Certificate, Copy, Report, Stamp, Term, Version, Vote
 from elaswave_fx.plan.box import Span
@@ -158,3 +183,76 @@ def test_a_superseded_coordinator_retires() -> None:
     for rank in range(3):
         job.prepared(rank)
     assert job.state.phase == RETIRED and job.register.epoch == 0
+
+
+def line(version: int, epoch: int = 0) -> Certificate:
+    stamp = Stamp(Version(version), Epoch(epoch))
+    return Certificate(stamp, (Vote(stamp, Rank(0), Span(0, 1), Span(0, 12)),))
+
+
+def test_when_a_rank_has_finished_no_epoch_follows() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Ended(Rank(3)))
+    job.feed(Exited(Rank(3)))
+    job.beat(0, phase=STOPPED, suspect=Rank(3))
+    assert job.state.phase == OVER and not job.sent(Prepare)
+    assert [a.target for a in job.sent(Over)] == [0]
+    job.beat(1, lines=(line(1),))
+    assert job.register.committed.version == 1, "lines are taken to the end"
+
+
+def test_the_end_of_an_outsider_is_nothing_to_the_job() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Ended(Rank(9)))
+    assert job.state.phase == STEADY
+
+
+def test_without_a_plan_everyone_who_waits_is_told() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.beat(1, phase=STOPPED, suspect=Rank(3))
+    job.state, actions = end(job.state, "2 ranks are too few; 3 would do")
+    assert [(a.target, a.message) for a in actions if isinstance(a, Send)] == [
+        (1, Over("2 ranks are too few; 3 would do"))
+    ]
+    job.beat(2, phase=STOPPED)
+    assert job.sent(Over)[-1].target == 2
+
+
+def test_a_rank_that_was_never_heard_has_time_to_start() -> None:
+    job = Driver()
+    job.state = replace(job.state, patience=replace(PATIENCE, unheard_s=50.0))
+    for tick in range(12):
+        job.now_s = 0.5 * tick
+        for rank in range(3):
+            job.beat(rank, phase=f"start {tick}")
+        job.feed(Tick())
+    assert job.state.phase == STEADY
+    job.beat(3)
+    for job.now_s in (6.1, 6.6):
+        job.beats(0, 1, 2)
+        job.feed(Tick())
+    assert job.asked() == {0, 1, 2}, "once heard, silence counts"
+
+
+def test_a_planned_stop_is_announced_as_far_ahead_as_needed() -> None:
+    job = Driver()
+    job.state = replace(job.state, patience=replace(PATIENCE, ahead=5), wants_move=lambda register: True)
+    for rank in range(WORLD):
+        job.beat(rank, version=Version(7))
+    job.feed(Tick())
+    stops = {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)}
+    assert stops == {Version(12)}
+
+
+def test_a_checkpoint_of_this_history_is_where_a_rollback_leads() -> None:
+    job = Driver()
+    job.beat(0, lines=(line(1), line(2), line(3)))
+    job.feed(Saved(Stamp(Version(4), Epoch(0))))
+    assert job.register.checkpoint == SEED, "a version that nobody has committed"
+    job.feed(Saved(Stamp(Version(2), Epoch(0))))
+    assert job.register.checkpoint == Stamp(Version(2), Epoch(0))
+    job.feed(Saved(Stamp(Version(1), Epoch(0))))
+    assert job.register.checkpoint.version == 2, "an older one came late"

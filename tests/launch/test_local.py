@@ -107,6 +107,9 @@ def test_a_failure_ends_the_run(
     summary = summary_of(tmp_path)
     assert summary["outcome"] == "failed" and summary["reason"].split(": ")[1:] == err.splitlines()[-1].split(": ")[2:]
     assert summary["steps"] == (0 if "start" in str(modes) else 3)
+    if len(modes) < 3:
+        kinds = [event["kind"] for event in lines_of(tmp_path / "events.jsonl")]
+        assert "agreed" not in kinds and "left" not in kinds, "a run that fails is not recovered"
 
 
 @pytest.mark.parametrize(
