@@ -1,4 +1,4 @@
-"""`python -m elaswave_fx.bench NAME [--json FILE]`: run one benchmark and print its table."""
+"""`python -m elaswave_fx.bench NAME [--json FILE] [--repeats N] [--ranks 8,16]`: run one benchmark, print its table."""
 
 import argparse
 import importlib
@@ -6,12 +6,54 @@ import os
 import sys
 from pathlib import Path
 
-BENCHES = {"executor": "transformer blocks, forward and backward: native unit programs against eager autograd"}
+BENCHES = {
+    "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
+    "communicator_edit": "lose one rank: from the abort to checked all-reduces on the new groups, against gloo",
+    "copies": "step time and bytes with a redo log in another rank's memory, against none",
+    "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
+    "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
+}
+TAKES = {
+    "executor": set(),
+    "communicator_edit": {"repeats", "ranks"},
+    "copies": {"repeats", "tiny"},
+    "steady": {"repeats", "tiny"},
+    "recovery": {"repeats", "tiny"},
+}
+"""The options that a benchmark knows, besides --json."""
 
 
 def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    listing = "\n".join(f"  {name:<12} {what}" for name, what in BENCHES.items())
+    parser = make_parser()
+    arguments = parser.parse_args()
+    given = {"repeats": arguments.repeats, "ranks": arguments.ranks, "tiny": arguments.tiny or None}
+    for option, value in given.items():
+        if value is not None and option not in TAKES[arguments.name]:
+            parser.error(f"--{option}: {arguments.name} does not take it")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(f"--json {arguments.json}: no such folder {arguments.json.parent}")
+
+    from elaswave_fx.bench.results import Options, table, write_json
+    from elaswave_fx.errors import ConfigError
+
+    bench = importlib.import_module(f"elaswave_fx.bench.{arguments.name}")
+    options = Options(arguments.repeats, arguments.ranks, arguments.tiny)
+    try:
+        outcome = bench.run(lambda what: print(f"  measuring {what} …", file=sys.stderr, flush=True), options)
+    except ConfigError as error:
+        parser.error(str(error))
+    print(f"{arguments.name}: {BENCHES[arguments.name]}")
+    print(table(outcome.entries))
+    for note in outcome.notes:
+        print(note)
+    if arguments.json is not None:
+        write_json(arguments.json, outcome.entries)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<18} {what}" for name, what in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="python -m elaswave_fx.bench",
         description="Compare elaswave_fx with a named peer, side by side in one run.",
@@ -20,19 +62,26 @@ def main() -> int:
     )
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME", help="which benchmark")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
-    arguments = parser.parse_args()
-    if arguments.json is not None and not arguments.json.parent.is_dir():
-        parser.error(f"--json {arguments.json}: no such folder {arguments.json.parent}")
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="paired runs (not executor); 20 if not said")
+    parser.add_argument(
+        "--ranks", type=_rank_counts, metavar="N,…", help="sizes of communicator_edit; 4,8,16,32 if not said"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
+    return parser
 
-    from elaswave_fx.bench.results import table, write_json
 
-    bench = importlib.import_module(f"elaswave_fx.bench.{arguments.name}")
-    entries = bench.run(lambda what: print(f"  measuring {what} …", file=sys.stderr, flush=True))
-    print(f"{arguments.name}: {BENCHES[arguments.name]}")
-    print(table(entries))
-    if arguments.json is not None:
-        write_json(arguments.json, entries)
-    return 0
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def _rank_counts(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if any(size < 4 or size % 2 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text}: sizes are even and at least 4, in pipelines of two stages")
+    return sizes
 
 
 if __name__ == "__main__":

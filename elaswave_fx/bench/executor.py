@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from elaswave_fx.bench.results import Entry, compare
+from elaswave_fx.bench.results import Options, Outcome, compare
 from elaswave_fx.models.gpt import Block
 from elaswave_fx.program.capture import capture
 from elaswave_fx.runtime.chain import Chain
@@ -34,7 +34,7 @@ class Stack(nn.Module):
         return self.blocks(x).sum(), torch.ones_like(x).sum()
 
 
-def run(progress: Callable[[str], None]) -> list[Entry]:
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """All cases; `progress` is told what is being measured."""
     torch.set_num_threads(1)
     entries = []
@@ -44,7 +44,7 @@ def run(progress: Callable[[str], None]) -> list[Entry]:
         model = Stack(width).train()
         x = torch.randn(1, tokens, width)
         entries.append(compare(f"width {width}, {tokens} tokens", _native_step(model, x), _eager_step(model, x), runs))
-    return entries
+    return Outcome(entries)
 
 
 def _eager_step(model: nn.Module, x: Tensor) -> Callable[[], None]:

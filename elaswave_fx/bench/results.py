@@ -1,18 +1,25 @@
-"""What a benchmark says: paired runs, their medians, a table, and the JSON entries that others read."""
+"""What a benchmark says: paired runs, their medians, a table, and the JSON entries that others read.
+
+In: samples of both sides, in pairs. Out: `Entry`, text, JSON.
+
+    paired("16 ranks", ours=[2.1, 1.9, 2.0], peer=[9.8, 9.9, 9.7], unit="ms")  ->  ratio 4.9, ours 2.0, peer 9.8
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One comparison: medians of both sides over `runs` paired runs, and the median of the paired ratios peer/ours."""
+    """One comparison: medians and 95th percentiles of both sides over `runs` paired runs, and the median of the paired
+    ratios peer/ours. `target`: the least ratio wanted. `parts`: medians of what `ours` consists of, in `unit`.
+    """
 
     name: str
     ratio: float
@@ -20,6 +27,55 @@ class Entry:
     peer: float
     unit: str
     runs: int
+    ours_p95: float | None = None
+    peer_p95: float | None = None
+    target: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chose; None: as the benchmark likes. `tiny`: to see that it runs, nothing more."""
+
+    repeats: int | None = None
+    ranks: tuple[int, ...] | None = None
+    tiny: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`notes`: what stands under the table, in words."""
+
+    entries: Sequence[Entry]
+    notes: Sequence[str] = ()
+
+
+def p95(samples: Sequence[float]) -> float:
+    """The smallest sample that at least 95 % of them do not exceed."""
+    return sorted(samples)[-(-95 * len(samples) // 100) - 1]
+
+
+def paired(
+    name: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    unit: str,
+    target: float | None = None,
+    parts: Mapping[str, float] | None = None,
+) -> Entry:
+    """The entry of samples that were taken in turn."""
+    return Entry(
+        name=name,
+        ratio=statistics.median(b / a for a, b in zip(ours, peer, strict=True)),
+        ours=statistics.median(ours),
+        peer=statistics.median(peer),
+        unit=unit,
+        runs=len(ours),
+        ours_p95=p95(ours),
+        peer_p95=p95(peer),
+        target=target,
+        parts=parts or {},
+    )
 
 
 def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], runs: int, warm_up: int = 3) -> Entry:
@@ -33,8 +89,12 @@ def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], runs:
         first, second = _seconds(order[0]), _seconds(order[1])
         pairs.append((first, second) if run % 2 == 0 else (second, first))
     mine, theirs = zip(*pairs, strict=True)
-    ratio = statistics.median(b / a for a, b in pairs)
-    return Entry(name, ratio, 1e3 * statistics.median(mine), 1e3 * statistics.median(theirs), "ms", runs)
+    return paired(name, [1e3 * s for s in mine], [1e3 * s for s in theirs], "ms")
+
+
+def medians(samples: Sequence[Mapping[str, float]], scale: float = 1.0) -> dict[str, float]:
+    """Part by part."""
+    return {name: scale * statistics.median(sample[name] for sample in samples) for name in samples[0]}
 
 
 def _seconds(action: Callable[[], None]) -> float:
@@ -44,15 +104,36 @@ def _seconds(action: Callable[[], None]) -> float:
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """Aligned text, one line per entry."""
-    rows = [("", "ours", "peer", "peer/ours", "runs")]
+    """Aligned text: one line per entry, then one line per entry that has parts."""
+    rows = [("", "ours", "p95", "peer", "p95", "peer/ours", "wanted", "runs")]
     rows += [
-        (e.name, f"{e.ours:.3f} {e.unit}", f"{e.peer:.3f} {e.unit}", f"{e.ratio:.2f}x", str(e.runs)) for e in entries
+        (
+            e.name,
+            f"{e.ours:.3f} {e.unit}",
+            _or_dash(e.ours_p95),
+            f"{e.peer:.3f} {e.unit}",
+            _or_dash(e.peer_p95),
+            f"{e.ratio:.2f}x",
+            f"{e.target:g}x" if e.target is not None else "-",
+            str(e.runs),
+        )
+        for e in entries
     ]
+    parts = [
+        f"  {e.name}: " + ", ".join(f"{name} {value:.3f}" for name, value in e.parts.items()) + f" {e.unit}"
+        for e in entries
+        if e.parts
+    ]
+    return "\n".join([*_aligned(rows), *(["", "parts of ours (medians)", *parts] if parts else [])])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def write_json(path: Path, entries: Sequence[Entry]) -> None:

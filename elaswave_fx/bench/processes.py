@@ -1,0 +1,92 @@
+"""Processes of a benchmark: forked as a job's workers are, heard over channels, killed on purpose.
+
+In: a body per process, which gets its end of a channel. Out: what they say. Whatever was started is gone at the end.
+
+    with Processes() as processes:
+        processes.fork("rank-0", body)
+        processes.hear(["rank-0"], "ready")   ->  {"rank-0": {…}}
+        processes.kill("rank-0")
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.process import Child, end_children, fork_child
+
+PLENTY_S = 120.0
+"""Far more than anything takes on a busy machine."""
+
+
+class BenchFailed(RuntimeError):
+    """A process of a benchmark ended or kept silent; the words name it and show the end of its log."""
+
+
+class Processes:
+    """Used by one thread. `folder` holds their logs, and whatever a benchmark puts there."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="elaswave-bench-"))
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_children(self._children.values())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __getitem__(self, name: str) -> Child:
+        return self._children[name]
+
+    def fork(self, name: str, body: Callable[[Channel], None]) -> Child:
+        """Start `body(channel)` in a child that dies with this process."""
+        child = fork_child(name, body, self.folder / f"{name}.log", self._children.values())
+        self._children[name] = child
+        return child
+
+    def tell(self, names: Iterable[str], kind: str, **fields: Any) -> None:
+        """The same message to each."""
+        for name in names:
+            try:
+                self._children[name].channel.send(kind, **fields)
+            except ChannelClosed as error:
+                raise self._failed(name, "has ended") from error
+
+    def hear(self, names: Iterable[str], kind: str) -> dict[str, Mapping[str, Any]]:
+        """One message of `kind` from each; other kinds are passed over. Raises `BenchFailed`."""
+        return {name: self._hear(name, kind) for name in names}
+
+    def heard(self, name: str) -> list[Message]:
+        """What one has said so far, without waiting."""
+        return self._children[name].channel.drain()
+
+    def kill(self, name: str) -> float:
+        """SIGKILL; when it was sent."""
+        at_s = time.monotonic()
+        self._children[name].signal(signal.SIGKILL)
+        return at_s
+
+    def _hear(self, name: str, kind: str) -> Mapping[str, Any]:
+        end = time.monotonic() + PLENTY_S
+        while True:
+            try:
+                message = self._children[name].channel.receive(max(0.0, end - time.monotonic()))
+            except ChannelClosed as error:
+                raise self._failed(name, f"ended before it said {kind}") from error
+            if message is None:
+                raise self._failed(name, f"did not say {kind} within {PLENTY_S:g} s")
+            if message.kind == "error":
+                raise self._failed(name, f"failed: {message.fields['message']}")
+            if message.kind == kind:
+                return message.fields
+
+    def _failed(self, name: str, what: str) -> BenchFailed:
+        return BenchFailed(f"bench: {name} {what}\n{self._children[name].log.read_text()[-2000:]}")

@@ -1,0 +1,72 @@
+"""The benchmarks at tiny sizes: they run, and print and write what is promised. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elaswave_fx.bench.results import Entry, p95, paired, table
+from elaswave_fx.bench.views import Views
+
+
+def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """Standard output and the JSON entries of a benchmark."""
+    file = tmp_path / "entries.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "elaswave_fx.bench", *arguments, "--json", str(file)],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "measuring" in done.stderr
+    entries = json.loads(file.read_text())
+    assert all({"name", "ratio", "ours", "peer", "unit", "runs"} <= entry.keys() for entry in entries)
+    return done.stdout, entries
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "elaswave_fx.bench", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_percentile_and_pairs() -> None:
+    assert p95(list(range(1, 21))) == 19 and p95([3.0]) == 3.0
+    entry = paired("x", [1.0, 2.0, 4.0], [2.0, 8.0, 12.0], "ms", target=3.0)
+    assert (entry.ratio, entry.ours, entry.peer, entry.ours_p95, entry.runs) == (3.0, 2.0, 8.0, 4.0, 3)
+    assert "3.00x" in table([entry]) and "p95" in table([entry])
+    assert table([Entry("y", 1.0, 1.0, 1.0, "ms", 1, parts={"plan": 0.5})]).endswith("y: plan 0.500 ms")
+
+
+@pytest.mark.parametrize(("ranks", "lost"), [(4, 0), (4, 3), (8, 5), (32, 16)])
+def test_views_after_a_loss_hold_every_survivor_once(ranks: int, lost: int) -> None:
+    before = Views.first(ranks, depth=2)
+    after = before.less(lost)
+    survivors = sorted(set(range(ranks)) - {lost})
+    assert list(after.world) == survivors
+    assert sorted(rank for stage in after.stages for rank in stage) == survivors
+    assert sorted(rank for pipeline in after.pipelines for rank in pipeline) == survivors
+    # One stage is narrower and one pipeline takes the rest of the broken one, however many there are.
+    assert len(after.changed(before)) == 2
+
+
+def test_communicator_edit(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "communicator_edit", "--ranks", "4", "--repeats", "1")
+    assert [entry["name"] for entry in entries] == [
+        "4 ranks, gloo full rebuild", "4 ranks, gloo partial", "4 ranks, gloo partial, without the world",
+    ]  # fmt: skip
+    assert set(entries[0]["parts"]) == {"notice", "report", "store", "activate", "views", "all-reduce"}
+    assert "links opened 0, bytes between ranks 0" in shown
+
+
+def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
+    assert "--ranks: executor does not take it" in refused("executor", "--ranks", "4")
+    assert "sizes are even and at least 4" in refused("communicator_edit", "--ranks", "3")
+    assert "must be at least 1" in refused("communicator_edit", "--repeats", "0")
