@@ -1,4 +1,4 @@
-"""What the coordinator decides, as events for people: detected, agreed, planned, over.
+"""What the coordinator decides, as events for people: detected, waiting, agreed, planned, over.
 
 In: its state before and after an event, and what it did. Out: (kind, epoch, fields) of lines of `events.jsonl`.
 
@@ -23,7 +23,7 @@ class Narrator:
 
     def __init__(self) -> None:
         self._told: frozenset[Rank] = frozenset()
-        self._why = ""
+        self._why = self._waits = ""
         self._redone = 0
 
     def events(self, before: Coordinator, after: Coordinator, actions: tuple[Act, ...]) -> list[Line]:
@@ -32,6 +32,8 @@ class Narrator:
         lines: list[Line] = []
         if after.phase == PREPARING and after.ballot != before.ballot:
             lines += self._detected(before, after, notes)
+        if after.phase == PREPARING and after.register is not None and after.proposal is None:
+            lines += self._waiting(after.register.epoch, notes)
         if after.proposal is not None and after.proposal is not before.proposal:
             self._foresee(after, notes)
         old, new = before.register, after.register
@@ -56,6 +58,14 @@ class Narrator:
         if new or not again:
             return [("detected", register.epoch, {"rank": new[0] if new else None, "ranks": new, "cause": cause})]
         return []
+
+    def _waiting(self, epoch: int, notes: list[str]) -> list[Line]:
+        """Somebody left out is needed: said once, not with every tick."""
+        found = [text for text in notes if "wait for ranks" in text or "copies are needed" in text]
+        if not found or found[0] == self._waits:
+            return []
+        self._waits = found[0]
+        return [("waiting", epoch, {"cause": found[0]})]
 
     def _foresee(self, after: Coordinator, notes: list[str]) -> None:
         """The proposal of an epoch: keep why, and how many steps it makes the ranks do again."""
@@ -86,5 +96,5 @@ class Narrator:
         }
         if register.activation.rollback:
             fields["rolled_back_to"] = register.activation.resume.version
-        self._told = frozenset()
+        self._told, self._waits = frozenset(), ""
         return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]

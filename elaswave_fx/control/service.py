@@ -118,6 +118,7 @@ class Service:
         self._plans: dict[int, Planned] = {}
         self._moves: tuple[int, bool] | None = None
         self._plan_ms = 0.0
+        self._said = ""
         self._forethought = Forethought(spec.planning)
         self._steady_s = 0.0
         self._turn_s = self._heard_s = self._alive_s = time.monotonic()
@@ -231,6 +232,9 @@ class Service:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Note):
+                if action.text == self._said:
+                    continue  # a coordinator that waits says so with every tick
+                self._said = action.text
                 print(f"{time.monotonic():.3f} {action.text}", flush=True)
                 self._tell("note", text=action.text, at_s=time.monotonic())
             else:
