@@ -26,7 +26,6 @@ Options = Mapping[str, object]
 
 # Key -> the values that exist so far. The first one is the default.
 LATER: dict[str, tuple[object, ...]] = {
-    "copies.mode": ("log",),
     "exact": (False,),
     "policy": ("elaswave",),
     "planner.axes": (("dataflow", "graph", "frequency"),),

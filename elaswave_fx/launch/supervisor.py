@@ -148,6 +148,8 @@ class Supervisor:
         kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
         extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
         self._recorder.event(kind, epoch, at_s, **extra)
+        if "rolled_back_to" in extra:
+            self._progress.rewind(extra["rolled_back_to"])
         self._progress.message(describe(kind, epoch, extra))
 
     def _on_hello(self, rank: int, port: int) -> None:

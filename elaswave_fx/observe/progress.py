@@ -79,6 +79,10 @@ class StepProgress:
         self._last, self._done = line, self._done + 1
         self.draw()
 
+    def rewind(self, step: int) -> None:
+        """Steps from `step` on are done again."""
+        self._done = min(self._done, step)
+
     def draw(self, last: bool = False) -> None:
         """Show the newest step, at most every `LINE_EVERY_S` (lines) or `DRAW_EVERY_S` (bar), and at the end."""
         every = LINE_EVERY_S if self._bar is None else DRAW_EVERY_S

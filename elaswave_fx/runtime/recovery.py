@@ -67,7 +67,8 @@ def holdings_of(worker: Worker) -> Holdings:
     if not native.pending:
         return Holdings(committed, copies, {}, (), lost, frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
-    records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items()}
+    recorded = frozenset(native.recorded)
+    records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items() if box in recorded}
     votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(native.votes.items()))
     return Holdings(committed, copies, records, votes, lost, frozenset(copies))
 

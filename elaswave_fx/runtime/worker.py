@@ -109,6 +109,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     batch = plan.workload.global_batch
     engine = RankEngine(artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch)
     engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
+    engine.native.set_copy_mode(config.copies.mode)
     engine.install(plan)
 
     def progress() -> Progress:

@@ -378,6 +378,13 @@ void bind_declarations(py::class_<Engine>& engine) {
       .def(
           "set_record_type", [](Engine& self, const py::object& dtype) { self.set_record_type(dtype_of(dtype)); },
           py::arg("dtype"))
+      .def(
+          "set_copy_mode",
+          [](Engine& self, const std::string& mode) {
+            if (mode != "log" && mode != "state") throw ExecError("copies are kept by \"log\" or \"state\"");
+            self.set_copy_mode(mode == "log" ? exec::CopyMode::kLog : exec::CopyMode::kState);
+          },
+          py::arg("mode"))
       .def("add_buffer", &Engine::add_table, py::arg("name"), py::arg("tensor"))
       .def("add_constant", &Engine::add_table, py::arg("name"), py::arg("tensor"))
       .def("add_value", &add_value, py::arg("name"), py::arg("sample_axis"), py::arg("dtype"), py::arg("shape"),
@@ -413,6 +420,7 @@ void bind_state(py::class_<Engine>& engine) {
       .def_property_readonly("stale_buckets", &Engine::stale_buckets)
       .def_property("version", &Engine::version, &Engine::set_version)
       .def_property_readonly("pending", &Engine::pending)
+      .def_property_readonly("recorded", &Engine::recorded)
       .def_property_readonly("votes", [](const Engine& self) { return dict_of(self.votes()); })
       .def("commit_pending", &commit_pending, py::arg("votes"))
       .def("drop_pending", &Engine::drop_pending)

@@ -185,7 +185,16 @@ void Boxes::replace(BoxState& box, std::vector<at::Tensor> tensors) {
 
 // --- A step
 
+std::vector<int> Boxes::recorded() const {
+  std::vector<int> found;
+  for (int index = 0; index < size(); ++index) {
+    if (at(index).gradient.defined()) found.push_back(index);
+  }
+  return found;
+}
+
 void Boxes::begin_step() {
+  if (mode_ == CopyMode::kState) return;
   for (std::int64_t index = 0; index < size(); ++index) {
     BoxState& box = at(index);
     if (owns(box) || !holds(box)) continue;
@@ -250,7 +259,7 @@ void Boxes::sum(BoxState& box) {
     record = box.gradient.to(record_type_);
     box.gradient = record.to(at::kFloat);
   }
-  if (box.spec.holders.empty()) return;
+  if (box.spec.holders.empty() || mode_ == CopyMode::kState) return;
   const at::Tensor seal = make_seal(box.base.digest, digest_of_record(record));
   for (const int holder : box.spec.holders) {
     box.sends.push_back(courier_.send(record, holder, tag_of(kRecordTag, index)));
@@ -270,7 +279,12 @@ std::vector<double> Boxes::finish() {
     courier_.wait(box.receives);
     if (!box.receives.empty() && !accept(box)) differing += (differing.empty() ? "" : ", ") + place(box);
     box.receives.clear();
-    if (box.catching) catch_up(box, nullptr, box.backlog.size() + 1 >= kBacklog);
+    if (box.catching && mode_ == CopyMode::kState) {
+      courier_.wait(box.catching->transfers);
+      take_base(box);
+    } else if (box.catching) {
+      catch_up(box, nullptr, box.backlog.size() + 1 >= kBacklog);
+    }
     squares.push_back(owns(box) && box.reducing ? sum_of_squares(box.gradient) : 0.0);
   }
   // Accumulators are written again in the next step.
@@ -302,10 +316,20 @@ void Boxes::update_owned(std::int64_t bucket, const Update& update, const Hyper&
     replace(box, update(bucket, box.base, box.gradient, hyper));
     box.gradient = at::Tensor();
     buckets_.write(bucket, box.spec.lo, box.base.master);
+    if (mode_ == CopyMode::kState) {
+      for (const int holder : box.spec.holders) send_base(index, holder);
+    }
   }
 }
 
-void Boxes::update_held(const Update& update, const Hyper& hyper) {
+void Boxes::update_held(const Update& update, const Hyper& hyper,
+                        const std::function<std::size_t(int)>& state_tensors) {
+  if (mode_ == CopyMode::kState) {
+    for (int index = 0; index < size(); ++index) {
+      if (!owns(at(index)) && holds(at(index))) expect_base(index, at(index).spec.owner, state_tensors(index));
+    }
+    return;
+  }
   for (BoxState& box : boxes_) {
     if (owns(box) || !box.gradient.defined()) continue;
     if (box.base.there()) {
@@ -382,6 +406,17 @@ void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors
   box.catching = std::move(catching);
 }
 
+// What has arrived becomes the base; false if it was damaged on its way, and there is still none.
+bool Boxes::take_base(BoxState& box) {
+  Catching arrived = *std::exchange(box.catching, std::nullopt);
+  const Digest sent = digest_in(arrived.seal, 0);
+  replace(box, std::move(arrived.tensors));
+  if (box.base.digest == sent) return true;
+  box.base = Base();
+  box.backlog.clear();
+  return false;
+}
+
 // Takes the base once it is here, then the records since. Without `update` nothing is applied yet.
 void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
   Catching& catching = *box.catching;
@@ -393,14 +428,7 @@ void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
   }
   catching.transfers.clear();
   if (update == nullptr) return;
-  const Digest sent = digest_in(catching.seal, 0);
-  replace(box, std::move(catching.tensors));
-  box.catching.reset();
-  if (!(box.base.digest == sent)) {  // damaged on its way: still none
-    box.base = Base();
-    box.backlog.clear();
-    return;
-  }
+  if (!take_base(box)) return;
   for (const Backlog& entry : box.backlog) {
     replace(box, (*update)(box.spec.bucket, box.base, entry.gradient, entry.hyper));
   }
@@ -441,6 +469,11 @@ void Boxes::refresh(const std::vector<std::vector<int>>& wanted) {
 
 void Boxes::abandon_transfers() {
   for (BoxState& box : boxes_) {
+    const auto here = [this](const comm::Transfer& each) { return courier_.arrived(each); };
+    if (box.catching && mode_ == CopyMode::kState &&
+        std::all_of(box.catching->transfers.begin(), box.catching->transfers.end(), here)) {
+      take_base(box);
+    }
     box.catching.reset();
     box.backlog.clear();
     box.receives.clear();

@@ -7,6 +7,10 @@
 // (the summed gradient), so they stay equal; the record's seal carries the owner's digest of the base, which every
 // holder compares with its own before it lets its rank vote. A holder that is still to get its base keeps the records
 // meanwhile.
+//
+// With CopyMode::kState there are no records: the owner sends its base after every update, three times the bytes with
+// AdamW, and its holders have none until it has arrived, which their next vote waits for. An owner that is lost in
+// between takes the box with it. It exists to be compared with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -58,6 +62,9 @@ class Boxes {
   bool intact(std::int64_t box) const { return at(box).base.there() && digest_of(at(box)) == at(box).base.digest; }
   // What `records` are rounded to, at the owner and at the holders alike: kFloat or kBFloat16.
   void set_record_type(at::ScalarType type) { record_type_ = type; }
+  void set_copy_mode(CopyMode mode) { mode_ = mode; }
+  // Boxes of which the sum or the record of the step is here.
+  std::vector<int> recorded() const;
   // Throws ExecError if a bucket is not covered, or an owner has no base.
   void check() const;
 
@@ -70,7 +77,8 @@ class Boxes {
   // know who owns what. Throws CopyDiffers, after dropping them, if bases differ from their owners'.
   std::vector<double> finish();
   void update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper);
-  void update_held(const Update& update, const Hyper& hyper);
+  // `state_tensors`: of a box's optimizer.
+  void update_held(const Update& update, const Hyper& hyper, const std::function<std::size_t(int)>& state_tensors);
   // Sends the own parts of the working copy to the group, posts receives for the others.
   void gather(std::int64_t bucket);
   void end_step();
@@ -130,12 +138,14 @@ class Boxes {
   void replace(BoxState& box, std::vector<at::Tensor> tensors);
   void sum(BoxState& box);
   bool accept(BoxState& box);
+  bool take_base(BoxState& box);
   void catch_up(BoxState& box, const Update* update, bool wait);
   at::Tensor part_of(BoxState& box);
 
   Courier& courier_;
   Buckets& buckets_;
   at::ScalarType record_type_ = at::kFloat;
+  CopyMode mode_ = CopyMode::kLog;
   std::vector<BoxState> boxes_;
   std::vector<std::vector<int>> of_bucket_;
   std::vector<int> unsummed_;

@@ -58,6 +58,9 @@ struct BoxSpec {
   std::vector<int> holders;
 };
 
+// How holders keep up: by the owner's records, or by its whole base after every update (to compare with).
+enum class CopyMode { kLog, kState };
+
 struct FoldValue {
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> shape;

@@ -270,6 +270,7 @@ void Engine::assign_box(int box, int owner, std::vector<int> holders) {
   impl_->assign_box(impl_->expect_box(box), owner, std::move(holders));
 }
 void Engine::set_record_type(at::ScalarType type) { impl_->boxes.set_record_type(type); }
+void Engine::set_copy_mode(CopyMode mode) { impl_->boxes.set_copy_mode(mode); }
 int Engine::add_table(const std::string& name, at::Tensor tensor) { return impl_->add_table(name, std::move(tensor)); }
 int Engine::add_value(ValueSpec spec) { return impl_->add_value(std::move(spec)); }
 void Engine::regroup_fold(int fold, std::vector<OwnedSpan> group) { impl_->regroup_fold(fold, std::move(group)); }
@@ -291,6 +292,7 @@ void Engine::refresh_work(const std::vector<std::vector<int>>& wanted, double de
   impl_->refresh_work(wanted, deadline_s);
 }
 bool Engine::pending() const { return impl_->pending; }
+std::vector<int> Engine::recorded() const { return impl_->boxes.recorded(); }
 const Votes& Engine::votes() const { return impl_->votes; }
 StepResult Engine::commit_pending(const Votes& votes) { return impl_->commit_pending(votes); }
 void Engine::drop_pending() { impl_->drop_pending(); }

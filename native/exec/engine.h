@@ -103,6 +103,7 @@ class Engine {
   int add_box(BoxSpec spec);  // every rank declares every box, in the same order, so that the vote has a place for each
   void assign_box(int box, int owner, std::vector<int> holders);  // new roles; drops a base without a role
   void set_record_type(at::ScalarType type);                      // kFloat or kBFloat16, on all ranks alike
+  void set_copy_mode(CopyMode mode);                              // on all ranks alike
   int add_table(const std::string& name, at::Tensor tensor);      // mutable buffers, constants
   int add_value(ValueSpec spec);
   int add_fold(FoldSpec spec);
@@ -128,6 +129,7 @@ class Engine {
 
   // A step that was left after this rank had voted; see above.
   bool pending() const;
+  std::vector<int> recorded() const;  // boxes whose sum or record of that step is here
   const Votes& votes() const;  // of the step that was left last: the own one, if it was cast, and those that came
   // Finishes it as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies are stale.
   StepResult commit_pending(const Votes& votes);

@@ -383,7 +383,8 @@ void Engine::Impl::update_owned(std::int64_t bucket) {
 
 void Engine::Impl::update_held() {
   if (!result_.updated) return;
-  boxes.update_held([this](auto... arguments) { return updated(arguments...); }, hyper_);
+  boxes.update_held([this](auto... arguments) { return updated(arguments...); }, hyper_,
+                    [this](int box) { return state_tensors(box); });
 }
 
 void Engine::Impl::sync(double deadline_s) {

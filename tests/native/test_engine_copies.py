@@ -72,6 +72,25 @@ def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks
         assert sum(number in result[1] for result in results) == 2
 
 
+def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., Ranks]) -> None:
+    """With whole states instead of records a holder is at the version that its owner had when the step began."""
+    boxes = with_holders(PAIR)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        engine.set_copy_mode("state")
+        before = endpoint.bytes_sent
+        taken = train(engine, PAIR[rank], 3)
+        held = [number for number, box in enumerate(boxes) if box.owner != rank]
+        missing = engine.catching
+        taken.append(engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, PLENTY_S))
+        return [r["loss"] for r in taken], missing == held, endpoint.bytes_sent - before
+
+    for losses, on_the_way, _ in started(2, body).results():
+        assert losses == pytest.approx(reference(4).losses, rel=1e-5)
+        assert on_the_way
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, started: Callable[..., Ranks]) -> None:
     """Rank 1 dies after two steps; rank 0 owns everything and finishes alone as if nothing had happened."""
