@@ -63,13 +63,19 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, kind: str, **fields: Any) -> None:
-        """Raises `ChannelClosed` when the other end is gone, `CommError` for a message that is too long."""
+    @staticmethod
+    def packed(kind: str, **fields: Any) -> bytes:
+        """A message as it travels. Raises `CommError` for one that is too long."""
         body = json.dumps([kind, fields], separators=(",", ":")).encode()
         if len(body) > MESSAGE_BYTES_MAX:
             raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
+        return _LENGTH.pack(len(body)) + body
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Raises `ChannelClosed` when the other end is gone, `CommError` for a message that is too long."""
+        message = self.packed(kind, **fields)
         try:
-            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+            self._socket.sendall(message)
         except OSError as error:
             raise ChannelClosed(f"channel: {kind} was not sent, the other end is gone") from error
 

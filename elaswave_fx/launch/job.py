@@ -115,6 +115,11 @@ class WorkerContext:
         """That `fault` is about to happen, just before it does."""
         self.report_event("fault", epoch, step=fault.step, fault=fault.kind, phase=fault.phase)
 
+    def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
+        """The same for the engine to say: a descriptor, and what to write to it at the last moment."""
+        what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
+        return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
+
     def _send(self, kind: str, **fields: Any) -> None:
         try:
             self.channel.send(kind, **fields)

@@ -150,7 +150,7 @@ class Training:
         worker, config = self._worker, self._worker.config
         assert worker.feed is not None
         fed = worker.feed.take(step)
-        fault = self._fault(step)
+        fault = self._faults.pop(step, None)
         try:
             result = worker.engine.native.step(
                 step,
@@ -160,7 +160,7 @@ class Training:
                 self._deadline.seconds,
                 stop_wanted=worker.context.stop_wanted,
                 content=fed.content,
-                fault=(_phase_of(fault), int(fault.signal)) if fault else None,
+                fault=self._strike(fault) if fault else None,
             )
         except (CommError, CopyDiffers):
             if fault is not None:
@@ -178,12 +178,9 @@ class Training:
         lr = worker.config.optimizer.lr * worker.schedule(step)
         return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
 
-    def _fault(self, step: int) -> Fault | None:
-        """The fault that is to strike in this step; told of before it does."""
-        fault = self._faults.pop(step, None)
-        if fault is not None:
-            self._worker.context.report_fault(fault, self._worker.plan.epoch)
-        return fault
+    def _strike(self, fault: Fault) -> tuple[str, int, int, bytes]:
+        """Where the engine is to raise which signal on this process, and whom it tells at the last moment."""
+        return _phase_of(fault), int(fault.signal), *self._worker.context.fault_words(fault, self._worker.plan.epoch)
 
     def _committed(self, result: Any) -> None:
         """A step was committed here."""

@@ -320,15 +320,21 @@ py::dict dict_of(const exec::StepResult& result) {
 }
 
 using Content = std::pair<std::uint64_t, std::uint64_t>;
-using Fault = std::pair<std::string, int>;  // instruction, signal
+using Fault = std::tuple<std::string, int, int, py::bytes>;  // instruction, signal, where to tell of it, the words
 
 py::dict step(Engine& engine, std::int64_t step_index, const exec::Inputs& inputs,
               const std::vector<std::vector<double>>& hyper, std::optional<double> clip_norm, double deadline_s,
               bool stop_wanted, Content content, const std::optional<Fault>& fault) {
-  exec::StepOptions options{clip_norm, deadline_s, stop_wanted, {content.first, content.second}, std::nullopt, 0};
+  exec::StepOptions options;
+  options.clip_norm = clip_norm;
+  options.deadline_s = deadline_s;
+  options.stop_wanted = stop_wanted;
+  options.content = {content.first, content.second};
   if (fault) {
-    options.fault_at = exec::opcode_of(fault->first);
-    options.fault_signal = fault->second;
+    options.fault_at = exec::opcode_of(std::get<0>(*fault));
+    options.fault_signal = std::get<1>(*fault);
+    options.fault_pipe = std::get<2>(*fault);
+    options.fault_words = std::get<3>(*fault);
   }
   exec::StepResult result;
   {

@@ -75,6 +75,8 @@ struct StepOptions {
   // what comes after.
   std::optional<OpCode> fault_at;
   int fault_signal = 0;
+  int fault_pipe = -1;  // where `fault_words` are written just before
+  std::string fault_words;
 };
 
 // Where a step stands.

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -127,7 +128,11 @@ void Engine::Impl::run(const StepList& list, StepResult* result) {
 
 // Phases follow each other in the order of opcodes, so an empty one is reached with the next.
 void Engine::Impl::fault_if_due(std::optional<OpCode> next) const {
-  if (options_.fault_at && (!next || *next >= *options_.fault_at)) ::raise(options_.fault_signal);
+  if (!options_.fault_at || (next && *next < *options_.fault_at)) return;
+  if (options_.fault_pipe >= 0) {
+    (void)!::write(options_.fault_pipe, options_.fault_words.data(), options_.fault_words.size());
+  }
+  ::raise(options_.fault_signal);
 }
 
 Progress Engine::Impl::progress() const {

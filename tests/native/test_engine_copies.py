@@ -215,7 +215,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
     def left(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
         before = digests(engine)
-        fault = ("VOTE", signal.SIGKILL) if rank == 2 else None
+        fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
         with pytest.raises(CommError):
             engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S, fault=fault)
         assert engine.pending and engine.version == 0 and digests(engine) == before
