@@ -1,0 +1,184 @@
+"""Our training steps for a benchmark: real workers, agents, coordinator and store, without the launcher's console.
+
+In: a workload and a `Variant`. Out: seconds of each step and the bytes that the ranks sent in it.
+
+    with Program(workload) as program:          # built once
+        run = program.run(Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…)
+
+A step is what a worker does for one: take the batch, run it, keep the proof of the commit; with `guarded`, hand that
+to the agent, which beats, while the coordinator writes the ledger to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.bench.processes import PLENTY_S, Processes
+from elaswave_fx.bench.workload import Workload
+from elaswave_fx.config import Config
+from elaswave_fx.control.file_store import FileStore
+from elaswave_fx.control.planning import Planner
+from elaswave_fx.control.service import CoordinatorSpec, plan_path, run_coordinator
+from elaswave_fx.control.store import Register
+from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.control.words import SEED, Activation, Stamp, Term, Version
+from elaswave_fx.launch.channel import Channel
+from elaswave_fx.launch.job import BuildResult, WorkerContext
+from elaswave_fx.plan.topology import Epoch
+from elaswave_fx.runtime.build import build_job
+from elaswave_fx.runtime.optimizer import GROUPS
+from elaswave_fx.runtime.worker import Worker, certificate_of, set_up
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`copies` of each box in other ranks' memory; `guarded`: with agents, heartbeats, coordinator and ledger."""
+
+    copies: int
+    record: str = "fp32"
+    guarded: bool = True
+
+
+@dataclass(frozen=True)
+class Run:
+    """Of one job: seconds of its steps as the first rank saw them; payload bytes of all ranks in a step."""
+
+    seconds: tuple[float, ...]
+    bytes_per_step: float
+
+
+class Program:
+    """A workload captured and lowered once; its jobs run one after the other. Raises BenchFailed."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._built: dict[int, BuildResult] = {}
+        self._keep = Processes()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._keep.__exit__(*error)
+
+    def elements(self) -> int:
+        """Parameters of the model."""
+        return sum(parameter.numel() for parameter in self._workload.model().parameters())
+
+    def run(self, variant: Variant, steps: int, warm_up: int) -> Run:
+        """One job: `warm_up` steps that do not count, then `steps` that do."""
+        config = self._workload.config(
+            f"steps={warm_up + steps + 2}", f"copies.count={variant.copies}", f"copies.record={variant.record}"
+        )
+        built = self._build(config, variant.copies)
+        names = [f"rank-{rank}" for rank in range(self._workload.ranks)]
+        with Processes() as processes:
+            address = ControlAddress(
+                f"ipc://@elaswave-bench-{secrets.token_hex(8)}", secrets.token_hex(16), processes.folder, os.getpid()
+            )
+            first = _first_epoch(processes.folder, built, variant)
+            if variant.guarded:
+                processes.fork("coordinator", _coordinator_body(address, variant))
+            for rank, name in enumerate(names):
+                body = _rank_body(config, variant, rank, len(names), processes.folder, built, address, first, warm_up)
+                processes.fork(name, body)
+            ports = {name: fields["port"] for name, fields in processes.hear(names, "hello").items()}
+            places = {rank: ["127.0.0.1", ports[name], f"host-{rank}"] for rank, name in enumerate(names)}
+            processes.tell(names, "peers", places=places)
+            done = processes.hear(names, "measured")
+            return Run(tuple(done[names[0]]["seconds"]), sum(rank["bytes"] for rank in done.values()) / steps)
+
+    def _build(self, config: Config, copies: int) -> BuildResult:
+        """Once per number of copies, in a child: tracing leaves threads behind."""
+        if copies not in self._built:
+            folder = self._keep.folder / f"copies-{copies}"
+
+            def body(channel: Channel) -> None:
+                built = build_job(config, folder)
+                channel.send("built", **{**vars(built), "data": dict(built.data)})
+
+            self._keep.fork(f"builder-{copies}", body)
+            (fields,) = self._keep.hear([f"builder-{copies}"], "built").values()
+            self._built[copies] = BuildResult(**{**fields, "lines": tuple(fields["lines"])})
+        return self._built[copies]
+
+
+def _first_epoch(folder: Path, built: BuildResult, variant: Variant) -> Activation:
+    assignment = Planner(variant.copies).read(built.plan).assignment
+    first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
+    FileStore.create(folder, Register(Term(0), first, SEED, SEED, None, SEED))
+    plan_path(folder, 0).write_text(built.plan)
+    return first
+
+
+def _coordinator_body(address: ControlAddress, variant: Variant) -> Callable[[Channel], None]:
+    def body(channel: Channel) -> None:
+        spec = CoordinatorSpec(address=address, run_dir=address.store, planning=Planner(variant.copies))
+        run_coordinator(spec, channel)
+
+    return body
+
+
+class _Context(WorkerContext):
+    """Of a worker that dies with the benchmark."""
+
+    def detach(self) -> None:
+        return
+
+
+def _rank_body(
+    config: Config, variant: Variant, rank: int, ranks: int, folder: Path, built: BuildResult,
+    address: ControlAddress, first: Activation, warm_up: int,
+) -> Callable[[Channel], None]:  # fmt: skip
+    def body(channel: Channel) -> None:
+        hosts = tuple(f"host-{r}" for r in range(ranks))
+        worker = set_up(
+            config,
+            _Context(
+                rank=rank, hosts=hosts, run_dir=folder, token=address.token, port=0, build=built, channel=channel,
+                control=address, first=first,
+            ),
+        )  # fmt: skip
+        if not variant.guarded:
+            worker.agent.close(finished=False)
+        worker.group.barrier(PLENTY_S)
+        _measure(worker, variant, config.steps - 2, warm_up, channel)
+
+    return body
+
+
+def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int, channel: Channel) -> None:
+    seconds, sent = [], 0
+    lap = time.perf_counter()
+    for step in range(steps):
+        if step == warm_up:
+            worker.engine.native.sync(PLENTY_S)
+            sent = worker.endpoint.bytes_sent
+        _step(worker, variant, step)
+        now = time.perf_counter()
+        seconds.append(now - lap)
+        lap = now
+    worker.engine.native.sync(PLENTY_S)
+    channel.send("measured", seconds=seconds[warm_up:], bytes=worker.endpoint.bytes_sent - sent)
+    worker.group.barrier(PLENTY_S)
+    channel.receive(PLENTY_S)
+
+
+def _step(worker: Worker, variant: Variant, step: int) -> None:
+    """What a worker does for one step that goes well."""
+    assert worker.feed is not None
+    fed = worker.feed.take(step)
+    lr = worker.config.optimizer.lr * worker.schedule(step)
+    hyper = [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
+    result: dict[str, Any] = worker.engine.native.step(
+        step, fed.inputs, hyper, worker.config.clip_norm, PLENTY_S, content=fed.content
+    )
+    worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
+    if variant.guarded:
+        worker.agent.committed(certificate_of(worker.committed, result["votes"]))

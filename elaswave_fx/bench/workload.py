@@ -1,0 +1,78 @@
+"""The model, batch and links that training benchmarks use, fixed here before anything is measured.
+
+In: a name. Out: our configuration of it, and the same model and data for a plain PyTorch loop.
+
+    COMPUTE_BOUND.config("copies.count=1")   ->  Config
+    COMPUTE_BOUND.model(), COMPUTE_BOUND.batch(step=3, rank=1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from elaswave_fx.config import Config, load_config
+from elaswave_fx.models.gpt import GPT
+
+LINK_GBIT_S = 10.0
+"""The link between hosts for which the time of a step's records is worked out; what is measured crosses loopback."""
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A GPT without dropout on random tokens, AdamW, data parallel over `ranks`, each on a host of its own."""
+
+    layers: int
+    width: int
+    heads: int
+    seq_len: int
+    global_batch: int
+    ranks: int
+    lr: float = 1e-3
+    clip_norm: float = 1.0
+
+    def config(self, *overrides: str) -> Config:
+        """As the command line would give it."""
+        return load_config(
+            [
+                "model=gpt", f"model.layers={self.layers}", f"model.width={self.width}", f"model.heads={self.heads}",
+                "data=synthetic", f"data.vocab_size={VOCABULARY}", f"seq_len={self.seq_len}",
+                f"global_batch={self.global_batch}", f"parallel.dp={self.ranks}", "parallel.pp=1",
+                "parallel.ranks_per_host=1", "optimizer=adamw", f"optimizer.lr={self.lr}", "schedule=constant",
+                f"clip_norm={self.clip_norm}", "eval.every=0", *overrides,
+            ]
+        )  # fmt: skip
+
+    def model(self) -> GPT:
+        """The same architecture for plain PyTorch."""
+        torch.manual_seed(0)
+        return GPT(VOCABULARY, self.seq_len, self.layers, self.width, self.heads)
+
+    def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels of a rank's share of a step; while all ranks are there."""
+        draw = torch.Generator().manual_seed(1 + step * self.ranks + rank)
+        shape = (self.global_batch // self.ranks, self.seq_len + 1)
+        tokens = torch.randint(VOCABULARY, shape, generator=draw)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def text(self) -> str:
+        """In one line, for under the table."""
+        return (
+            f"GPT of {self.layers} layers, width {self.width}, {self.heads} heads; {self.global_batch} samples of "
+            f"{self.seq_len} tokens a step; {self.ranks} ranks, data parallel, each on a host of its own; AdamW, fp32"
+        )
+
+
+COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
+"""For `copies` and `steady`: a rank per core; a step is almost all matrix products."""
+
+FOUR_COLUMNS = Workload(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
+"""For `recovery`: data parallel 4x1."""
+
+
+def tiny(workload: Workload) -> Workload:
+    """To see that a benchmark runs."""
+    return replace(workload, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
