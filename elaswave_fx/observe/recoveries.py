@@ -50,6 +50,7 @@ class Recoveries:
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._open: _Open | None = None
         self._closed: list[dict[str, Any]] = []
+        self._settled: set[int] = set()  # ranks that were lost and gone on without
 
     def step(self, step_ms: float) -> None:
         """A step was committed."""
@@ -64,6 +65,8 @@ class Recoveries:
             self._on_part(self._open, kind, epoch, at_s, fields)
 
     def _on_sign(self, kind: str, at_s: float, fields: Mapping[str, Any]) -> None:
+        if kind == "left" and fields["rank"] in self._settled:
+            return  # it was left out before, and ends now
         if self._open is None:
             normal_s = statistics.median(self._steps_s) if self._steps_s else 0.0
             self._open = _Open(at_s, normal_s)
@@ -97,6 +100,7 @@ class Recoveries:
         elif kind == "resumed":
             now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone", 0))
             self._closed.append(_entry(now, at_s))
+            self._settled.update(now.ranks)
             self._open = None
 
     def _add(self, now: _Open, **parts: float) -> None:

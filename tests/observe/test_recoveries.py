@@ -87,3 +87,16 @@ def test_events_in_words() -> None:
     assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
     assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
     assert describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0 ends: a copy differs"
+
+
+def test_a_rank_that_ends_after_it_was_left_out_is_no_second_loss() -> None:
+    book = after_steps(20.0)
+    tell(
+        book,
+        ("detected", 5.0, {"rank": 1, "ranks": [1], "cause": "rank 1 is silent"}),
+        ("agreed", 5.1, AGREED),
+        ("planned", 5.1, PLANNED),
+        ("resumed", 5.2, {"step": 12}),
+        ("left", 9.0, {"rank": 1, "cause": "rank 1: Excluded: the job went on without rank 1"}),
+    )
+    assert [entry["ranks"] for entry in book.entries()] == [[1]]
