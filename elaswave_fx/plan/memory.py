@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+from elaswave_fx.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,26 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
         saved=in_flight * micro_batch * sum(u.saved_bytes for u in workload.units[units.lo : units.hi]),
         received=arriving,
     )
+
+
+def per_parameter(plan: Plan) -> dict[str, float]:
+    """Bytes per trained parameter over all ranks together, by purpose, with every box in full at all its keepers.
+
+    `records`: what owner and holders keep of a step; `parameters`, `gradients`: of every rank that computes with them.
+    """
+    workload = plan.workload
+    total = sum(bucket.numel for bucket in workload.buckets)
+    base = workload.state_bytes_per_element - GRADIENT_BYTES  # the rest of it is the reduced gradient
+    held = sum(len(box.span) * len(box.holders) for box in plan.boxes)
+    computed = sum(bucket.numel * len(plan.groups[bucket.name]) for bucket in workload.buckets)
+    parts = {
+        "state": base * total,
+        "copies": base * held,
+        "records": GRADIENT_BYTES * (total + held),
+        "parameters": workload.work_bytes_per_element * computed,
+        "gradients": GRADIENT_BYTES * computed,
+    }
+    return {name: round(size / max(1, total), 3) for name, size in parts.items()}
 
 
 class MemoryTable:

@@ -28,6 +28,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.losses import check_output
+from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program import artifact as artifact_module
@@ -148,9 +149,16 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         lines=(
             f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
             f"plan: {plan.reason}",
+            _memory_line(plan),
             *start.lines,
         ),
     )
+
+
+def _memory_line(plan: Plan) -> str:
+    parts = per_parameter(plan)
+    words = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
+    return f"memory per parameter, all ranks: {sum(parts.values()):.1f} bytes on the host ({words}), none on a device"
 
 
 def _checkpoint_fields(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.runtime.state import InitialState, gather_parameters, params_digest, tensor_digest, write_model
@@ -38,7 +39,10 @@ def hand_back(
     tensors = gather_parameters(artifact, initial, flat.get, lambda name: engine.table(name).clone())
     write_model(run_dir / "model.safetensors", tensors)
     digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
-    return {"params_digest": params_digest(artifact, digests)}
+    return {
+        "params_digest": params_digest(artifact, digests),
+        "memory_per_parameter": {"host": per_parameter(plan), "device": {}},
+    }
 
 
 def _collect(

@@ -13,6 +13,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan, PlannedBox
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import step_program
@@ -103,3 +104,12 @@ def test_an_owner_that_does_not_read_the_bucket_takes_part_in_its_sum() -> None:
     numel = [b.numel for b in workload.buckets]
     assert plan.predicted.ranks[Rank(0)].reduced_bytes == 4 * (numel[0] + numel[1] + numel[4])
     assert plan.predicted.ranks[Rank(1)].gathered_bytes == 4 * (numel[0] + numel[1] + numel[4])
+
+
+def test_memory_per_parameter_counts_every_copy() -> None:
+    plan, alone = planned(2, 2), planned(2, 2, copies=0)
+    ours, bare = per_parameter(plan), per_parameter(alone)
+    base = plan.workload.state_bytes_per_element - 4
+    assert (ours["state"], ours["copies"], bare["copies"]) == (base, base, 0)
+    assert (ours["records"], bare["records"]) == (8, 4)
+    assert ours["parameters"] == bare["parameters"] >= 2 * plan.workload.work_bytes_per_element

@@ -1,0 +1,51 @@
+"""A recovery's events become parts that follow each other, and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.observe.timeline import parts_of
+from elaswave_fx.timeline import render
+
+RECOVERY = {"epoch": 1, "ranks": [2], "rank": 2, "step": 60, "cause": "kill in step 60, phase backward"}
+EVENTS = [
+    {"t_ms": 100.0, "kind": "fault", "epoch": 0, "rank": 2},
+    {"t_ms": 100.5, "kind": "detected", "epoch": 0, "rank": 2},
+    {"t_ms": 101.0, "kind": "left", "epoch": 0, "rank": 2},
+    {"t_ms": 109.0, "kind": "agreed", "epoch": 1},
+    {"t_ms": 117.0, "kind": "edited", "epoch": 1, "ms": 3.0},
+    {"t_ms": 117.0, "kind": "transferred", "epoch": 1, "ms": 4.0},
+    {"t_ms": 150.0, "kind": "resumed", "epoch": 1},
+]
+
+
+def test_parts_follow_each_other_from_the_loss_to_the_commit() -> None:
+    parts = parts_of(EVENTS, RECOVERY)
+    assert [(part.name, part.start_ms, part.end_ms) for part in parts] == [
+        ("detect", 0.0, 0.5),
+        ("agree and plan", 0.5, 9.0),
+        ("tell the ranks", 9.0, 10.0),
+        ("edit in place", 10.0, 13.0),
+        ("move parameters", 13.0, 17.0),
+        ("do the step again", 17.0, 50.0),
+    ]
+
+
+def test_a_recovery_that_is_not_whole_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeline: the events of epoch 1 lack resumed"):
+        parts_of(EVENTS[:-1], RECOVERY)
+
+
+def test_the_same_run_gives_the_same_picture(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"recoveries": [RECOVERY]}))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
+    words = render(tmp_path, 0, tmp_path / "one.svg")
+    assert "33.0 ms  do the step again" in words
+    render(tmp_path, 0, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    with pytest.raises(ConfigError, match="has 1 recoveries; --recovery 1 is none of them"):
+        render(tmp_path, 1, tmp_path / "one.svg")
