@@ -2,7 +2,7 @@
 
 Model, batch and link rate are fixed in `workload.py`. Jobs take turns, one of each kind per run; a run's sample is the
 median of its steps. Bytes are counted on the endpoints: what a step sends with copies, less what it sends without.
-The bytes of the state are worked out, not measured: master and two moments in fp32, 12 bytes per parameter, once a step.
+The bytes of the state are worked out, not measured: master and two moments in fp32, 12 bytes per parameter and step.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
 
 _TIMEOUT = timedelta(seconds=PLENTY_S)
+GLOO_TIMEOUT = timedelta(seconds=5)
+"""Of TorchFT's process group, as in its documented examples; the class's own default is 60 s. With the lighthouse's
+default join timeout, ranks whose neighbours are alive notice a loss by it alone."""
+
 NORMAL_STEPS = 10
 """Before a loss, to say how long one takes."""
 
@@ -48,7 +53,7 @@ class Lighthouse:
 
 @dataclass(frozen=True)
 class Loss:
-    """From SIGKILL to the first step committed without the victim, less the median of ten steps before."""
+    """From SIGKILL to the first step that a survivor committed without the victim, less the median of ten before."""
 
     recovery_s: float
     normal_s: float
@@ -91,14 +96,21 @@ def torchft_loss(workload: Workload, lighthouse: Lighthouse, victim: int, phase:
         while len(commits) < NORMAL_STEPS + 3:
             fields = processes.hear([survivor], "commit")[survivor]
             commits = [*commits, fields["at_s"]] if fields["ranks"] == len(names) else []
-        steps = [later - sooner for sooner, later in zip(commits[2:], commits[3:], strict=False)]
+        steps = [later - sooner for sooner, later in pairwise(commits[2:])]
         normal = statistics.median(steps)
         time.sleep(phase * normal)
         killed = processes.kill(names[victim])
-        while True:
-            fields = processes.hear([survivor], "commit")[survivor]
-            if fields["ranks"] == len(names) - 1:
-                return Loss(fields["at_s"] - killed - normal, normal)
+        others = [name for name in names if name != names[victim]]
+        firsts = [_first_without(processes, name, killed, len(names)) for name in others]
+        return Loss(min(firsts) - killed - normal, normal)
+
+
+def _first_without(processes: Processes, name: str, killed_s: float, ranks: int) -> float:
+    """When a survivor first committed a step with fewer ranks; even if living ones were left out of it, too."""
+    while True:
+        fields = processes.hear([name], "commit")[name]
+        if fields["at_s"] > killed_s and fields["ranks"] < ranks:
+            return fields["at_s"]
 
 
 def _seconds(processes: Processes, names: list[str]) -> tuple[float, ...]:
@@ -167,8 +179,10 @@ def _ddp_body(workload: Workload, rank: int, port: int, steps: int, warm_up: int
     return body
 
 
-def _manager(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, address: str, least: int) -> Any:
-    """A replica group of one rank. Sets up what the fork left to do: loopback for gloo, quiet logs."""
+def _manager(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, address: str, least: int
+) -> tuple[Any, Any]:
+    """The manager of a replica group of one rank, and the store that it needs for as long as it lives."""
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo
 
@@ -181,7 +195,7 @@ def _manager(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, addr
         optimizer.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
         load_state_dict=load,  # type: ignore[arg-type]
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=least,
@@ -194,8 +208,7 @@ def _manager(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, addr
         hostname="127.0.0.1",
         init_sync=False,
     )
-    manager.store_of_this_rank = store  # as long as the manager
-    return manager
+    return manager, store
 
 
 def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_up: int) -> Callable[[Channel], None]:
@@ -205,7 +218,7 @@ def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_
 
         inner = workload.model().train()
         base = _optimizer(inner, workload)
-        manager = _manager(inner, base, rank, address, workload.ranks)
+        manager, _store = _manager(inner, base, rank, address, workload.ranks)
         model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
 
         def step(number: int) -> None:
@@ -227,7 +240,7 @@ def _manual_body(workload: Workload, rank: int, address: str) -> Callable[[Chann
     def body(channel: Channel) -> None:
         model = workload.model().train()
         optimizer = _optimizer(model, workload)
-        manager = _manager(model, optimizer, rank, address, 1)
+        manager, _store = _manager(model, optimizer, rank, address, 1)
         parameters = list(model.parameters())
         while True:
             manager.start_quorum()

@@ -1,0 +1,87 @@
+"""recovery: SIGKILL to the first step committed without the victim, less the median of ten normal steps.
+
+Data parallel 4x1, the same model and batch: ours as `train` runs it, TorchFT 0.2.0 in its manual loop (lighthouse,
+Manager, ProcessGroupGloo), with its defaults and with shorter timeouts; the best of those that recovered every time
+counts as its best. A run loses the same rank at the same point of a step on each side. SIGSTOP comes apart, ours only.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from elaswave_fx.bench.recovery_own import OwnLoss, Runs
+from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95, paired
+from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, need_torchft, torchft_loss
+from elaswave_fx.bench.workload import FOUR_COLUMNS, Workload, tiny
+
+REPEATS = 20
+DEFAULTS = Lighthouse()
+SWEEP = (
+    DEFAULTS,
+    Lighthouse(heartbeat_timeout_ms=5000, join_timeout_ms=100, quorum_tick_ms=100),
+    Lighthouse(heartbeat_timeout_ms=1000, join_timeout_ms=100, quorum_tick_ms=20),
+    Lighthouse(heartbeat_timeout_ms=500, join_timeout_ms=100, quorum_tick_ms=10),
+    Lighthouse(heartbeat_timeout_ms=300, join_timeout_ms=50, quorum_tick_ms=10),
+)
+"""A replica's heartbeats are 100 ms apart: below three of them, living ranks are taken for dead on a busy machine."""
+
+WANTED_OF_DEFAULTS, WANTED_OF_BEST = 1 / 0.05, 1 / 0.5
+STOPS = 3
+
+
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
+    """All sides in turn, then a few stopped ranks."""
+    torch.set_num_threads(1)
+    need_torchft()
+    workload = tiny(FOUR_COLUMNS) if options.tiny else FOUR_COLUMNS
+    sweep = (SWEEP[0], SWEEP[3]) if options.tiny else SWEEP
+    draw = random.Random(0)
+    runs = Runs(workload)
+    own: list[OwnLoss] = []
+    peers: dict[Lighthouse, list[float]] = {lighthouse: [] for lighthouse in sweep}
+    repeats = options.repeats or REPEATS
+    for turn in range(repeats):
+        victim, phase = draw.randrange(workload.ranks), draw.random()
+        progress(f"run {turn + 1} of {repeats}: SIGKILL of rank {victim}")
+        if turn % 2 == 0:
+            own.append(runs.lose(victim, phase))
+        for lighthouse in sweep:
+            peers[lighthouse].append(torchft_loss(workload, lighthouse, victim, phase).recovery_s)
+        if turn % 2 == 1:
+            own.append(runs.lose(victim, phase))
+    stops = []
+    for turn in range(min(STOPS, repeats)):
+        progress(f"run {turn + 1} of {min(STOPS, repeats)}: SIGSTOP")
+        stops.append(runs.lose(draw.randrange(workload.ranks), draw.random(), signal.SIGSTOP))
+    return Outcome(_entries(own, peers), _notes(workload, own, stops))
+
+
+def _entries(own: list[OwnLoss], peers: dict[Lighthouse, list[float]]) -> list[Entry]:
+    ours = [1e3 * loss.recovery_s for loss in own]
+    best = min(peers, key=lambda lighthouse: statistics.median(peers[lighthouse]))
+    entries = []
+    for lighthouse, seconds in peers.items():
+        target = WANTED_OF_DEFAULTS if lighthouse == DEFAULTS else WANTED_OF_BEST if lighthouse == best else None
+        name = "defaults" if lighthouse == DEFAULTS else "best" if lighthouse == best else "other"
+        parts = medians([loss.parts for loss in own], 1e3) if lighthouse == DEFAULTS else None
+        entries.append(
+            paired(f"TorchFT {name}: {lighthouse}", ours, [1e3 * s for s in seconds], "ms", target, parts)
+        )  # fmt: skip
+    return entries
+
+
+def _notes(workload: Workload, own: list[OwnLoss], stops: list[OwnLoss]) -> tuple[str, ...]:
+    stopped = [loss.recovery_s for loss in stops]
+    return (
+        "",
+        workload.text(),
+        f"a normal step of ours takes {1e3 * statistics.median(loss.normal_s for loss in own):.1f} ms (median)",
+        f"SIGSTOP, ours: {statistics.median(stopped):.2f} s (median), {p95(stopped):.2f} s (p95) of {len(stopped)};",
+        "  a stopped rank's links stay whole: only silence tells, of which the coordinator allows some",
+        f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, its class's default is 60 s",
+    )

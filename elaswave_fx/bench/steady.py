@@ -1,0 +1,69 @@
+"""steady: step time with all fault tolerance on, over off; and what TorchFT adds to plain DDP, beside it.
+
+On: a copy of every box in another rank's memory (fp32 records), agents with heartbeats, the coordinator, every commit's
+proof handed to it, the ledger on disk. Off: no copies, no agent, no coordinator, no ledger. The engine is the same in
+both, and so are the vote that rides on the step's last all-reduce and the hashes of its samples. TorchFT runs with its
+defaults. Jobs take turns, one of each kind per run; a run's sample is the median of its steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from elaswave_fx.bench.own_job import Program, Variant
+from elaswave_fx.bench.results import Entry, Options, Outcome, paired
+from elaswave_fx.bench.torch_job import ddp_steps, need_torchft, torchft_steps
+from elaswave_fx.bench.workload import COMPUTE_BOUND, Workload, tiny
+
+REPEATS = 20
+STEPS, WARM_UP = 6, 2
+WANTED = 1 / 1.03
+
+ON, OFF, UNGUARDED = Variant(copies=1), Variant(copies=0, guarded=False), Variant(copies=1, guarded=False)
+
+Side = Callable[[], tuple[float, ...]]
+"""One job: the seconds of its steps."""
+
+
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
+    """Peer is `off` in each entry: plain DDP in the last one."""
+    torch.set_num_threads(1)
+    need_torchft()
+    workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
+    with Program(workload) as program:
+        sides = _sides(program, workload)
+        samples: dict[str, list[float]] = {name: [] for name in sides}
+        names, repeats = list(sides), options.repeats or REPEATS
+        for turn in range(repeats):
+            progress(f"run {turn + 1} of {repeats}")
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                samples[name].append(1e3 * statistics.median(sides[name]()))
+    return Outcome(_entries(samples), ("", workload.text()))
+
+
+def _sides(program: Program, workload: Workload) -> dict[str, Side]:
+    def own(variant: Variant) -> tuple[float, ...]:
+        return program.run(variant, STEPS, WARM_UP).seconds
+
+    return {
+        "on": partial(own, ON),
+        "off": partial(own, OFF),
+        "copies alone": partial(own, UNGUARDED),
+        "TorchFT": partial(torchft_steps, workload, STEPS, WARM_UP),
+        "DDP": partial(ddp_steps, workload, STEPS, WARM_UP),
+    }
+
+
+def _entries(samples: dict[str, list[float]]) -> list[Entry]:
+    off, ddp = samples["off"], samples["DDP"]
+    return [
+        paired("ours: all on, against off", samples["on"], off, "ms", WANTED),
+        paired("ours: copies alone, against off", samples["copies alone"], off, "ms"),
+        paired("TorchFT, against DDP", samples["TorchFT"], ddp, "ms"),
+        paired("ours: all on, against DDP", samples["on"], ddp, "ms"),
+    ]
