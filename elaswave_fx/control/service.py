@@ -86,8 +86,12 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
     socket = _take_address(spec, channel)
     if socket is None:
         return ENDED
+    service = Service(spec, socket, channel)
     try:
-        return Service(spec, socket, channel).run()
+        code = service.run()
+        if code == ENDED and service.is_last:
+            spec.address.job_file.unlink(missing_ok=True)
+        return code
     finally:
         socket.close(200)
 
@@ -159,6 +163,11 @@ class Service:
                 if self._is_alone(now):
                     return ENDED
         return SUPERSEDED
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nobody is left to clear up after the job: the launcher is gone."""
+        return self._channel is None
 
     def _tick(self, now: float) -> None:
         register = self._state.register

@@ -48,6 +48,11 @@ class ControlAddress:
     store: Path
     launcher: int = 0
 
+    @property
+    def job_file(self) -> Path:
+        """Where a job's `JobFile` lies; it holds the token, and goes when the job is over."""
+        return self.store / "control" / "job.json"
+
 
 def encode(message: Message) -> bytes:
     """The body of a message."""

@@ -110,7 +110,7 @@ class Coordination:
         """The job is over: no coordinator any more, and no file that holds its token."""
         end_children(self.children())
         self._child = None
-        (self._spec.address.store / "control" / "job.json").unlink(missing_ok=True)
+        self._spec.address.job_file.unlink(missing_ok=True)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         if self._child is None:

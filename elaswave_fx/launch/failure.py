@@ -17,7 +17,7 @@ from elaswave_fx import errors
 LOG_LINES = 20
 """Of the log of a child that could say nothing itself."""
 
-_FOLLOWS = ("PeerLost", "DeadlineExceeded", "ChannelClosed")
+_FOLLOWS = ("CommError",)
 """Errors that a rank has because another one is gone."""
 
 

@@ -52,6 +52,7 @@ class Supervisor:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._progress, self._stop = progress, stop
         self._ports: dict[int, int] = {}
+        self._detached: set[int] = set()  # their agents run
         self._done: set[int] = set()
         self._failures: dict[int, Failure] = {}
         self._lost: dict[int, Failure] = {}  # gone, and the others go on
@@ -125,6 +126,7 @@ class Supervisor:
                 self._on_hello(rank, fields["port"])
             case "detached":
                 self._recorder.has_agents = True
+                self._detached.add(rank)
             case "step":
                 for line in self._recorder.step(StepReport.from_fields(fields)):
                     self._progress.step(line)
@@ -185,8 +187,8 @@ class Supervisor:
             self._fail(rank, failure)
 
     def _lose(self, rank: int, failure: Failure) -> None:
-        """A worker is gone. Before all have met there is no job yet that could go on without it."""
-        if len(self._ports) < self._spec.ranks:
+        """A worker is gone. Before all have met, and their agents run, there is no job that could go on without it."""
+        if len(self._detached) < self._spec.ranks:
             return self._fail(rank, failure)
         self._lost[rank] = failure
         self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})
