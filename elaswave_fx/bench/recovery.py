@@ -83,5 +83,6 @@ def _notes(workload: Workload, own: list[OwnLoss], stops: list[OwnLoss]) -> tupl
         f"a normal step of ours takes {1e3 * statistics.median(loss.normal_s for loss in own):.1f} ms (median)",
         f"SIGSTOP, ours: {statistics.median(stopped):.2f} s (median), {p95(stopped):.2f} s (p95) of {len(stopped)};",
         "  a stopped rank's links stay whole: only silence tells, of which the coordinator allows some",
-        f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, its class's default is 60 s",
+        f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, as in its train_ddp.py;",
+        "  its class's default is 60 s. A commit of its survivors counts even if it left out living ranks, too",
     )

@@ -114,7 +114,7 @@ def table(entries: Sequence[Entry]) -> str:
             f"{e.peer:.3f} {e.unit}",
             _or_dash(e.peer_p95),
             f"{e.ratio:.2f}x",
-            f"{e.target:g}x" if e.target is not None else "-",
+            f"{e.target:.3g}x" if e.target is not None else "-",
             str(e.runs),
         )
         for e in entries

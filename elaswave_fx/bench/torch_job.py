@@ -32,8 +32,8 @@ from elaswave_fx.launch.channel import Channel
 
 _TIMEOUT = timedelta(seconds=PLENTY_S)
 GLOO_TIMEOUT = timedelta(seconds=5)
-"""Of TorchFT's process group, as in its documented examples; the class's own default is 60 s. With the lighthouse's
-default join timeout, ranks whose neighbours are alive notice a loss by it alone."""
+"""Of TorchFT's process group, as in its train_ddp.py; the class's own default is 60 s. With the lighthouse's default
+join timeout, ranks whose neighbours are alive notice a loss by it alone."""
 
 NORMAL_STEPS = 10
 """Before a loss, to say how long one takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from elaswave_fx.bench.results import Entry, p95, paired, table
 from elaswave_fx.bench.views import Views
+
+HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 
 
 def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
@@ -64,6 +67,38 @@ def test_communicator_edit(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert set(entries[0]["parts"]) == {"notice", "report", "store", "activate", "views", "all-reduce"}
     assert "links opened 0, bytes between ranks 0" in shown
+
+
+def test_copies(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "copies", "--tiny", "--repeats", "1")
+    assert [entry["unit"] for entry in entries] == ["ms", "ms", "MiB", "MiB"]
+    # A record is a third of the state in fp32, a sixth in bf16; what is beside it is small even in a tiny model.
+    fp32, bf16 = (entry["ratio"] for entry in entries[2:])
+    assert 2.8 < fp32 <= 3.0 and 5.6 < bf16 <= 6.0
+    assert "state bytes are worked out" in shown
+
+
+@pytest.mark.skipif(not HAS_TORCHFT, reason="needs torchft, the extra `bench`")
+def test_steady(tmp_path: Path) -> None:
+    _, entries = bench(tmp_path, "steady", "--tiny", "--repeats", "1")
+    assert [entry["name"] for entry in entries] == [
+        "ours: all on, against off", "ours: copies alone, against off", "TorchFT, against DDP",
+        "ours: all on, against DDP",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_TORCHFT, reason="needs torchft, the extra `bench`")
+def test_recovery(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1")
+    assert entries[0]["name"].startswith("TorchFT defaults: heartbeat 5000") and len(entries) == 2
+    assert set(entries[0]["parts"]) == {"detect", "agree", "plan", "edit", "transfer", "redo"}
+    assert "SIGSTOP, ours" in shown
+
+
+@pytest.mark.skipif(HAS_TORCHFT, reason="torchft is installed")
+@pytest.mark.parametrize("name", ["steady", "recovery"])
+def test_a_missing_peer_is_named(name: str) -> None:
+    assert "torchft 0.2.0 is not installed" in refused(name, "--tiny", "--repeats", "1")
 
 
 def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
