@@ -31,7 +31,7 @@ from elaswave_fx.errors import CheckpointError, CommError
 WRITE_S = 3600.0
 """Bound of every wait for a disk. A lost peer ends such a wait at once."""
 
-_TAG = 8 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
+_TAG = 11 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
 Snapshot = Mapping[tuple[str, int, int], torch.Tensor]
 """(bucket or buffer, box or NO_BOX, MASTER or number of the state tensor) -> it as it was between two steps, flat."""
 
