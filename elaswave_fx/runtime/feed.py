@@ -77,6 +77,8 @@ def content_of(batch: Batch, first: int) -> Content:
     """The content of samples at global positions `first`, `first` + 1, …; inputs [samples, …]."""
     total = 0
     for name, tensor in batch.items():
+        if not tensor.numel():
+            continue
         rows = tensor.contiguous().view(torch.uint8).reshape(len(tensor), -1).numpy()
         for position, row in enumerate(rows, first):
             digest = hashlib.blake2b(row.data, digest_size=16, person=position.to_bytes(8, "little"))
