@@ -30,7 +30,7 @@ from elaswave_fx.control.messages import (
 )
 from elaswave_fx.control.rank_state import STOPPED
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap
-from elaswave_fx.control.words import NO_BALLOT, Ballot, Certificate, Report, Term, Version
+from elaswave_fx.control.words import NO_BALLOT, Ballot, Certificate, Report, Stamp, Term, Version
 from elaswave_fx.plan.topology import Rank
 
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
@@ -70,7 +70,8 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """One coordinator process. `proposal` is the swap on its way; `condemned` ranks hang though they beat."""
+    """One coordinator process. `proposal` is the swap on its way; `condemned` ranks hang though they beat; `saved`: a
+    checkpoint that the register does not name yet, for the ledger follows the steps."""
 
     patience: Patience
     replan: Replan
@@ -92,6 +93,7 @@ class Coordinator:
     proposal: Swap | None = None
     asked_s: float = 0.0
     tick_s: float = 0.0
+    saved: Stamp | None = None
     over: str = ""
 
 
@@ -155,15 +157,26 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
 
 def _on_saved(state: Coordinator, event: Saved, now_s: float) -> Result:
     """A checkpoint is on disk: from now on a rollback leads to it, if it is of this history."""
+    if state.saved is None or (event.stamp.epoch, event.stamp.version) > (state.saved.epoch, state.saved.version):
+        state = replace(state, saved=event.stamp)
+    return _name_checkpoint(state, event.stamp, now_s)
+
+
+def _name_checkpoint(state: Coordinator, stamp: Stamp | None, now_s: float) -> Result:
     register = state.register
-    if register is None or state.phase != STEADY or state.proposal is not None:
+    if stamp is None or register is None or state.phase != STEADY or state.proposal is not None:
         return state, ()
-    version, activation = event.stamp.version, register.activation
-    of_this = event.stamp.epoch == register.epoch and activation.resume.version < version <= register.committed.version
-    before = event.stamp.epoch < register.epoch and version <= activation.resume.version and not activation.rollback
-    if not (of_this or before) or version <= register.checkpoint.version:
+    if not _is_of_history(stamp, register, register.committed.version):
         return state, ()
-    return _propose(state, replace(register, checkpoint=event.stamp), (), now_s)
+    return _propose(state, replace(register, checkpoint=stamp), (), now_s)
+
+
+def _is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool:
+    """Whether a checkpoint is newer than the register's, and of a version that is known to be committed."""
+    version, activation = stamp.version, register.activation
+    of_this = stamp.epoch == register.epoch and activation.resume.version < version <= committed
+    before = stamp.epoch < register.epoch and version <= activation.resume.version and not activation.rollback
+    return (of_this or before) and version > register.checkpoint.version
 
 
 # --- The ranks ---
@@ -310,6 +323,9 @@ def _conclude(state: Coordinator, now_s: float) -> Result:
         return state, ()
     cut_off = unreachable(state.reports)
     reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
+    newest = max((report.committed.version for report in reports.values()), default=register.committed.version)
+    if state.saved is not None and _is_of_history(state.saved, register, newest):
+        register = replace(register, checkpoint=state.saved)
     verdict = state.decide(register, reports, state.exited, state.replan)
     if cut_off and (isinstance(verdict, Wait) or verdict.activation.rollback):
         return state, (Note(f"links of {sorted(cut_off)} are broken, but their copies are needed"),)
@@ -353,8 +369,9 @@ def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
             more += again
         return state, actions + more
     if state.phase == STEADY:
+        state, named = _name_checkpoint(state, state.saved, now_s)
         state, more = _watch(state, now_s)
-        return state, actions + more
+        return state, actions + named + more
     return state, actions
 
 

@@ -20,7 +20,7 @@ from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control import agent
 from elaswave_fx.control.agent import Go, Holdings
 from elaswave_fx.control.words import Activation, BoxId, Copy, Record, Stamp, Version
-from elaswave_fx.errors import Aborted, CheckpointError, CopyDiffers, Excluded, JobOver
+from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.runtime.checkpoints import restore
@@ -45,6 +45,7 @@ def leave(worker: Worker, suspect: Rank | None) -> Go:
     Raises Excluded when the others go on without this rank, JobOver when nobody goes on.
     """
     assert worker.checkpoints is not None
+    _let_go(worker)
     worker.checkpoints.abandon()
     decision = worker.agent.leave(holdings_of(worker), suspect)
     if isinstance(decision, agent.Excluded):
@@ -52,6 +53,18 @@ def leave(worker: Worker, suspect: Rank | None) -> Go:
     if isinstance(decision, agent.Over):
         raise JobOver(decision.reason)
     return decision
+
+
+def _let_go(worker: Worker) -> None:
+    """A failure between steps leaves the engine with parameters under way: they end here, and their buckets are stale.
+
+    After a failure within a step nothing is under way any more.
+    """
+    worker.endpoint.abort(f"rank {worker.rank} leaves epoch {worker.plan.epoch}")
+    try:
+        worker.engine.native.sync(TRANSFER_S)
+    except CommError:
+        return  # the engine has dropped what was not there yet
 
 
 def holdings_of(worker: Worker) -> Holdings:

@@ -256,3 +256,6 @@ def test_a_checkpoint_of_this_history_is_where_a_rollback_leads() -> None:
     assert job.register.checkpoint == Stamp(Version(2), Epoch(0))
     job.feed(Saved(Stamp(Version(1), Epoch(0))))
     assert job.register.checkpoint.version == 2, "an older one came late"
+    job.beat(0, lines=(line(4),))
+    job.feed(Tick())
+    assert job.register.checkpoint.version == 4, "the ledger knows the version by now"
