@@ -9,7 +9,7 @@ from pathlib import Path
 BENCHES = {
     "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
     "communicator_edit": "lose one rank: from the abort to checked all-reduces on the new groups, against gloo",
-    "copies": "step time and bytes with a redo log in another rank's memory, against none",
+    "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
     "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
 }

@@ -1,8 +1,8 @@
-"""copies: step time and bytes with a redo log in another rank's memory, against none.
+"""copies: step time and bytes with a redo log in another rank's memory, with the whole state there, with none.
 
 Model, batch and link rate are fixed in `workload.py`. Jobs take turns, one of each kind per run; a run's sample is the
 median of its steps. Bytes are counted on the endpoints: what a step sends with copies, less what it sends without.
-The bytes of the state are worked out, not measured: master and two moments in fp32, 12 bytes per parameter and step.
+`state` sends a box's master and moments after every update instead of its summed gradient before it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import torch
 
 from elaswave_fx.bench.own_job import Program, Run, Variant
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
-from elaswave_fx.bench.workload import COMPUTE_BOUND, LINK_GBIT_S, tiny
+from elaswave_fx.bench.workload import COMPUTE_BOUND, LINK_GBIT_S, Workload, tiny
 
 REPEATS = 20
 STEPS, WARM_UP = 6, 2
 """Of each job."""
 
-STATE_BYTES = 12.0
-"""Per parameter."""
-
 VARIANTS = {
     "none": Variant(copies=0),
+    "state": Variant(copies=1, mode="state"),
     "fp32 records": Variant(copies=1),
     "bf16 records": Variant(copies=1, record="bf16"),
 }
@@ -34,33 +32,34 @@ BYTES_WANTED = {"fp32 records": 1 / 0.34, "bf16 records": 1 / 0.17}
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """Peer: a job without copies for times, the whole state for bytes."""
+    """Peer: a job without copies, or one that copies the whole state."""
     torch.set_num_threads(1)
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
     with Program(workload) as program:
         runs = take_turns(program, VARIANTS, options.repeats or REPEATS, STEPS, WARM_UP, progress)
         elements = program.elements()
     samples = {name: medians_ms(taken) for name, taken in runs.items()}
-    logs = [name for name in VARIANTS if name != "none"]
-    without = runs["none"][0].bytes_per_step
-    extra = {name: runs[name][0].bytes_per_step - without for name in logs}
+    sent = {name: [run.bytes_per_step for run in taken] for name, taken in runs.items()}
+    extra = {name: [a - b for a, b in zip(sent[name], sent["none"], strict=True)] for name in runs}
     entries = [
-        paired(f"step with {name}, against none", samples[name], samples["none"], "ms", OVERHEAD_WANTED)
-        for name in logs
-    ]
-    entries += [_bytes_entry(name, extra[name], STATE_BYTES * elements) for name in logs]
-    wire_ms = {name: extra[name] / workload.ranks * 8e-6 / LINK_GBIT_S for name in logs}
-    return Outcome(
-        entries,
-        (
-            "",
-            workload.text() + f"; {elements:,} parameters",
-            "state bytes are worked out (12 per parameter and step), record bytes are counted",
-            "on a link of "
-            + f"{LINK_GBIT_S:g} Gbit/s each rank's records would take (worked out) "
-            + ", ".join(f"{ms:.2f} ms ({name})" for name, ms in wire_ms.items())
-            + " of a step, sent under the backward pass",
-        ),
+        *(paired(f"step with {name}, against none", samples[name], samples["none"], "ms", OVERHEAD_WANTED)
+          for name in BYTES_WANTED),
+        paired("step with state, against none", samples["state"], samples["none"], "ms"),
+        *(paired(f"step with {name}, against state", samples[name], samples["state"], "ms") for name in BYTES_WANTED),
+        *(_bytes_entry(name, extra[name], extra["state"]) for name in BYTES_WANTED),
+    ]  # fmt: skip
+    return Outcome(entries, _notes(workload, elements, {name: extra[name][0] for name in runs if name != "none"}))
+
+
+def _notes(workload: Workload, elements: int, extra: dict[str, float]) -> tuple[str, ...]:
+    """What was measured, and what each kind of copy would take of a real link."""
+    per_rank_ms = {name: count / workload.ranks * 8e-6 / LINK_GBIT_S for name, count in extra.items()}
+    return (
+        "",
+        workload.text() + f"; {elements:,} parameters",
+        "bytes per parameter and step: " + ", ".join(f"{n} {count / elements:.4f}" for n, count in extra.items()),
+        f"on a link of {LINK_GBIT_S:g} Gbit/s a rank's share would take (worked out, not measured): "
+        + ", ".join(f"{name} {ms:.2f} ms" for name, ms in per_rank_ms.items()),
     )
 
 
@@ -88,10 +87,10 @@ def medians_ms(runs: list[Run]) -> list[float]:
     return [1e3 * statistics.median(run.seconds) for run in runs]
 
 
-def _bytes_entry(name: str, ours: float, state: float) -> Entry:
+def _bytes_entry(name: str, ours: list[float], state: list[float]) -> Entry:
     """The state's bytes over the records'."""
     mib = 2.0**20
-    return Entry(
-        f"bytes of a step, {name}, against the state", state / ours, ours / mib, state / mib, "MiB", 1,
-        target=BYTES_WANTED[name],
+    return paired(
+        f"bytes of a step, {name}, against state", [count / mib for count in ours], [count / mib for count in state],
+        "MiB", BYTES_WANTED[name],
     )  # fmt: skip

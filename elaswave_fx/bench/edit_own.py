@@ -243,8 +243,8 @@ def _holdings(rank: int, first: Activation, endpoint: Any) -> Holdings:
 
 
 def _edit(laps: list[Any], said: dict[str, Any]) -> Edit:
-    """Between the first delivery and the last survivor's end."""
-    began = min(lap["delivered"] for lap in laps)
+    """Between the first sign of the loss, at a survivor or at the coordinator, and the last survivor's end."""
+    began = min(said["asked_s"], *(lap["delivered"] for lap in laps))
     told, viewed = max(lap["agreed"] for lap in laps), max(lap["viewed"] for lap in laps)
     done = max(lap["done"] for lap in laps)
     moments = [began, said["asked_s"], said["decided_s"], said["agreed_s"], told, viewed, done]

@@ -42,6 +42,7 @@ class Variant:
 
     copies: int
     record: str = "fp32"
+    mode: str = "log"
     guarded: bool = True
 
 
@@ -74,8 +75,9 @@ class Program:
     def run(self, variant: Variant, steps: int, warm_up: int) -> Run:
         """One job: `warm_up` steps that do not count, then `steps` that do."""
         config = self._workload.config(
-            f"steps={warm_up + steps + 2}", f"copies.count={variant.copies}", f"copies.record={variant.record}"
-        )
+            f"steps={warm_up + steps + 2}", f"copies.count={variant.copies}", f"copies.record={variant.record}",
+            f"copies.mode={variant.mode}",
+        )  # fmt: skip
         built = self._build(config, variant.copies)
         names = [f"rank-{rank}" for rank in range(self._workload.ranks)]
         with Processes() as processes:
