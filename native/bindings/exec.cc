@@ -237,7 +237,8 @@ int add_fold(Engine& engine, int program, const std::vector<int>& buffers, const
 void add_unit(Engine& engine, int unit, std::optional<int> forward, std::optional<int> backward,
               std::optional<int> evaluate, const py::sequence& inputs, const py::sequence& outputs,
               const py::sequence& grads, int num_saved, const std::optional<py::sequence>& eval_inputs,
-              const std::optional<py::sequence>& eval_outputs) {
+              const std::optional<py::sequence>& eval_outputs,
+              const std::optional<std::tuple<double, double, double>>& modelled) {
   exec::UnitSpec spec;
   spec.forward = forward.value_or(-1);
   spec.backward = backward.value_or(-1);
@@ -248,6 +249,7 @@ void add_unit(Engine& engine, int unit, std::optional<int> forward, std::optiona
   spec.eval_inputs = eval_inputs ? bindings_of(engine, *eval_inputs) : spec.inputs;
   spec.eval_outputs = eval_outputs ? bindings_of(engine, *eval_outputs) : spec.outputs;
   spec.num_saved = num_saved;
+  if (modelled) spec.modelled = {std::get<0>(*modelled), std::get<1>(*modelled), std::get<2>(*modelled)};
   engine.add_unit(unit, std::move(spec));
 }
 
@@ -316,6 +318,12 @@ py::dict dict_of(const exec::StepResult& result) {
   data["memory_bytes"] = result.memory_bytes;
   data["seconds"] = result.seconds;
   data["times"] = times;
+  py::dict emulated;
+  emulated["kernels"] = result.emulated.kernels;
+  emulated["modelled_seconds"] = result.emulated.modelled_s;
+  emulated["overslept_seconds"] = result.emulated.overslept_s;
+  emulated["span_seconds"] = result.emulated.span_s;
+  data["emulated"] = emulated;
   return data;
 }
 
@@ -399,7 +407,8 @@ void bind_declarations(py::class_<Engine>& engine) {
            py::arg("group"), "values [(dtype, shape)] of one granule; group [(rank, first sample, last + 1)].")
       .def("add_unit", &add_unit, py::kw_only(), py::arg("unit"), py::arg("forward"), py::arg("backward"),
            py::arg("evaluate"), py::arg("inputs"), py::arg("outputs"), py::arg("grads"), py::arg("num_saved"),
-           py::arg("eval_inputs") = py::none(), py::arg("eval_outputs") = py::none())
+           py::arg("eval_inputs") = py::none(), py::arg("eval_outputs") = py::none(), py::arg("modelled") = py::none(),
+           "modelled (forward, backward, fixed): seconds per sample, and per call, that are waited for instead.")
       .def(
           "regroup_fold", [](Engine& self, int fold, const Spans& group) { self.regroup_fold(fold, owned_of(group)); },
           py::arg("fold"), py::arg("group"))

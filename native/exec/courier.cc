@@ -68,7 +68,9 @@ int first_pending(std::span<const comm::Transfer> transfers) {
 void Courier::wait(std::span<const comm::Transfer> transfers) {
   if (transfers.empty()) return;
   const auto begin = std::chrono::steady_clock::now();
-  awaited_.store(first_pending(transfers), std::memory_order_relaxed);
+  const int awaited = first_pending(transfers);
+  if (awaited != -1) ++waits_;
+  awaited_.store(awaited, std::memory_order_relaxed);
   endpoint_->wait(transfers, deadline_, members_);
   awaited_.store(-1, std::memory_order_relaxed);
   wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <span>
@@ -53,6 +54,8 @@ class Courier {
   void drop() noexcept;
 
   double wait_seconds() const { return wait_seconds_; }
+  // How many waits did not find everything there.
+  std::int64_t waits() const { return waits_; }
 
  private:
   struct Posted {
@@ -66,6 +69,7 @@ class Courier {
   comm::Deadline deadline_ = comm::Deadline::after(0);
   double deadline_s_ = 0.0;
   double wait_seconds_ = 0.0;
+  std::int64_t waits_ = 0;
   std::atomic<int> awaited_{-1};
   std::vector<int> members_;  // without this rank
   std::deque<Posted> sends_;
@@ -74,7 +78,7 @@ class Courier {
 
 // Engine's own kinds of tags; values use kinds 1 and 2.
 inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kFoldTag = 5, kVoteTag = 6;
-// 7 is the worker's, for what it sends outside of steps.
+// 7 and 11 are the worker's, for handing state back and for checkpoints.
 inline constexpr std::uint64_t kRecordTag = 8, kSealTag = 9, kBaseTag = 10;
 inline std::uint64_t tag_of(std::uint64_t kind, std::int64_t index) {
   return kind << 56 | static_cast<std::uint64_t>(index) << 32;

@@ -76,11 +76,19 @@ struct FoldSpec {
   std::vector<OwnedSpan> group;  // samples of each rank that holds the unit, together the step's; empty for the others
 };
 
+// How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD.
+struct Modelled {
+  double forward_s = 0.0, backward_s = 0.0, fixed_s = 0.0;
+};
+
 struct UnitSpec {
   int forward = -1, backward = -1, eval = -1;  // program ids; -1: none (no backward: nothing needs a gradient)
   std::vector<Binding> inputs, outputs, grads;
   std::vector<Binding> eval_inputs, eval_outputs;
   int num_saved = 0;
+  // Given: the unit is not computed. It waits as long, makes zeros of the declared shapes, a loss and a count of one
+  // per sample, and no gradients.
+  std::optional<Modelled> modelled;
 };
 
 enum class OpCode { kRecv, kSend, kForward, kBackward, kReduce, kFold, kVote, kUpdate, kGather, kSnapshot };

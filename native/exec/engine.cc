@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine_impl.h"
 #include "plain_dispatch.h"
@@ -16,6 +17,15 @@ std::size_t with_gradient(const std::vector<Binding>& outputs, const std::vector
     return output.kind == Binding::Kind::kLoss ||
            (output.kind == Binding::Kind::kValue && values[static_cast<std::size_t>(output.index)].has_grad);
   }));
+}
+
+void check_modelled(const std::string& place, const Modelled& modelled) {
+  for (const double seconds : {modelled.forward_s, modelled.backward_s, modelled.fixed_s}) {
+    if (!std::isfinite(seconds) || seconds < 0.0) {
+      throw ExecError(place + ": a modelled duration of " + std::to_string(seconds) +
+                      " s; durations are finite and not negative");
+    }
+  }
 }
 
 }  // namespace
@@ -166,6 +176,7 @@ void Engine::Impl::check_unit(const std::string& place, const UnitSpec& spec) co
   check_bindings(place + ", gradient", spec.grads, false);
   check_bindings(place + ", eval input", spec.eval_inputs, true);
   check_bindings(place + ", eval output", spec.eval_outputs, false);
+  if (spec.modelled) check_modelled(place, *spec.modelled);
   const auto saved = static_cast<std::size_t>(spec.num_saved);
   if (spec.forward != -1) check_program(place, spec.forward, spec.inputs.size(), spec.outputs.size() + saved);
   if (spec.backward != -1) {

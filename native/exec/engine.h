@@ -32,6 +32,7 @@
 #include "boxes.h"
 #include "comm/endpoint.h"
 #include "declarations.h"
+#include "emulation.h"
 #include "unit_program.h"
 #include "vote.h"
 
@@ -57,6 +58,7 @@ struct StepResult {
   Votes votes;                    // of all ranks, as they were cast
   double seconds = 0.0;
   std::array<Timing, kOpCodes> timings{};
+  EmulatedTimes emulated;  // of the units with modelled durations; only of steps that ran to their end
 };
 
 struct EvalResult {

@@ -11,6 +11,7 @@
 #include "boxes.h"
 #include "buckets.h"
 #include "courier.h"
+#include "emulation.h"
 #include "engine.h"
 #include "folds.h"
 #include "schedule.h"
@@ -82,15 +83,20 @@ class Engine::Impl {
   ResolvedUnit resolve(const UnitSpec& spec);
   Resolved resolve_input(const Binding& binding) const;
 
-  // interpreter.cc
-  void begin(std::int64_t step_index, const Inputs& inputs, double deadline_s);
-  void run(const StepList& list, StepResult* result);
-  void execute(const Step& step);
+  // units.cc
   void forward(const Step& step, bool train);
   void keep_outputs(const Step& step, const std::vector<Binding>& bindings, std::vector<c10::IValue>& outputs);
   void backward(const Step& step);
   c10::IValue input_of(const Resolved& input, const Step& step);
   at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
+  void emulate(double seconds_per_sample, const Step& step);
+  // Outputs of the declared shapes of a unit that was not computed.
+  std::vector<c10::IValue> stand_ins(const std::vector<Binding>& bindings, const Step& step);
+
+  // interpreter.cc
+  void begin(std::int64_t step_index, const Inputs& inputs, double deadline_s);
+  void run(const StepList& list, StepResult* result);
+  void execute(const Step& step);
   void vote();
   void cast(const std::vector<std::uint64_t>& words, std::int64_t channel);
   void tally();
@@ -116,6 +122,8 @@ class Engine::Impl {
   StepList train_, eval_;
   std::vector<SampleSpan> micro_batches_;
   std::int64_t first_sample_ = 0;
+
+  EmulatedDevice device_;
 
   // Of the step that runs.
   std::int64_t step_index_ = 0;

@@ -136,7 +136,11 @@ at::Tensor Values::gradient(std::int64_t value, std::int64_t micro_batch) {
   const ValueSpec& spec = specs_[static_cast<std::size_t>(value)];
   Slot& held = slot(value, micro_batch, true);
   settle(held, spec);
-  if (held.tensor.defined()) return held.tensor;
+  return held.tensor.defined() ? held.tensor : zeros(value, micro_batch);
+}
+
+at::Tensor Values::zeros(std::int64_t value, std::int64_t micro_batch) const {
+  const ValueSpec& spec = specs_[static_cast<std::size_t>(value)];
   return at::zeros(shape_of(spec, micro_batches_[static_cast<std::size_t>(micro_batch)].size()), spec.dtype);
 }
 

@@ -31,6 +31,8 @@ class Values {
   at::Tensor activation(std::int64_t value, std::int64_t micro_batch);
   // Throws ExecError if `produced` has not the declared shape and dtype.
   void set_activation(std::int64_t value, std::int64_t micro_batch, const at::Tensor& produced);
+  // A value as declared, with zeros in it.
+  at::Tensor zeros(std::int64_t value, std::int64_t micro_batch) const;
   // Zeros where nothing was added.
   at::Tensor gradient(std::int64_t value, std::int64_t micro_batch);
   void add_gradient(std::int64_t value, std::int64_t micro_batch, const at::Tensor& addend);

@@ -1,0 +1,154 @@
+"""Units that are waited for instead of computed: what the engine makes up for them, and what stays real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from elaswave_fx.errors import ExecError
+from tests.native.ranks import Ranks
+from tests.native.tiny import (
+    ALONE,
+    BATCH,
+    PLENTY_S,
+    TILINGS,
+    WIDTH,
+    Model,
+    Tile,
+    Tiling,
+    batch,
+    bindings,
+    eval_list,
+    first,
+    initial,
+    joined,
+    make_engine,
+    owned,
+    program,
+    tile_inputs,
+    train,
+    train_list,
+)
+
+COSTS = {0: (1e-4, 2e-4, 1e-3), 1: (2e-4, 4e-4, 0.0), 2: (0.0, 1e-4, 5e-4)}
+"""Unit -> seconds per sample forward and backward, and per call."""
+
+
+def emulated_engine(model: Model, tiling: Tiling, rank: int, endpoint: Any = None, scale: float = 1.0) -> Any:
+    """The engine of the tiny model, its units declared once more with modelled durations."""
+    engine = make_engine(model, tiling, rank, endpoint)
+    declare(engine, model, tiling, rank, lambda unit: tuple(scale * seconds for seconds in COSTS[unit]))
+    return engine
+
+
+def declare(engine: Any, model: Model, tiling: Tiling, rank: int, modelled: Callable[[int], Any]) -> None:
+    tile = tiling[rank]
+    ids = {name: number for number, name in enumerate(model.programs)}
+    for unit in range(*tile.units):
+        engine.add_unit(
+            unit=unit, forward=ids[f"{unit}.forward"], backward=ids[f"{unit}.backward"], evaluate=ids[f"{unit}.eval"],
+            modelled=modelled(unit), **bindings()[unit],
+        )  # fmt: skip
+    engine.set_schedule(train_list(tiling, rank), eval_list(tiling, rank), list(tile.micro_batches), first(tile))
+
+
+def modelled_s(tiling: Tiling, rank: int) -> float:
+    """What the kernels of a rank's step add up to."""
+    return math.fsum(
+        2 * fixed + (forward + backward) * (hi - lo)
+        for lo, hi in tiling[rank].micro_batches
+        for forward, backward, fixed in (COSTS[unit] for unit in range(*tiling[rank].units))
+    )
+
+
+def kernels(tiling: Tiling, rank: int) -> int:
+    return 2 * len(tiling[rank].micro_batches) * len(range(*tiling[rank].units))
+
+
+def assert_untouched(found: dict[str, Tensor]) -> None:
+    """No gradient came from anywhere: the update leaves the parameters as they were."""
+    for name, tensor in initial().items():
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "data parallel", "rows of other widths", "columns of other cuts"])
+def test_any_tiling_takes_its_modelled_time(model: Model, name: str, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS[name]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = emulated_engine(model, tiling, rank, endpoint)
+        return train(engine, tiling[rank], 3), owned(engine, tiling, rank)
+
+    results = started(len(tiling), body).results()
+    for rank, (taken, _) in enumerate(results):
+        for result in taken:
+            assert (result["loss"], result["count"], result["grad_norm"]) == (BATCH, BATCH, 0.0)
+            assert result["updated"]
+            emulated = result["emulated"]
+            assert emulated["kernels"] == kernels(tiling, rank)
+            assert emulated["modelled_seconds"] == pytest.approx(modelled_s(tiling, rank), rel=1e-9)
+            assert emulated["span_seconds"] > emulated["modelled_seconds"] - 1e-7  # kernels do not overlap
+    assert_untouched(joined([masters for _, masters in results]))
+
+
+def test_modelled_time_grows_with_the_costs(model: Model) -> None:
+    taken = [train(emulated_engine(model, ALONE, 0, scale=scale), ALONE[0], 1)[0] for scale in (1.0, 3.0)]
+    short, long = (result["emulated"] for result in taken)
+    assert long["modelled_seconds"] == pytest.approx(3 * short["modelled_seconds"])
+    assert long["kernels"] == short["kernels"]
+
+
+def test_what_is_computed_is_not_emulated(model: Model) -> None:
+    result = train(make_engine(model, ALONE, 0), ALONE[0], 1)[0]
+    assert result["emulated"] == {"kernels": 0, "modelled_seconds": 0, "overslept_seconds": 0, "span_seconds": 0}
+
+
+def test_evaluation_waits_too(model: Model, started: Callable[..., Ranks]) -> None:
+    tiling = TILINGS["pipeline"]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = emulated_engine(model, tiling, rank, endpoint)
+        return engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+
+    for result in started(2, body).results():
+        assert (result["loss"], result["count"]) == (BATCH, BATCH)
+
+
+def test_folds_get_zeros_of_every_granule(model: Model) -> None:
+    """Buffers b' = b / 2 + value: what is left is the half of the half."""
+
+    def forward0(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
+        h = torch.relu(torch.addmm(b, x, a.t()))
+        return h, x.mean(0), x.sum(), x, h, keys
+
+    tiling: Tiling = {0: Tile((0, 3), ((0, 4), (4, 8)))}
+    x, w, b = torch.randn(3, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
+    keys = torch.ops.elaswave.sample_keys(0, 0, 3, 0)
+    folded = program(
+        lambda mean, number, dm, dn: (mean * 0.5 + dm, number * 0.5 + dn), b, torch.ones(()), b, torch.ones(())
+    )
+    fold = (program(forward0, x, w, b, keys), folded, [torch.ones(WIDTH), torch.ones(())])
+    engine = make_engine(model, tiling, 0, granule=4, fold=fold)
+    units = bindings()
+    units[0] |= {"outputs": [("value", 0), ("fold", 0, 0), ("fold", 0, 1)], "eval_outputs": [("value", 0)]}
+    ids = {name: number for number, name in enumerate(model.programs)}
+    engine.add_unit(
+        unit=0, forward=ids["0.forward"], backward=ids["0.backward"], evaluate=ids["0.eval"], modelled=COSTS[0],
+        **units[0],
+    )  # fmt: skip
+    engine.set_schedule(train_list(tiling, 0), eval_list(tiling, 0), [(0, 4), (4, 8)], 0)
+    engine.step(0, batch(0), [[0.05]], None, PLENTY_S)
+    assert torch.equal(engine.buffer("mean"), torch.full((WIDTH,), 0.25))
+
+
+@pytest.mark.parametrize("seconds", [-1e-3, math.inf, math.nan])
+def test_durations_that_are_none(model: Model, seconds: float) -> None:
+    engine = make_engine(model, ALONE, 0)
+    with pytest.raises(ExecError, match=r"unit 0: a modelled duration of .* durations are finite and not negative"):
+        declare(engine, model, ALONE, 0, lambda unit: (1e-3, seconds, 0.0))
