@@ -30,7 +30,7 @@ LATER: dict[str, tuple[object, ...]] = {
     "policy": ("elaswave",),
     "planner.axes": (("dataflow", "graph", "frequency"),),
     "rng.reshard": (True,),
-    "device": ("cpu",),
+    "device": ("cpu", "emulated"),
     "launch": ("local",),
     "compile": ("none",),
 }
@@ -186,6 +186,13 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmulatedConfig:
+    """The emulated device: how long its kernels take."""
+
+    unit_ms: float | None = ruled(above=0)  # per sample, mean over units, forward and backward; None: as on the CPU
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
     axes: tuple[str, ...] = ruled(choices=("dataflow", "graph", "frequency"))
 
@@ -217,6 +224,7 @@ class Config:
     init_from: str | None
     cache: CacheConfig
     device: str = ruled(choices=("cpu", "cuda", "npu", "emulated"))
+    emulated: EmulatedConfig
     compile: str
     launch: LaunchConfig
     checkpoint: CheckpointConfig
@@ -240,6 +248,7 @@ class Config:
         _check_shape(config)
         _check_init_from(config)
         _check_checkpoint(config)
+        _check_emulated(config)
         check_faults(config.faults, config.parallel.ranks, config.steps)
         return config
 
@@ -324,6 +333,14 @@ def _check_checkpoint(config: Config) -> None:
         raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
     if config.checkpoint.dir == "":
         raise ConfigError("checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints")
+
+
+def _check_emulated(config: Config) -> None:
+    if config.emulated.unit_ms is not None and config.device != "emulated":
+        raise ConfigError(
+            f"emulated.unit_ms={config.emulated.unit_ms:g}: device={config.device} takes as long as it takes; "
+            "nearest valid: device=emulated"
+        )
 
 
 def default_cache_dir() -> str:

@@ -153,6 +153,9 @@ REFUSALS = [
     (["checkpoint.keep=0"], "checkpoint.keep=0: must be at least 1; nearest valid: 1"),
     (["checkpoint.evry=5"], "checkpoint.evry: unknown key; nearest valid key: checkpoint.every"),
     (["checkpoint.dir=''"], "checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints"),
+    (["device=emulated", "emulated.unit_ms=0"], "emulated.unit_ms=0.0: must be above 0"),
+    (["emulated.unit_ms=2"], "emulated.unit_ms=2: device=cpu takes as long as it takes"),
+    (["device=emulated", "emulated.unitms=2"], "emulated.unitms: unknown key; nearest valid key: emulated.unit_ms"),
     (["resume=''"], "resume=: must be auto, off or a path; nearest valid: auto"),
     (["init_from=/nowhere"], "init_from=/nowhere: is for Hugging Face models; nearest valid: model=hf"),
     (["model=hf", "init_from=/nowhere"], "init_from=/nowhere: no such folder with a config.json in it"),
@@ -169,7 +172,7 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 NOT_YET = [
     "exact=true", "policy=recycle", "policy=drop_replica", "policy=restart",
-    "planner.axes=[graph]", "rng.reshard=false", "device=cuda", "device=npu", "device=emulated", "launch=env",
+    "planner.axes=[graph]", "rng.reshard=false", "device=cuda", "device=npu", "launch=env",
     "compile=inductor",
 ]  # fmt: skip
 
@@ -187,6 +190,11 @@ def test_faults_are_read() -> None:
          "faults=[{step:3,rank:1},{step:4,rank:0,kind:stop,phase:backward}]"]
     )  # fmt: skip
     assert config.faults == (Fault(step=3, rank=1), Fault(step=4, rank=0, kind="stop", phase="backward"))
+
+
+def test_the_emulated_device_is_read() -> None:
+    assert load_config(["device=emulated"]).emulated.unit_ms is None
+    assert load_config(["device=emulated", "emulated.unit_ms=2"]).emulated.unit_ms == 2.0
 
 
 IMPOSSIBLE_FAULTS = [

@@ -70,6 +70,14 @@ def _coordinator(epoch: int, fields: Fields) -> str:
     return f"coordinator: {fields['cause']}; another one takes over, training goes on"
 
 
+def _emulated(epoch: int, fields: Fields) -> str:
+    return (
+        f"emulated: {fields['ranks']} ranks, {fields['steps']} steps: pipeline {fields['pipeline_ms']:.1f} ms, "
+        f"{fields['pipeline_over_predicted']:.3f} of the plan's {fields['predicted_pipeline_ms']:.1f} ms; whole step "
+        f"{fields['step_ms']:.1f} ms, {fields['step_over_predicted']:.3f}; overslept {fields['overslept_share']:.2%}"
+    )
+
+
 def _over(epoch: int, fields: Fields) -> str:
     return f"the job is over: {fields['reason']}"
 
@@ -89,5 +97,6 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "transferred": _transferred,
     "resumed": _resumed,
     "coordinator": _coordinator,
+    "emulated": _emulated,
     "over": _over,
 }

@@ -40,12 +40,13 @@ from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.checkpoints import check_start, contents_of, start_fields
 from elaswave_fx.runtime.devices import make_device
+from elaswave_fx.runtime.devices.emulated import scaled_costs
 from elaswave_fx.runtime.engine import cast_inputs
 from elaswave_fx.runtime.learning_rate import make_schedule
 from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
 from elaswave_fx.runtime.state import InitialState
 from passes import assign_stages
-from passes.assign_stages import AssignStages
+from passes.assign_stages import AssignStages, make_workload
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
 from passes.pipeline import back_passes, front_passes, run_passes
@@ -117,9 +118,12 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     parallel = config.parallel
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
     topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
-    optimizer = make_optimizer(config.optimizer)
+    state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
+    if config.emulated.unit_ms is not None:
+        costs = make_workload(artifact, config.global_batch, state_tensors).units
+        artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
     stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count)
-    return stages.apply(artifact, topology, config.global_batch, len(optimizer.init(torch.zeros(1))))
+    return stages.apply(artifact, topology, config.global_batch, state_tensors)
 
 
 def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:

@@ -10,7 +10,7 @@ module only translates names of the artifact to indices and tensors of this rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from elaswave_fx import _native
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import eval_program, step_program
 from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec, FoldSpec
+from elaswave_fx.runtime.devices.emulated import Kernels
 from elaswave_fx.runtime.optimizer import Optimizer, trace_update
 from elaswave_fx.runtime.state import InitialState
 from passes.unit_program import lower_graph
@@ -30,6 +31,8 @@ class RankEngine:
 
     Programs, constants and mutable buffers are declared once, at first use; every rank keeps every mutable buffer, so
     that none is lost with a rank. Raises ExecError when the runtime refuses a program, naming it and the instruction.
+
+    `kernels`: how long the units of a rank take it by a plan; given, they are waited for and not computed.
     """
 
     def __init__(
@@ -42,10 +45,11 @@ class RankEngine:
         optimizer: Optimizer,
         seed: int,
         global_batch: int,
+        kernels: Callable[[Plan, Any], Kernels] | None = None,
     ) -> None:
         self.native = _native.Engine(rank, endpoint, seed, global_batch, artifact.granule)
         self._artifact, self._constants, self._initial = artifact, constants, initial
-        self._rank, self._optimizer = rank, optimizer
+        self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._programs: dict[str, int] = {}
         self._tensors: dict[str, int] = {}
         self._groups: dict[str, tuple[int, ...]] = {}  # of the plan that is installed
@@ -147,14 +151,15 @@ class RankEngine:
     def _install_units(self, plan: Plan) -> None:
         tile = plan.tile(self._rank)  # type: ignore[arg-type]
         self.native.clear_units()
+        kernels = self._kernels(plan, self._rank) if self._kernels is not None else {}
         for index in tile.units:
-            self._unit(index)
+            self._unit(index, kernels.get(index))
         train = step_program(plan, self._rank)  # type: ignore[arg-type]
         evaluate = eval_program(plan, self._rank)  # type: ignore[arg-type]
         spans = [(span.lo, span.hi) for span in train.micro_batches]
         self.native.set_schedule(list(train.instructions), list(evaluate.instructions), spans, train.first_sample)
 
-    def _unit(self, index: int) -> None:
+    def _unit(self, index: int, modelled: tuple[float, float, float] | None) -> None:
         unit = self._artifact.units[index]
         backward = f"{unit.kind}.backward"
         self.native.add_unit(
@@ -167,6 +172,7 @@ class RankEngine:
             eval_outputs=list(unit.eval_outputs),
             grads=[self._bind(binding) if binding[0] in ("param", "value") else ("none",) for binding in unit.grads],
             num_saved=unit.num_saved,
+            modelled=modelled,
         )
 
     def _bind(self, binding: Binding) -> Binding:

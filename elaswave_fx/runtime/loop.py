@@ -22,6 +22,7 @@ from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.runtime.checkpoints import restore
 from elaswave_fx.runtime.devices import make_device
+from elaswave_fx.runtime.devices.emulated import Faithfulness
 from elaswave_fx.runtime.hand_back import hand_back
 from elaswave_fx.runtime.optimizer import GROUPS
 from elaswave_fx.runtime.recovery import adopt, leave, suspect_of
@@ -60,6 +61,7 @@ class Training:
         self._evaluated = -1  # version
         self._saved = worker.committed.version
         self._failures = 0  # since the last commit
+        self._emulation = Faithfulness() if worker.config.device == "emulated" else None
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
 
@@ -197,6 +199,8 @@ class Training:
         now = time.perf_counter()
         seconds, self._lap = now - self._lap, now
         self._deadline.measured(seconds)
+        if self._emulation is not None:
+            self._emulation.step(worker.plan, result, seconds)
         step, count = result["step"], result["count"]
         votes = [Payload.unpack(payload) for _, payload in sorted(result["votes"].items())]
         context.report_step(
@@ -231,6 +235,10 @@ class Training:
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
             worker.context.run_dir, _FLOOR_S,
         )  # fmt: skip
+        emulated = self._emulation.report(worker.plan, worker.rank, worker.group) if self._emulation is not None else {}
+        if emulated and worker.is_first:
+            worker.context.report_event("emulated", **emulated)
+            share = {**share, "emulated": emulated}
         worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
         worker.feed.close()
         worker.agent.close()

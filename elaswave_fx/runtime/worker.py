@@ -22,6 +22,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.runtime.checkpoints import Checkpoints
+from elaswave_fx.runtime.devices.emulated import kernels
 from elaswave_fx.runtime.engine import RankEngine, load_artifact
 from elaswave_fx.runtime.feed import InputFeed
 from elaswave_fx.runtime.learning_rate import Schedule, make_schedule
@@ -107,7 +108,10 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
     batch = plan.workload.global_batch
-    engine = RankEngine(artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch)
+    engine = RankEngine(
+        artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch,
+        kernels if config.device == "emulated" else None,
+    )  # fmt: skip
     engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
     engine.native.set_copy_mode(config.copies.mode)
     engine.install(plan)

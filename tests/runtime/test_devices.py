@@ -26,7 +26,7 @@ def test_fingerprint_says_what_decides_bits(monkeypatch):
     assert {key for key, value in device.fingerprint().items() if value != before[key]} == {"mkl_cbwr"}
 
 
-@pytest.mark.parametrize("name", ["cuda", "npu", "emulated"])
+@pytest.mark.parametrize("name", ["cuda", "npu"])
 def test_later_devices(name):
     with pytest.raises(ConfigError, match=f"device={name} is not available yet"):
         make_device(name)

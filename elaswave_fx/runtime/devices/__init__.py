@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.runtime.devices.cpu import CpuDevice
 from elaswave_fx.runtime.devices.device import Device
+from elaswave_fx.runtime.devices.emulated import EmulatedDevice
 from elaswave_fx.schema import nearest
 
 __all__ = ["Device", "make_device"]
 
-_DEVICES: Mapping[str, Callable[[], Device]] = {"cpu": CpuDevice}
-_LATER = ("cuda", "npu", "emulated")
+_DEVICES: Mapping[str, Callable[[], Device]] = {"cpu": CpuDevice, "emulated": EmulatedDevice}
+_LATER = ("cuda", "npu")
 
 
 def make_device(name: str) -> Device:
