@@ -48,7 +48,10 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         *(paired(f"step with {name}, against state", samples[name], samples["state"], "ms") for name in BYTES_WANTED),
         *(_bytes_entry(name, extra[name], extra["state"]) for name in BYTES_WANTED),
     ]  # fmt: skip
-    return Outcome(entries, _notes(workload, elements, {name: extra[name][0] for name in runs if name != "none"}))
+    notes = _notes(workload, elements, {name: extra[name][0] for name in runs if name != "none"})
+    return Outcome(
+        entries, (*notes, cpu_line({name: [run.cpu_s_per_step for run in taken] for name, taken in runs.items()}))
+    )
 
 
 def _notes(workload: Workload, elements: int, extra: dict[str, float]) -> tuple[str, ...]:
@@ -80,6 +83,13 @@ def take_turns(
         for name in names[first:] + names[:first]:
             runs[name].append(program.run(variants[name], steps, warm_up))
     return runs
+
+
+def cpu_line(samples: dict[str, list[float]]) -> str:
+    """CPU time of a step by kind of job: what a busy machine does not change much."""
+    return "CPU time of a step, all ranks, all threads (medians): " + ", ".join(
+        f"{name} {1e3 * statistics.median(seconds):.1f} ms" for name, seconds in samples.items()
+    )
 
 
 def medians_ms(runs: list[Run]) -> list[float]:

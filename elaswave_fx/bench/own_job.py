@@ -48,10 +48,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """Of one job: seconds of its steps as the first rank saw them; payload bytes of all ranks in a step."""
+    """Of one job: seconds of its steps as the first rank saw them; bytes sent and CPU seconds of all ranks in a step.
+
+    CPU seconds count all threads of the ranks. They hardly depend on what else the machine does.
+    """
 
     seconds: tuple[float, ...]
     bytes_per_step: float
+    cpu_s_per_step: float
 
 
 class Program:
@@ -94,7 +98,8 @@ class Program:
             places = {rank: ["127.0.0.1", ports[name], f"host-{rank}"] for rank, name in enumerate(names)}
             processes.tell(names, "peers", places=places)
             done = processes.hear(names, "measured")
-            return Run(tuple(done[names[0]]["seconds"]), sum(rank["bytes"] for rank in done.values()) / steps)
+            sums = {what: sum(rank[what] for rank in done.values()) / steps for what in ("bytes", "cpu_s")}
+            return Run(tuple(done[names[0]]["seconds"]), sums["bytes"], sums["cpu_s"])
 
     def _build(self, config: Config, copies: int) -> BuildResult:
         """Once per number of copies, in a child: tracing leaves threads behind."""
@@ -156,18 +161,19 @@ def _rank_body(
 
 
 def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int, channel: Channel) -> None:
-    seconds, sent = [], 0
+    seconds, sent, cpu_s = [], 0, 0.0
     lap = time.perf_counter()
     for step in range(steps):
         if step == warm_up:
             worker.engine.native.sync(PLENTY_S)
-            sent = worker.endpoint.bytes_sent
+            sent, cpu_s = worker.endpoint.bytes_sent, time.process_time()
         _step(worker, variant, step)
         now = time.perf_counter()
         seconds.append(now - lap)
         lap = now
     worker.engine.native.sync(PLENTY_S)
-    channel.send("measured", seconds=seconds[warm_up:], bytes=worker.endpoint.bytes_sent - sent)
+    sent, cpu_s = worker.endpoint.bytes_sent - sent, time.process_time() - cpu_s
+    channel.send("measured", seconds=seconds[warm_up:], bytes=sent, cpu_s=cpu_s)
     worker.group.barrier(PLENTY_S)
     channel.receive(PLENTY_S)
 

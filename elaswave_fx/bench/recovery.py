@@ -16,7 +16,7 @@ import torch
 
 from elaswave_fx.bench.recovery_own import OwnLoss, Runs
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95, paired
-from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, need_torchft, torchft_loss
+from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, Loss, need_torchft, torchft_loss
 from elaswave_fx.bench.workload import FOUR_COLUMNS, Workload, tiny
 
 REPEATS = 20
@@ -43,7 +43,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     draw = random.Random(0)
     runs = Runs(workload)
     own: list[OwnLoss] = []
-    peers: dict[Lighthouse, list[float]] = {lighthouse: [] for lighthouse in sweep}
+    peers: dict[Lighthouse, list[Loss]] = {lighthouse: [] for lighthouse in sweep}
     repeats = options.repeats or REPEATS
     for turn in range(repeats):
         victim, phase = draw.randrange(workload.ranks), draw.random()
@@ -51,36 +51,36 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         if turn % 2 == 0:
             own.append(runs.lose(victim, phase))
         for lighthouse in sweep:
-            peers[lighthouse].append(torchft_loss(workload, lighthouse, victim, phase).recovery_s)
+            peers[lighthouse].append(torchft_loss(workload, lighthouse, victim, phase))
         if turn % 2 == 1:
             own.append(runs.lose(victim, phase))
     stops = []
     for turn in range(min(STOPS, repeats)):
         progress(f"run {turn + 1} of {min(STOPS, repeats)}: SIGSTOP")
         stops.append(runs.lose(draw.randrange(workload.ranks), draw.random(), signal.SIGSTOP))
-    return Outcome(_entries(own, peers), _notes(workload, own, stops))
+    return Outcome(_entries(own, peers), _notes(workload, own, peers[DEFAULTS], stops))
 
 
-def _entries(own: list[OwnLoss], peers: dict[Lighthouse, list[float]]) -> list[Entry]:
+def _entries(own: list[OwnLoss], peers: dict[Lighthouse, list[Loss]]) -> list[Entry]:
     ours = [1e3 * loss.recovery_s for loss in own]
-    best = min(peers, key=lambda lighthouse: statistics.median(peers[lighthouse]))
+    theirs = {lighthouse: [1e3 * loss.recovery_s for loss in losses] for lighthouse, losses in peers.items()}
+    best = min(theirs, key=lambda lighthouse: statistics.median(theirs[lighthouse]))
     entries = []
-    for lighthouse, seconds in peers.items():
+    for lighthouse, samples in theirs.items():
         target = WANTED_OF_DEFAULTS if lighthouse == DEFAULTS else WANTED_OF_BEST if lighthouse == best else None
         name = "defaults" if lighthouse == DEFAULTS else "best" if lighthouse == best else "other"
         parts = medians([loss.parts for loss in own], 1e3) if lighthouse == DEFAULTS else None
-        entries.append(
-            paired(f"TorchFT {name}: {lighthouse}", ours, [1e3 * s for s in seconds], "ms", target, parts)
-        )  # fmt: skip
+        entries.append(paired(f"TorchFT {name}: {lighthouse}", ours, samples, "ms", target, parts))
     return entries
 
 
-def _notes(workload: Workload, own: list[OwnLoss], stops: list[OwnLoss]) -> tuple[str, ...]:
+def _notes(workload: Workload, own: list[OwnLoss], peer: list[Loss], stops: list[OwnLoss]) -> tuple[str, ...]:
+    steps = [1e3 * statistics.median(loss.normal_s for loss in losses) for losses in (own, peer)]
     stopped = [loss.recovery_s for loss in stops]
     return (
         "",
         workload.text(),
-        f"a normal step of ours takes {1e3 * statistics.median(loss.normal_s for loss in own):.1f} ms (median)",
+        f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
         f"SIGSTOP, ours: {statistics.median(stopped):.2f} s (median), {p95(stopped):.2f} s (p95) of {len(stopped)};",
         "  a stopped rank's links stay whole: only silence tells, of which the coordinator allows some",
         f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, as in its train_ddp.py;",

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from elaswave_fx.bench.copies import cpu_line
 from elaswave_fx.bench.own_job import Program, Variant
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.bench.torch_job import ddp_steps, need_torchft, torchft_steps
@@ -23,7 +24,11 @@ REPEATS = 20
 STEPS, WARM_UP = 6, 2
 WANTED = 1 / 1.03
 
-ON, OFF, UNGUARDED = Variant(copies=1), Variant(copies=0, guarded=False), Variant(copies=1, guarded=False)
+VARIANTS = {
+    "on": Variant(copies=1),
+    "off": Variant(copies=0, guarded=False),
+    "copies alone": Variant(copies=1, guarded=False),
+}
 
 Side = Callable[[], tuple[float, ...]]
 """One job: the seconds of its steps."""
@@ -34,8 +39,9 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     torch.set_num_threads(1)
     need_torchft()
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
+    cpu: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with Program(workload) as program:
-        sides = _sides(program, workload)
+        sides = _sides(program, workload, cpu)
         samples: dict[str, list[float]] = {name: [] for name in sides}
         names, repeats = list(sides), options.repeats or REPEATS
         for turn in range(repeats):
@@ -43,17 +49,19 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 samples[name].append(1e3 * statistics.median(sides[name]()))
-    return Outcome(_entries(samples), ("", workload.text()))
+    return Outcome(_entries(samples), ("", workload.text(), cpu_line(cpu)))
 
 
-def _sides(program: Program, workload: Workload) -> dict[str, Side]:
-    def own(variant: Variant) -> tuple[float, ...]:
-        return program.run(variant, STEPS, WARM_UP).seconds
+def _sides(program: Program, workload: Workload, cpu: dict[str, list[float]]) -> dict[str, Side]:
+    """All kinds of job; ours add their CPU time of a step to `cpu`."""
+
+    def own(name: str) -> tuple[float, ...]:
+        done = program.run(VARIANTS[name], STEPS, WARM_UP)
+        cpu[name].append(done.cpu_s_per_step)
+        return done.seconds
 
     return {
-        "on": partial(own, ON),
-        "off": partial(own, OFF),
-        "copies alone": partial(own, UNGUARDED),
+        **{name: partial(own, name) for name in VARIANTS},
         "TorchFT": partial(torchft_steps, workload, STEPS, WARM_UP),
         "DDP": partial(ddp_steps, workload, STEPS, WARM_UP),
     }
