@@ -3,7 +3,7 @@
 In: a `Certificate`, whose votes carry what the engine cast. Out: a line of `ledger.jsonl`.
 
     {"step": 7, "tiles": {"0": [[0, 4, 0, 8]], "1": [[0, 4, 8, 16]]}, "weight_sum": 2048.0,
-     "content_hash": "5b…", "state_digest": "01…", "epoch": 2}
+     "tile_hashes": {"0": "2f…", "1": "2c…"}, "content_hash": "5b…", "state_digest": "01…", "epoch": 2}
 """
 
 from __future__ import annotations
@@ -77,10 +77,12 @@ class Payload:
 
 def line_of(certificate: Certificate) -> dict[str, Any]:
     """The ledger line of a committed step: step = version - 1. `state_digest` is of the state it started from."""
-    payloads = [Payload.unpack(vote.payload) for vote in certificate.votes]
+    votes = sorted(certificate.votes, key=lambda vote: vote.rank)
+    payloads = [Payload.unpack(vote.payload) for vote in votes]
     return {
         "step": certificate.stamp.version - 1,
-        "tiles": {str(vote.rank): [_tile(vote)] for vote in sorted(certificate.votes, key=lambda vote: vote.rank)},
+        "tiles": {str(vote.rank): [_tile(vote)] for vote in votes},
+        "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
         "weight_sum": sum(payload.count for payload in payloads),
         "content_hash": f"{sum(payload.content_hash for payload in payloads) % _MODULUS:032x}",
         "state_digest": f"{sum(payload.state_digest for payload in payloads) % _MODULUS:032x}",

@@ -109,6 +109,8 @@ class Training:
         worker, native = self._worker, self._worker.engine.native
         if native.version > worker.committed.version:  # the step was committed before it failed
             self._committed(native.last_committed)
+        if isinstance(error, CopyDiffers):
+            worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
         go = leave(worker, suspect_of(error))
         adopt(worker, go, self._report)
         self._evaluated = -1  # all ranks look again whether an evaluation is due

@@ -1,0 +1,83 @@
+"""A copy whose bytes change in memory is found, before it can do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elaswave_fx.runtime.loop import Training
+from tests.runs import Run, run_job, small_config
+
+WORDS = ("parallel.dp=2", "parallel.pp=2", "steps=10")
+BAD_STEP = 4
+
+
+def config(*overrides: str) -> Any:
+    return small_config("gpt_stdlib", *WORDS, *overrides)
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def damage(training: Training) -> int:
+    """Changes one number of the first box that this rank holds; returns its owner."""
+    worker = training._worker
+    number, box = next((n, box) for n, box in enumerate(worker.plan.boxes) if worker.rank in box.holders)
+    master, _ = worker.engine.native.base(number)  # type: ignore[misc]
+    master[0] += 1e-3
+    return box.owner
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = run_job(config(), tmp_path_factory.mktemp("undisturbed"))
+    assert run.code == 0
+    return run
+
+
+def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Training._step
+
+    def step_and_damage(training: Training, number: int) -> None:
+        if number == BAD_STEP and training._worker.rank == 2 and training._worker.plan.epoch == 0:
+            damage(training)
+        step(training, number)
+
+    monkeypatch.setattr(Training, "_step", step_and_damage)
+    run = run_job(config(), tmp_path)
+    assert run.code == 0
+    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+    assert [
+        (event["rank"], "differ from their owners'" in event["cause"]) for event in events(run, "copy_differs")
+    ] == [(2, True)]
+    assert [event["members"] for event in events(run, "agreed")][:1] == [[0, 1, 2, 3]]
+    assert "rolled_back_to" not in json.dumps(events(run, "agreed"))
+
+
+def test_a_damaged_copy_does_not_become_the_truth(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner dies before the next update shows the damage: no right copy is left, so the run goes back and says so."""
+    step = Training._step
+
+    def step_and_damage(training: Training, number: int) -> None:
+        if number == BAD_STEP and training._worker.plan.epoch == 0:
+            if training._worker.rank == 2:
+                assert damage(training) == 0
+            if training._worker.rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        step(training, number)
+
+    monkeypatch.setattr(Training, "_step", step_and_damage)
+    run = run_job(config(), tmp_path)
+    assert run.code == 0
+    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+    assert "were damaged in memory" in events(run, "copy_differs")[0]["cause"]
+    assert [event["rolled_back_to"] for event in events(run, "agreed") if "rolled_back_to" in event] == [0]
