@@ -148,7 +148,7 @@ def decide(
         )
         activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
         return GoOn(activation, lines, absent, reason)
-    did = f"version {resume.version} rolled forward" if lines else f"version {resume.version + 1} is done again"
+    did = f"step {resume.version - 1} rolled forward" if lines else f"step {resume.version} is done again"
     activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
     return GoOn(activation, lines, absent, f"members {list(members)}: {did}")
 

@@ -59,7 +59,9 @@ def _edited(epoch: int, fields: Fields) -> str:
 
 
 def _transferred(epoch: int, fields: Fields) -> str:
-    return f"epoch {epoch}: moved {fields['bytes'] / 2**20:.2f} MiB in {fields['ms']:.1f} ms"
+    behind = fields.get("bytes_behind", 0) / 2**20
+    copies = f"; {behind:.2f} MiB of copies follow behind the steps" if behind else ""
+    return f"epoch {epoch}: moved {fields['bytes'] / 2**20:.2f} MiB of parameters in {fields['ms']:.1f} ms{copies}"
 
 
 def _resumed(epoch: int, fields: Fields) -> str:

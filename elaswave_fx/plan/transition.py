@@ -128,7 +128,7 @@ class Transition:
     def _link_lines(self) -> Iterator[str]:
         if self.opened:
             pairs = ", ".join(f"{a}-{b}" for a, b in self.opened)
-            yield f"new links, of {len(self.links)} in use: {pairs}"
+            yield f"ranks that exchange something for the first time: {pairs}"
 
 
 def _units_without(

@@ -116,12 +116,13 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
         _check_promoted(worker, before)
     edited = time.perf_counter()
     moved = _gather_parameters(worker)
-    moved += _start_copies(worker)
+    behind = _start_copies(worker)
     worker.started = True
     if worker.is_first:
         event = worker.context.report_event
         event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
-        event("transferred", plan.epoch, ms=round(1e3 * (time.perf_counter() - edited), 3), bytes=moved)
+        ms = round(1e3 * (time.perf_counter() - edited), 3)
+        event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
 
 
 def _settle(worker: Worker, activation: Activation, report: Report) -> None:
@@ -162,39 +163,35 @@ def _check_promoted(worker: Worker, before: Plan) -> None:
 
 
 def _gather_parameters(worker: Worker) -> int:
-    """Working copies to whoever has none that is whole; the bytes that this rank got."""
+    """Working copies to every rank that has none that is whole; the bytes that all of them get."""
     native, plan, rank = worker.engine.native, worker.plan, worker.rank
-    groups = [plan.groups[bucket.name] for bucket in worker.artifact.buckets]
-    worker.stale &= {index for index, group in enumerate(groups) if rank in group}
-    wanted = torch.zeros(len(plan.ranks), max(1, len(groups)), dtype=torch.int64)
+    buckets = worker.artifact.buckets
+    worker.stale &= {index for index, bucket in enumerate(buckets) if rank in plan.groups[bucket.name]}
+    wanted = torch.zeros(len(plan.ranks), max(1, len(buckets)), dtype=torch.int64)
     place = plan.ranks.index(rank)
     wanted[place, sorted(worker.stale)] = 1
     width = wanted.shape[1]
     intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
     worker.group.all_gather(wanted.view(-1), intervals, TRANSFER_S)
-    native.refresh_work(
-        [[r for place, r in enumerate(plan.ranks) if wanted[place, index]] for index in range(len(groups))], TRANSFER_S
-    )
-    itemsize = plan.workload.work_bytes_per_element
-    moved = sum(itemsize * worker.artifact.buckets[index].numel for index in worker.stale)
+    takers = [[r for place, r in enumerate(plan.ranks) if wanted[place, index]] for index in range(len(buckets))]
+    native.refresh_work(takers, TRANSFER_S)
     worker.stale.clear()
-    return moved
+    itemsize = plan.workload.work_bytes_per_element
+    return itemsize * sum(bucket.numel * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
 
 
 def _start_copies(worker: Worker) -> int:
-    """Bases to new holders, behind the coming steps; the bytes that this rank is to get."""
+    """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
     native, plan, rank = worker.engine.native, worker.plan, worker.rank
     bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-    moved = 0
     for number, box in enumerate(plan.boxes):
         if rank in box.catching:
             native.expect_base(number, box.owner)
-            moved += bytes_each * len(box.span)
         elif rank == box.owner:
             for holder in box.catching:
                 native.send_base(number, holder)
     worker.catching = frozenset(native.catching)
-    return moved
+    return bytes_each * sum(len(box.span) * len(box.catching) for box in plan.boxes)
 
 
 # --- No copy is left of something
