@@ -4,7 +4,7 @@
     child.send("hello", port=4711)
     launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
 
-Kinds from a worker: hello{port} detached{} step{…} eval{…} event{…} done{summary} error{name, message,
+Kinds from a worker: hello{port} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
 traceback}; from the launcher: peers{…} halt{}. From the builder: built{plan, data, lines} or error.
 From the coordinator: event{…} note{text} alive{}; to it: exited{rank} finished{rank} saved{version, epoch}. Not for
 tensors: a message has at most `MESSAGE_BYTES_MAX` bytes. One thread uses an end at a time.

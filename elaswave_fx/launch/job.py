@@ -107,6 +107,10 @@ class WorkerContext:
         """Mean held-out loss over `count` targets after `step` steps; from one rank."""
         self._send("eval", step=step, loss=loss, count=count)
 
+    def report_share(self, share: Mapping[str, Any]) -> None:
+        """What this rank adds to `summary.json`, before its end: it may be lost until then."""
+        self._send("share", summary=dict(share))
+
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         """A line of `events.jsonl`, as of now; see contracts for the kinds."""
         self._send("event", event=kind, epoch=epoch, at_s=time.monotonic(), **fields)

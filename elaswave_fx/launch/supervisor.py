@@ -137,6 +137,8 @@ class Supervisor:
                 self._on_event({"rank": rank, **fields})
                 if fields["event"] == "checkpoint":
                     self._coordination.saved(fields["step"], fields["epoch"])
+            case "share":
+                self._recorder.ended(rank, fields["summary"])
             case "done":
                 self._done.add(rank)
                 self._recorder.ended(rank, fields["summary"])

@@ -1,7 +1,7 @@
 """An event as a line on the console: what happened, what was decided, why.
 
 describe("agreed", 5, {"members": [0, 1, 3], "step": 118, "steps_redone": 1, "why": "…"})
-    ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again (…)"
+    ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again"
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _agreed(epoch: int, fields: Fields) -> str:
     again = f"{redone} step{'s are' if redone != 1 else ' is'} done again" if redone else "nothing is done again"
     back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
     who = _numbers(fields["members"])
-    return f"epoch {epoch}: {who} go on from step {fields['step']}, {again}{back} ({fields['why']})"
+    why = "" if fields["why"].endswith("is done again") else f" ({fields['why']})"
+    return f"epoch {epoch}: {who} go on from step {fields['step']}, {again}{back}{why}"
 
 
 def _planned(epoch: int, fields: Fields) -> str:

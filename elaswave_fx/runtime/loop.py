@@ -241,6 +241,7 @@ class Training:
         if emulated and worker.is_first:
             worker.context.report_event("emulated", **emulated)
             share = {**share, "emulated": emulated}
+        worker.context.report_share(share)
         worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
         worker.feed.close()
         worker.agent.close()

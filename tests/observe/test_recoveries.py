@@ -7,7 +7,7 @@ from typing import Any
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.recoveries import Recoveries
 
-AGREED = {"members": [0, 1, 3], "step": 12, "steps_redone": 1, "why": "version 13 is done again"}
+AGREED = {"members": [0, 1, 3], "step": 12, "steps_redone": 1, "why": "step 12 is done again"}
 PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains units"]}
 
 
@@ -81,7 +81,7 @@ def test_a_planned_epoch_is_no_recovery() -> None:
 
 def test_events_in_words() -> None:
     assert describe("agreed", 5, AGREED) == (
-        "epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again (version 13 is done again)"
+        "epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again"
     )
     assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
     assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
