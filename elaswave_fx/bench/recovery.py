@@ -7,6 +7,7 @@ counts as its best. A run loses the same rank at the same point of a step on eac
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import statistics
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.recovery_own import OwnLoss, Runs
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95, paired
 from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, Loss, need_torchft, torchft_loss
@@ -43,7 +45,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     draw = random.Random(0)
     runs = Runs(workload)
     own: list[OwnLoss] = []
-    peers: dict[Lighthouse, list[Loss]] = {lighthouse: [] for lighthouse in sweep}
+    peers: dict[Lighthouse, list[Loss | None]] = {lighthouse: [] for lighthouse in sweep}
     repeats = options.repeats or REPEATS
     for turn in range(repeats):
         victim, phase = draw.randrange(workload.ranks), draw.random()
@@ -51,36 +53,67 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         if turn % 2 == 0:
             own.append(runs.lose(victim, phase))
         for lighthouse in sweep:
-            peers[lighthouse].append(torchft_loss(workload, lighthouse, victim, phase))
+            peers[lighthouse].append(_try_peer(workload, lighthouse, victim, phase, progress))
         if turn % 2 == 1:
             own.append(runs.lose(victim, phase))
     stops = []
     for turn in range(min(STOPS, repeats)):
         progress(f"run {turn + 1} of {min(STOPS, repeats)}: SIGSTOP")
         stops.append(runs.lose(draw.randrange(workload.ranks), draw.random(), signal.SIGSTOP))
-    return Outcome(_entries(own, peers), _notes(workload, own, peers[DEFAULTS], stops))
+    return Outcome(recovery_entries(own, peers), _notes(workload, own, peers, stops))
 
 
-def _entries(own: list[OwnLoss], peers: dict[Lighthouse, list[Loss]]) -> list[Entry]:
-    ours = [1e3 * loss.recovery_s for loss in own]
-    theirs = {lighthouse: [1e3 * loss.recovery_s for loss in losses] for lighthouse, losses in peers.items()}
-    best = min(theirs, key=lambda lighthouse: statistics.median(theirs[lighthouse]))
+def _try_peer(
+    workload: Workload, lighthouse: Lighthouse, victim: int, phase: float, progress: Callable[[str], None]
+) -> Loss | None:
+    """None when TorchFT did not get into step, or not past the loss: counted, and left out of its times."""
+    try:
+        return torchft_loss(workload, lighthouse, victim, phase)
+    except BenchFailed as error:
+        progress(f"on; TorchFT failed with {lighthouse}: {str(error).splitlines()[0]}")
+        return None
+
+
+def recovery_entries(own: list[OwnLoss], peers: dict[Lighthouse, list[Loss | None]]) -> list[Entry]:
+    """Pairs of which TorchFT's half failed are left out; a setting that failed at all is not its best."""
+    pairs = {
+        lighthouse: [
+            (1e3 * ours.recovery_s, 1e3 * loss.recovery_s)
+            for ours, loss in zip(own, losses, strict=True)
+            if loss is not None
+        ]
+        for lighthouse, losses in peers.items()
+    }
+    whole = [lighthouse for lighthouse, losses in peers.items() if None not in losses]
+    best = min(whole, key=lambda lighthouse: statistics.median(b for _, b in pairs[lighthouse]), default=None)
     entries = []
-    for lighthouse, samples in theirs.items():
+    for lighthouse, samples in pairs.items():
+        if not samples:
+            continue
+        ours, theirs = zip(*samples, strict=True)
         target = WANTED_OF_DEFAULTS if lighthouse == DEFAULTS else WANTED_OF_BEST if lighthouse == best else None
         name = "defaults" if lighthouse == DEFAULTS else "best" if lighthouse == best else "other"
         parts = medians([loss.parts for loss in own], 1e3) if lighthouse == DEFAULTS else None
-        entries.append(paired(f"TorchFT {name}: {lighthouse}", ours, samples, "ms", target, parts))
+        entries.append(paired(f"TorchFT {name}: {lighthouse}", ours, theirs, "ms", target, parts))
     return entries
 
 
-def _notes(workload: Workload, own: list[OwnLoss], peer: list[Loss], stops: list[OwnLoss]) -> tuple[str, ...]:
-    steps = [1e3 * statistics.median(loss.normal_s for loss in losses) for losses in (own, peer)]
+def _notes(
+    workload: Workload, own: list[OwnLoss], peers: dict[Lighthouse, list[Loss | None]], stops: list[OwnLoss]
+) -> tuple[str, ...]:
+    theirs = [loss.normal_s for losses in peers.values() for loss in losses if loss is not None]
+    steps = [1e3 * statistics.median(found or [math.nan]) for found in ([loss.normal_s for loss in own], theirs)]
+    failed = [
+        f"{losses.count(None)} of {len(own)} with {lighthouse}"
+        for lighthouse, losses in peers.items()
+        if None in losses
+    ]
     stopped = [loss.recovery_s for loss in stops]
     return (
         "",
         workload.text(),
         f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
+        "TorchFT's failed runs, left out above: " + ("; ".join(failed) or "none"),
         f"SIGSTOP, ours: {statistics.median(stopped):.2f} s (median), {p95(stopped):.2f} s (p95) of {len(stopped)};",
         "  a stopped rank's links stay whole: only silence tells, of which the coordinator allows some",
         f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, as in its train_ddp.py;",

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.bench.recovery import DEFAULTS, recovery_entries
+from elaswave_fx.bench.recovery_own import PARTS, OwnLoss
 from elaswave_fx.bench.results import Entry, p95, paired, table
+from elaswave_fx.bench.torch_job import Lighthouse, Loss
 from elaswave_fx.bench.views import Views
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
@@ -93,6 +96,16 @@ def test_recovery(tmp_path: Path) -> None:
     assert entries[0]["name"].startswith("TorchFT defaults: heartbeat 5000") and len(entries) == 2
     assert set(entries[0]["parts"]) == {"detect", "agree", "plan", "edit", "transfer", "redo"}
     assert "SIGSTOP, ours" in shown
+
+
+def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -> None:
+    own = [OwnLoss(0.1, 0.05, dict.fromkeys(PARTS, 0.01)) for _ in range(2)]
+    short, safe = Lighthouse(heartbeat_timeout_ms=100), Lighthouse(heartbeat_timeout_ms=900)
+    peers = {DEFAULTS: [Loss(5.0, 0.05)] * 2, short: [None, Loss(0.2, 0.05)], safe: [Loss(1.0, 0.05)] * 2}
+    defaults, failed, best = recovery_entries(own, peers)
+    assert (defaults.runs, defaults.target, round(defaults.ratio)) == (2, 20.0, 50)
+    assert failed.name.startswith("TorchFT other: heartbeat 100") and (failed.runs, failed.target) == (1, None)
+    assert best.name.startswith("TorchFT best: heartbeat 900") and best.target == 2.0
 
 
 @pytest.mark.skipif(HAS_TORCHFT, reason="torchft is installed")
