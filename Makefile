@@ -39,6 +39,10 @@ demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks,
 test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
 	$(RUN) -m pytest --color=$(if $(CI),no,auto) -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
+.PHONY: chaos
+chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every way (ARGS='--only host --seed 1')
+	$(RUN) -m tests.recovery.chaos $(ARGS)
+
 .PHONY: bench
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +104,7 @@ class Job:
     def pids(self) -> dict[int, int]:
         """Rank -> process; waits until the ranks were started."""
         self.await_event("started")
+        assert self.events("started"), f"ended before it started, see {self.folder / 'console.log'}"
         return {int(rank): pid for rank, pid in self.events("started")[0]["pids"].items()}
 
     def coordinator(self) -> int | None:
@@ -125,17 +126,17 @@ class Job:
         """Until an event of the kind was written `count` times; at once if the run has ended."""
         await_true(lambda: len(self.events(kind)) >= count or self.ended, f"event {kind} in {self.folder}")
 
-    def await_end(self) -> None:
+    def await_end(self, timeout_s: float = WAIT_S) -> None:
         """Until the launcher has ended."""
-        await_true(lambda: self.ended, f"the run in {self.folder} ends")
+        await_true(lambda: self.ended, f"the run in {self.folder} ends", timeout_s)
 
     def await_empty(self) -> None:
         """Until no process of the run is left, the launcher's orphans included."""
         await_true(lambda: self.ended and not session_members(self.launcher), f"no process left of {self.folder}")
 
-    def wait(self) -> Finished:
+    def wait(self, timeout_s: float = WAIT_S) -> Finished:
         """Until the launcher has ended; what it left behind."""
-        self.await_end()
+        self.await_end(timeout_s)
         assert self._status is not None
         code = os.waitstatus_to_exitcode(self._status)
         return Finished(code, self.folder, tuple(session_members(self.launcher)))
@@ -248,8 +249,3 @@ def _run_launcher(config: Config, folder: Path) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def fields(lines: list[Mapping[str, Any]], key: str) -> list[Any]:
-    """One column."""
-    return [line[key] for line in lines]

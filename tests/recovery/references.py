@@ -1,0 +1,31 @@
+"""Undisturbed runs to compare with: one per configuration, made when first asked for.
+
+References(folder).of(config)   ->  the finished run of `config` without its faults
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from elaswave_fx.config import Config
+from tests.recovery.harness import Finished, finish
+
+
+class References:
+    """Owns `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runs: dict[str, Finished] = {}
+
+    def of(self, config: Config) -> Finished:
+        """The run of the same layout, sizes and steps."""
+        plain = dataclasses.replace(config, faults=())
+        key = repr(plain)
+        if key not in self._runs:
+            run = finish(plain, self._folder / f"undisturbed-{len(self._runs)}")
+            assert run.code == 0, f"the undisturbed run fails, in {run.folder}:\n{run.console[-3000:]}"
+            assert not run.of_kind("agreed"), f"an undisturbed run changed its epoch, in {run.folder}"
+            self._runs[key] = run
+        return self._runs[key]

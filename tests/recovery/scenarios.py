@@ -1,0 +1,228 @@
+"""Ways to disturb a run, each with what it has to show afterwards. Tests and `make chaos` choose from here.
+
+    inside(losses, …)               ranks that kill themselves in a phase, as `faults` says
+    outside(layout, rank, seed, …)  SIGKILL at a random moment
+    ...
+
+A scenario takes a folder for its run and the references to compare with, returns the finished run, and fails with an
+AssertionError that names the run's folder.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elaswave_fx.plan.plan import Plan
+from tests.recovery import cases
+from tests.recovery.cases import Layout, Loss
+from tests.recovery.harness import Finished, Job, await_true, finish, is_stopped, job_config
+from tests.recovery.promises import assert_survived
+from tests.recovery.references import References
+
+Check = Callable[[Path, References], Finished]
+
+STEPS, OUTSIDE_STEPS = f"steps={cases.STEPS}", "steps=120"
+EARLIEST, LATEST = 4, 24
+"""Steps that are committed before the first blow from outside; the run must still be going on after the last."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`group`: a row of the table of `make chaos`; `name`: unique."""
+
+    group: str
+    name: str
+    check: Check
+
+    @property
+    def folder(self) -> str:
+        """A name for its run's folder."""
+        return f"{self.group} {self.name}".replace(" ", "-")
+
+
+def inside(
+    losses: Sequence[Loss], *overrides: str, recipe: str = "gpt_stdlib", label: str = "", **tolerances: float
+) -> Scenario:
+    """Losses at steps that are far enough apart for copies to be made again. `label`: what is particular of the run."""
+    layout = losses[0].layout
+
+    def check(folder: Path, references: References) -> Finished:
+        words = (STEPS, *overrides)
+        plain = job_config(layout, *words, recipe=recipe)
+        run = finish(job_config(layout, *words, cases.faults_of(losses), recipe=recipe), folder)
+        assert_survived(run, references.of(plain), {loss.rank for loss in losses}, **tolerances)  # type: ignore[arg-type]
+        assert_fired(run, losses)
+        return run
+
+    name = "+".join(loss.name for loss in losses)
+    group = "settings" if label else "several in one job" if len(losses) > 1 else "inside"
+    return Scenario(group, f"{label}-{name}" if label else name, check)
+
+
+def assert_fired(run: Finished, losses: Sequence[Loss]) -> None:
+    """Each fault was told of by its victim, in its phase."""
+    told = {(event["rank"], event["phase"]) for event in run.of_kind("fault")}
+    assert told == {(loss.rank, loss.phase) for loss in losses}, f"{told}, in {run.folder}"
+
+
+def host(layout: Layout, ranks: Sequence[int], phase: str) -> Scenario:
+    """All ranks of a host in the same step."""
+
+    def check(folder: Path, references: References) -> Finished:
+        plain = job_config(layout, STEPS)
+        faults = cases.faults_at([(6, rank, phase) for rank in ranks])
+        run = finish(job_config(layout, STEPS, faults), folder)
+        assert_survived(run, references.of(plain), ranks)
+        return run
+
+    return Scenario("host", f"{cases.name_of(layout)}-host-of-{'-'.join(map(str, ranks))}-{phase}", check)
+
+
+# --- From outside
+
+
+def outside(layout: Layout, rank: int, seed: int) -> Scenario:
+    """SIGKILL at a random moment: mid-frame, holding shared memory, between steps."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, OUTSIDE_STEPS)
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            assert job.signal_rank(rank, signal.SIGKILL), f"the run was over, in {folder}"
+            run = job.wait()
+        assert_survived(run, references.of(config), {rank})
+        return run
+
+    return Scenario("outside", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
+
+
+def one_after_another(layout: Layout, first: int, second: int, seed: int) -> Scenario:
+    """Two kills from outside; the second when the first was recovered from and copies were made again."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, OUTSIDE_STEPS)
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            assert job.signal_rank(first, signal.SIGKILL)
+            job.await_event("resumed")
+            job.await_step(job.steps + 6)
+            time.sleep(draw.uniform(0.0, 0.03))
+            assert job.signal_rank(second, signal.SIGKILL), f"the run was over, in {folder}"
+            run = job.wait()
+        assert_survived_or_rolled_back(run, references.of(config), {first, second})
+        return run
+
+    return Scenario("two kills", f"{cases.name_of(layout)}-ranks{first}-{second}-seed{seed}", check)
+
+
+def while_recovering(layout: Layout, first: int, second: int, seed: int) -> Scenario:
+    """A second kill up to 150 ms after the first: before that was noticed, in each part of the recovery, after it."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, OUTSIDE_STEPS)
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            assert job.signal_rank(first, signal.SIGKILL)
+            time.sleep(draw.uniform(0.0, 0.15))
+            assert job.signal_rank(second, signal.SIGKILL), f"the run was over, in {folder}"
+            run = job.wait()
+        assert_survived_or_rolled_back(run, references.of(config), {first, second})
+        return run
+
+    return Scenario("second during recovery", f"{cases.name_of(layout)}-ranks{first}-{second}-seed{seed}", check)
+
+
+def coordinator(layout: Layout, rank: int | None, seed: int) -> Scenario:
+    """The coordinator is killed, alone twice, or with a rank just before or after it."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, OUTSIDE_STEPS)
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            victims: list[int | None] = [None]
+            if rank is not None:
+                victims.insert(draw.randrange(2), rank)
+            for victim in victims:
+                if victim is None:
+                    there = job.signal_coordinator(signal.SIGKILL)
+                else:
+                    there = job.signal_rank(victim, signal.SIGKILL)
+                assert there, f"nobody there to be killed, in {folder}"
+                time.sleep(draw.uniform(0.0, 0.05))
+            if rank is None:
+                await_true(lambda: job.coordinator() is not None or job.ended, "a coordinator again")
+                job.signal_coordinator(signal.SIGKILL)
+            run = job.wait()
+        assert_survived(run, references.of(config), set() if rank is None else {rank})
+        assert run.of_kind("coordinator"), "the launcher says that the coordinator has ended"
+        return run
+
+    with_whom = "alone" if rank is None else f"with-rank{rank}"
+    return Scenario("coordinator", f"{cases.name_of(layout)}-{with_whom}-seed{seed}", check)
+
+
+def stopped(layout: Layout, rank: int, seed: int, wakes: bool) -> Scenario:
+    """SIGSTOP: left out after its silence. Woken while the others go on it ends by itself and does no harm."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, "steps=400")
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            assert job.signal_rank(rank, signal.SIGSTOP)
+            await_true(lambda: is_stopped(job.pids[rank]), f"rank {rank} is stopped")
+            job.await_event("resumed")
+            if wakes:
+                time.sleep(draw.uniform(0.0, 0.1))
+                assert job.signal_rank(rank, signal.SIGCONT)
+                await_true(lambda: any(e["rank"] == rank for e in job.events("left")) or job.ended, "it leaves")
+            run = job.wait()
+        assert_survived(run, references.of(config), {rank}, stopped=not wakes)
+        return run
+
+    return Scenario("stopped", f"{cases.name_of(layout)}-rank{rank}-{'wakes' if wakes else 'sleeps'}-seed{seed}", check)
+
+
+def stops_itself(layout: Layout, rank: int, phase: str) -> Scenario:
+    """`faults` of kind stop."""
+
+    def check(folder: Path, references: References) -> Finished:
+        plain = job_config(layout, STEPS)
+        run = finish(job_config(layout, STEPS, cases.faults_at([(6, rank, phase)], kind="stop")), folder)
+        assert_survived(run, references.of(plain), {rank}, stopped=True)
+        return run
+
+    return Scenario("stopped", f"{cases.name_of(layout)}-rank{rank}-stops-itself-{phase}", check)
+
+
+def strike_later(job: Job, draw: random.Random) -> None:
+    """Return somewhere within a step or two after a drawn number of them."""
+    job.await_step(draw.randint(EARLIEST, LATEST))
+    time.sleep(draw.uniform(0.0, 0.03))
+
+
+# --- What may be lost
+
+
+def assert_survived_or_rolled_back(run: Finished, undisturbed: Finished, lost: set[int]) -> None:
+    """Two losses at once may take the only copies of a box with them. Only then may a run go back to an older state."""
+    back = [event for event in run.of_kind("agreed") if "rolled_back_to" in event]
+    for event in back:
+        assert had_no_copy(run, event["epoch"] - 1, lost), f"{event}: every box had a copy, in {run.folder}"
+        assert "ROLLED BACK" in run.console, "it is said loudly"
+    assert_survived(run, undisturbed, lost, rolled_back=bool(back))
+
+
+def had_no_copy(run: Finished, epoch: int, lost: set[int]) -> bool:
+    """Whether a box of that epoch may have had all its copies at the ranks lost; whoever was catching up had none."""
+    plan = Plan.from_json((run.folder / f"plan-{epoch}.json").read_text())
+    return any({box.owner, *set(box.holders) - set(box.catching)} <= lost for box in plan.boxes)

@@ -1,0 +1,14 @@
+"""One of each kind of disturbance: see catalogue.py for the list, scenarios.py and moments.py for what they do."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.catalogue import specials
+from tests.recovery.references import References
+from tests.recovery.scenarios import Scenario
+
+
+@pytest.mark.parametrize("scenario", specials(), ids=lambda scenario: scenario.folder)
+def test_the_run_survives(scenario: Scenario, tmp_path: Path, references: References) -> None:
+    scenario.check(tmp_path, references)
