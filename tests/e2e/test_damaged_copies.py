@@ -64,7 +64,7 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
 def test_a_damaged_copy_does_not_become_the_truth(
     undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner dies before the next update shows the damage: no right copy is left, the run goes back and says so."""
+    """Its owner dies before the next update shows the damage: no right copy is left, and the run goes back."""
     step = Training._step
 
     def step_and_damage(training: Training, number: int) -> None:
