@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(f"{each.group:24}{each.name}" for each in scenarios) or f"no scenario has {chosen.only!r}")
         return 0 if scenarios else 2
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through the contexts that end runs
     folder = chosen.keep or Path(tempfile.mkdtemp(prefix="elaswave-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(scenarios)} scenarios, seed {chosen.seed}; runs in {folder}", flush=True)

@@ -234,6 +234,7 @@ def _run_launcher(config: Config, folder: Path) -> NoReturn:
     code = 3
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for target in (1, 2):
             os.dup2(console, target)
