@@ -94,7 +94,7 @@ class Narrator:
             "steps_redone": self._redone,
             "why": self._why,
         }
-        if register.activation.rollback:
+        if register.activation.rollback and self._redone:  # before the first step there is nothing to go back from
             fields["rolled_back_to"] = register.activation.resume.version
         self._told, self._waits = frozenset(), ""
         return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]

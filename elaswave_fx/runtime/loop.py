@@ -16,7 +16,7 @@ from typing import Any
 from elaswave_fx.config import Config
 from elaswave_fx.control.ledger import Payload
 from elaswave_fx.control.words import BoxId, Stamp, Version
-from elaswave_fx.errors import Aborted, CommError, CopyDiffers
+from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
 from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
@@ -62,6 +62,7 @@ class Training:
         self._saved = worker.committed.version
         self._failures = 0  # since the last commit
         self._emulation = Faithfulness() if worker.config.device == "emulated" else None
+        self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
 
@@ -74,6 +75,11 @@ class Training:
                     self._recover(failed)
                     failed = None
                 return self._go_on()
+            except JobOver:
+                if self._share is None:
+                    raise
+                # A rank has passed the last barrier, so all have handed back what they hold: this one too.
+                return self._close()
             except (CommError, CopyDiffers) as error:
                 self._failures += 1
                 if self._failures > _FAILURES_MAX:
@@ -112,6 +118,7 @@ class Training:
         if isinstance(error, CopyDiffers):
             worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
         go = leave(worker, suspect_of(error))
+        self._share = None
         adopt(worker, go, self._report)
         self._evaluated = -1  # all ranks look again whether an evaluation is due
         self._resumes = True
@@ -242,11 +249,17 @@ class Training:
             worker.context.report_event("emulated", **emulated)
             share = {**share, "emulated": emulated}
         worker.context.report_share(share)
+        self._share = share
         worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
+        return self._close()
+
+    def _close(self) -> Mapping[str, Any]:
+        worker = self._worker
+        assert worker.feed is not None and self._share is not None
         worker.feed.close()
         worker.agent.close()
         worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
-        return share
+        return self._share
 
 
 def _phase_of(fault: Fault) -> str:
