@@ -80,9 +80,7 @@ def test_a_planned_epoch_is_no_recovery() -> None:
 
 
 def test_events_in_words() -> None:
-    assert describe("agreed", 5, AGREED) == (
-        "epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again"
-    )
+    assert describe("agreed", 5, AGREED) == ("epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again")
     assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
     assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
     assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
