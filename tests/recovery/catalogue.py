@@ -86,7 +86,7 @@ def specials() -> list[Scenario]:
         stopped((2, 2), 1, 9, wakes=True),
         stopped((4, 1), 0, 10, wakes=False),
         stops_itself((2, 2), 3, "reduce"),
-        evaluating((2, 2), 0, 11),
+        evaluating((2, 2), 0, 11, lines_once=False),
         checkpointing((2, 2), 0, 12),
         checkpointing((2, 2), 1, 13),
         handing_back((2, 2), 3, 14),
