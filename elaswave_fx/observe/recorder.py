@@ -33,7 +33,9 @@ class Recorder:
         self._tokens, self._first_at = 0, 0.0
         earlier = directory.lines("metrics.jsonl")
         self._loss_first, self._loss_last = (earlier[0]["loss"], earlier[-1]["loss"]) if earlier else (None, None)
-        self._eval_loss: float | None = next((line["loss"] for line in directory.lines("eval.jsonl")[-1:]), None)
+        evaluated = directory.lines("eval.jsonl")[-1:]
+        self._eval_loss: float | None = next((line["loss"] for line in evaluated), None)
+        self._eval_step = next((line["step"] for line in evaluated), -1)  # of the last evaluation
         self._ends: dict[int, Mapping[str, Any]] = {}
         self.recoveries = Recoveries()
         self.faults: set[tuple[int, int]] = set()  # (rank, step) of those that fired
@@ -88,12 +90,15 @@ class Recorder:
         if self._book is not None and step < self.steps:
             self._book.rewind(step)
             self.directory.rewind(step)
+            self._eval_step = min(self._eval_step, step)
             self.steps = max(step, self._first_step)
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
-        """A mean held-out loss."""
+        """A mean held-out loss. One that is made again, because a rank was lost right after it, is passed over."""
+        if step <= self._eval_step:
+            return
         self.directory.evaluation(step, loss, count)
-        self._eval_loss = loss
+        self._eval_loss, self._eval_step = loss, step
 
     def ended(self, rank: int, summary: Mapping[str, Any]) -> None:
         """What a rank adds to the summary."""
