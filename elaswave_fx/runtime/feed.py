@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from elaswave_fx.config import Config
-from elaswave_fx.data import Prefetcher, Source, load_batch
+from elaswave_fx.data import Prefetcher, Source, load_batch, step_loader
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
@@ -47,6 +47,7 @@ class InputFeed:
         self._names = input_names(artifact, plan, rank)
         self._vouched = tuple(name for name in self._names if readers[name] in tile.units)
         self._config, self._samples, self._source = config, tile.samples, source
+        self._of_step = step_loader(source.dataset, source.train, config.global_batch, tile.samples.lo, tile.samples.hi)
         self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
 
     def take(self, step: int) -> Fed:
@@ -66,7 +67,7 @@ class InputFeed:
 
     def _load(self, step: int) -> Fed:
         first = step * self._config.global_batch + self._samples.lo
-        batch = load_batch(self._source.dataset, self._source.train, first, len(self._samples))
+        batch = self._of_step(step)
         return Fed(self._select(batch), content_of({name: batch[name] for name in self._vouched}, first))
 
     def _select(self, batch: Batch) -> dict[str, torch.Tensor]:

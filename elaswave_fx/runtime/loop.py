@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.config import Config
-from elaswave_fx.control.ledger import Payload
-from elaswave_fx.control.words import BoxId, Stamp, Version
+from elaswave_fx.control.words import BoxId, Certificate, Stamp, Version
 from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
 from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.job import WorkerContext
@@ -197,10 +196,11 @@ class Training:
         """A step was committed here."""
         worker = self._worker
         worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
-        worker.agent.committed(certificate_of(worker.committed, result["votes"]))
-        self._report(result)
+        certificate = certificate_of(worker.committed, result["votes"])
+        worker.agent.committed(certificate)
+        self._report(result, certificate)
 
-    def _report(self, result: Any) -> None:
+    def _report(self, result: Any, certificate: Certificate) -> None:
         """Of a committed step, to the launcher and the user."""
         worker, context = self._worker, self._worker.context
         self._stopped = self._stopped or result["stop"]
@@ -211,7 +211,7 @@ class Training:
         if self._emulation is not None:
             self._emulation.step(worker.plan, result, seconds)
         step, count = result["step"], result["count"]
-        votes = [Payload.unpack(payload) for _, payload in sorted(result["votes"].items())]
+        votes = certificate.votes
         context.report_step(
             StepReport(
                 step=step,
@@ -222,7 +222,7 @@ class Training:
                 grad_norm=result["grad_norm"],
                 memory_peak_mb=result["memory_bytes"] / 2**20,
                 epoch=worker.plan.epoch,
-                consumed=tuple(vote.consumed for vote in votes),
+                consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
                 world_size=len(votes),
             )
         )

@@ -19,7 +19,7 @@ from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control import agent
 from elaswave_fx.control.agent import Go, Holdings
-from elaswave_fx.control.words import Activation, BoxId, Copy, Record, Stamp, Version
+from elaswave_fx.control.words import Activation, BoxId, Certificate, Copy, Record, Stamp, Version
 from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
@@ -29,8 +29,8 @@ from elaswave_fx.runtime.worker import Worker, vote_of
 TRANSFER_S = 60.0
 """For moving parameters in a transition. A lost peer ends it at once."""
 
-Report = Callable[[Any], None]
-"""Takes the engine's result of a step that was finished after it had been left."""
+Report = Callable[[Any, Certificate], None]
+"""Takes the engine's result of a step that was finished after it had been left, and the votes that finished it."""
 
 
 def suspect_of(error: BaseException) -> Rank | None:
@@ -76,7 +76,7 @@ def holdings_of(worker: Worker) -> Holdings:
         if worker.started and number not in worker.damaged and native.base(number) is not None
     ]
     copies = {BoxId(number): Copy(committed, native.digest(number)) for number in kept}
-    lost = frozenset(Rank(rank) for rank in native_lost(worker))
+    lost = frozenset(Rank(rank) for rank in worker.endpoint.lost_peers) & frozenset(worker.plan.ranks)
     if not native.pending:
         return Holdings(committed, copies, {}, (), lost, frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
@@ -84,11 +84,6 @@ def holdings_of(worker: Worker) -> Holdings:
     records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items() if box in recorded}
     votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(native.votes.items()))
     return Holdings(committed, copies, records, votes, lost, frozenset(copies))
-
-
-def native_lost(worker: Worker) -> frozenset[int]:
-    """Ranks of the epoch to which there is no link any more."""
-    return frozenset(worker.endpoint.lost_peers) & frozenset(worker.plan.ranks)
 
 
 def adopt(worker: Worker, go: Go, report: Report) -> None:
@@ -117,6 +112,7 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
     edited = time.perf_counter()
     moved = _gather_parameters(worker)
     behind = _start_copies(worker)
+    worker.damaged.clear()  # by now dropped, or to be replaced by what is on its way
     worker.started = True
     if worker.is_first:
         event = worker.context.report_event
@@ -138,7 +134,7 @@ def _settle(worker: Worker, activation: Activation, report: Report) -> None:
         )
     result = native.commit_pending({vote.rank: vote.payload for vote in certificate.votes})
     worker.committed = resume
-    report(result)
+    report(result, certificate)
 
 
 def _park(worker: Worker, plan: Plan, saves: bool) -> None:
@@ -155,11 +151,14 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
 def _check_promoted(worker: Worker, before: Plan) -> None:
     """A copy that becomes the truth is read once more: nobody could tell later."""
     native = worker.engine.native
-    for number, (old, new) in enumerate(zip(before.boxes, worker.plan.boxes, strict=True)):
-        if new.owner == worker.rank != old.owner and not native.intact(number):
-            worker.damaged.add(number)
-    if worker.damaged:
-        raise CopyDiffers(f"rank {worker.rank}: copies of boxes {sorted(worker.damaged)} were damaged in memory")
+    found = {
+        number
+        for number, (old, new) in enumerate(zip(before.boxes, worker.plan.boxes, strict=True))
+        if new.owner == worker.rank != old.owner and not native.intact(number)
+    }
+    worker.damaged |= found
+    if found:
+        raise CopyDiffers(f"rank {worker.rank}: copies of boxes {sorted(found)} were damaged in memory")
 
 
 def _gather_parameters(worker: Worker) -> int:

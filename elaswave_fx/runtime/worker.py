@@ -70,11 +70,6 @@ class Worker:
         """Whether this rank speaks for the ranks of its epoch."""
         return self.rank == self.plan.ranks[0]
 
-    def keeps(self, number: int) -> bool:
-        """Whether this rank owns or holds a box."""
-        box = self.plan.boxes[number]
-        return self.rank == box.owner or self.rank in box.holders
-
     def enter(self, plan: Plan) -> None:
         """What belongs to an epoch alone: the group of its ranks, what writes its checkpoints, the feed of the tile."""
         self.attend(plan)

@@ -342,19 +342,21 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
   }
 }
 
-void Boxes::gather(std::int64_t bucket) {
-  const std::vector<int>& group = buckets_.spec(bucket).group;
+void Boxes::gather(std::int64_t bucket) { publish(bucket, buckets_.spec(bucket).group); }
+
+// Own parts of the working copy to `ranks`; the other parts come here, if this is one of them.
+void Boxes::publish(std::int64_t bucket, const std::vector<int>& ranks) {
   const int self = courier_.rank();
-  const bool member = std::find(group.begin(), group.end(), self) != group.end();
+  const bool mine = std::find(ranks.begin(), ranks.end(), self) != ranks.end();
   for (const int index : of(bucket)) {
     BoxState& box = at(index);
     const std::uint64_t tag = tag_of(kGatherTag, index);
     if (!owns(box)) {
-      if (member) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
+      if (mine) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
       continue;
     }
     const at::Tensor part = part_of(box);
-    for (const int rank : group) {
+    for (const int rank : ranks) {
       if (rank != self) buckets_.send_part(bucket, part, rank, tag);
     }
   }
@@ -444,26 +446,15 @@ std::vector<int> Boxes::catching() const {
 }
 
 void Boxes::refresh(const std::vector<std::vector<int>>& wanted) {
-  const int self = courier_.rank();
   for (std::int64_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const std::vector<int>& ranks = wanted.at(static_cast<std::size_t>(bucket));
-    const bool mine = std::find(ranks.begin(), ranks.end(), self) != ranks.end();
     if (ranks.empty()) continue;
     buckets_.wait_sends(bucket);
     for (const int index : of(bucket)) {
-      BoxState& box = at(index);
-      const std::uint64_t tag = tag_of(kGatherTag, index);
-      if (!owns(box)) {
-        if (mine) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
-        continue;
-      }
-      buckets_.write(bucket, box.spec.lo, box.base.master);
-      const at::Tensor part = part_of(box);
-      for (const int rank : ranks) {
-        if (rank != self) buckets_.send_part(bucket, part, rank, tag);
-      }
+      if (owns(at(index))) buckets_.write(bucket, at(index).spec.lo, at(index).base.master);
     }
-    if (mine) buckets_.mark_fresh(bucket);
+    publish(bucket, ranks);
+    if (std::find(ranks.begin(), ranks.end(), courier_.rank()) != ranks.end()) buckets_.mark_fresh(bucket);
   }
 }
 

@@ -140,6 +140,7 @@ class Boxes {
   bool accept(BoxState& box);
   bool take_base(BoxState& box);
   void catch_up(BoxState& box, const Update* update, bool wait);
+  void publish(std::int64_t bucket, const std::vector<int>& ranks);
   at::Tensor part_of(BoxState& box);
 
   Courier& courier_;

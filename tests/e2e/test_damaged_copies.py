@@ -61,10 +61,8 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
     assert "rolled_back_to" not in json.dumps(events(run, "agreed"))
 
 
-def test_a_damaged_copy_does_not_become_the_truth(
-    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its owner dies before the next update shows the damage: no right copy is left, and the run goes back."""
+def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 has a damaged copy of what rank 0 owns, and rank 0 dies before the next update would show it."""
     step = Training._step
 
     def step_and_damage(training: Training, number: int) -> None:
@@ -76,8 +74,26 @@ def test_a_damaged_copy_does_not_become_the_truth(
         step(training, number)
 
     monkeypatch.setattr(Training, "_step", step_and_damage)
+
+
+def test_a_damaged_copy_does_not_become_the_truth(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right copy is left: the run goes back and says so."""
+    damaged_before_its_owner_dies(monkeypatch)
     run = run_job(config(), tmp_path)
     assert run.code == 0
     assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
     assert "were damaged in memory" in events(run, "copy_differs")[0]["cause"]
     assert [event["rolled_back_to"] for event in events(run, "agreed") if "rolled_back_to" in event] == [0]
+
+
+def test_another_copy_takes_the_place_of_a_damaged_one(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged_before_its_owner_dies(monkeypatch)
+    run = run_job(config("copies.count=2"), tmp_path)
+    assert run.code == 0
+    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+    assert len(events(run, "copy_differs")) == 1
+    assert "rolled_back_to" not in json.dumps(events(run, "agreed"))
