@@ -27,7 +27,7 @@ from typing import Any
 
 import zmq
 
-from elaswave_fx.control import messages, step_commit
+from elaswave_fx.control import step_commit
 from elaswave_fx.control.file_store import FileStore
 from elaswave_fx.control.messages import (
     COORDINATOR,
@@ -35,6 +35,7 @@ from elaswave_fx.control.messages import (
     Activate,
     Beat,
     Ended,
+    Over,
     Prepare,
     Prepared,
     ProbeStore,
@@ -83,13 +84,6 @@ class Go:
 @dataclass(frozen=True, slots=True)
 class Excluded:
     """The others go on without this rank: it ends, and touches nothing of the job."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """Nobody goes on."""
 
     reason: str
 
@@ -272,8 +266,8 @@ class Agent:
 
     def _hear(self, socket: RankSocket, message: Message, now: float) -> None:
         """A message of the coordinator. What would stop the rank waits until the main thread has left its step."""
-        if isinstance(message, messages.Over):
-            self._end(Over(message.reason))
+        if isinstance(message, Over):
+            self._end(message)
         elif isinstance(message, Prepare | Activate) and not self._leaving and self._stops(message):
             if not self._kept or message.ballot >= self._kept[-1].ballot:
                 self._kept.append(message)

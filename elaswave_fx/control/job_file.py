@@ -15,7 +15,7 @@ import msgspec
 
 from elaswave_fx.control.planning import Planner
 from elaswave_fx.control.service import CoordinatorSpec
-from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.control.wire import ControlAddress, job_file_in
 from elaswave_fx.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ class JobFile:
 
     def write(self) -> Path:
         """Into the run directory; holds the job's token, so nobody else may read it."""
-        path = path_in(Path(self.run_dir))
+        path = self.address().job_file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -57,15 +57,10 @@ class JobFile:
     @staticmethod
     def read(path: Path) -> JobFile:
         """The file, or that of a run directory. Raises `ConfigError` when there is none."""
-        file = path_in(path) if path.is_dir() else path
+        file = job_file_in(path) if path.is_dir() else path
         try:
             return msgspec.json.decode(file.read_bytes(), type=JobFile)
         except OSError as error:
             raise ConfigError(f"{path}: holds no job that runs ({error.strerror})") from error
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{file}: is no job file ({error})") from error
-
-
-def path_in(run_dir: Path) -> Path:
-    """Where the job file of a run lies while it runs."""
-    return run_dir / "control" / "job.json"

@@ -50,8 +50,13 @@ class ControlAddress:
 
     @property
     def job_file(self) -> Path:
-        """Where a job's `JobFile` lies; it holds the token, and goes when the job is over."""
-        return self.store / "control" / "job.json"
+        """Where the `JobFile` lies; it holds the token, and goes when the job is over."""
+        return job_file_in(self.store)
+
+
+def job_file_in(run_dir: Path) -> Path:
+    """Where the job file of a run lies while it runs."""
+    return run_dir / "control" / "job.json"
 
 
 def encode(message: Message) -> bytes:

@@ -205,7 +205,7 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
     for fault in spec.faults:
         if (fault.rank, fault.step) not in recorder.faults and not early:
             return f"faults: the {fault} never fired"
-    if recorder.plane is None or not recorder.has_agents:
+    if recorder.plane is None:
         return None
     lines = read_lines(spec.run_dir / "ledger.jsonl")
     newest = max((line["step"] for line in standing(lines)), default=-1)

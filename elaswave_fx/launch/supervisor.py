@@ -125,7 +125,6 @@ class Supervisor:
             case "hello":
                 self._on_hello(rank, fields["port"])
             case "detached":
-                self._recorder.has_agents = True
                 self._detached.add(rank)
             case "step":
                 for line in self._recorder.step(StepReport.from_fields(fields)):

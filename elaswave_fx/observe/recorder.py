@@ -40,7 +40,6 @@ class Recorder:
         self.recoveries = Recoveries()
         self.faults: set[tuple[int, int]] = set()  # (rank, step) of those that fired
         self.plane: tuple[int, int] | None = None  # units x samples of a step
-        self.has_agents = False  # ranks keep a ledger
 
     @staticmethod
     def create(run_dir: Path, first_step: int = 0, same_run: bool = False) -> Recorder:

@@ -105,39 +105,39 @@ def outside(layout: Layout, rank: int, seed: int) -> Scenario:
 def one_after_another(layout: Layout, first: int, second: int, seed: int) -> Scenario:
     """Two kills from outside; the second when the first was recovered from and copies were made again."""
 
-    def check(folder: Path, references: References) -> Finished:
-        draw = random.Random(seed)
-        config = job_config(layout, OUTSIDE_STEPS)
-        with Job(config, folder) as job:
-            strike_later(job, draw)
-            assert job.signal_rank(first, signal.SIGKILL)
-            job.await_event("resumed")
-            job.await_step(job.steps + 6)
-            time.sleep(draw.uniform(0.0, 0.03))
-            assert job.signal_rank(second, signal.SIGKILL), f"the run was over, in {folder}"
-            run = job.wait()
-        assert_survived_or_rolled_back(run, references.of(config), {first, second})
-        return run
+    def meanwhile(job: Job, draw: random.Random) -> None:
+        job.await_event("resumed")
+        job.await_step(job.steps + 6)
+        time.sleep(draw.uniform(0.0, 0.03))
 
-    return Scenario("two kills", f"{cases.name_of(layout)}-ranks{first}-{second}-seed{seed}", check)
+    return _two_kills("two kills", layout, (first, second), seed, meanwhile)
 
 
 def while_recovering(layout: Layout, first: int, second: int, seed: int) -> Scenario:
     """A second kill up to 150 ms after the first: before that was noticed, in each part of the recovery, after it."""
+    return _two_kills(
+        "second during recovery", layout, (first, second), seed, lambda _, draw: time.sleep(draw.uniform(0.0, 0.15))
+    )
+
+
+def _two_kills(
+    group: str, layout: Layout, ranks: tuple[int, int], seed: int, meanwhile: Callable[[Job, random.Random], None]
+) -> Scenario:
+    """`meanwhile` passes between the kills."""
 
     def check(folder: Path, references: References) -> Finished:
         draw = random.Random(seed)
         config = job_config(layout, OUTSIDE_STEPS)
         with Job(config, folder) as job:
             strike_later(job, draw)
-            assert job.signal_rank(first, signal.SIGKILL)
-            time.sleep(draw.uniform(0.0, 0.15))
-            assert job.signal_rank(second, signal.SIGKILL), f"the run was over, in {folder}"
+            assert job.signal_rank(ranks[0], signal.SIGKILL)
+            meanwhile(job, draw)
+            assert job.signal_rank(ranks[1], signal.SIGKILL), f"the run was over, in {folder}"
             run = job.wait()
-        assert_survived_or_rolled_back(run, references.of(config), {first, second})
+        assert_survived_or_rolled_back(run, references.of(config), set(ranks))
         return run
 
-    return Scenario("second during recovery", f"{cases.name_of(layout)}-ranks{first}-{second}-seed{seed}", check)
+    return Scenario(group, f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}-seed{seed}", check)
 
 
 def coordinator(layout: Layout, rank: int | None, seed: int) -> Scenario:
