@@ -105,7 +105,7 @@ $(STAMPS)/venv:
 $(STAMPS)/packages: pyproject.toml | $(STAMPS)/venv
 	@echo "Installing packages into $(VENV) (minutes the first time)"
 	@$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
-	@$(PIP) install --quiet $$($(RUN) .ci/requirements.py dev hf data plot)
+	@$(PIP) install --quiet $$($(RUN) .ci/requirements.py dev hf data plot bench)
 	@touch $@
 
 # Again when the metadata or the list of top-level packages changes; new modules inside them are found without it.
