@@ -40,7 +40,7 @@ HEARD_S = 0.35
 """So that every rank has sent a few heartbeats before the loss."""
 
 PARTS = ("notice", "report", "store", "activate", "views", "all-reduce")
-"""abort delivered -> the coordinator asks -> all have reported and it has decided -> the epoch is in the store -> the
+"""abort delivered -> the coordinator knows -> all have reported and it has decided -> the epoch is in the store -> the
 last survivor knows -> groups are made -> the last checked all-reduce is done."""
 
 
@@ -147,7 +147,7 @@ def _coordinate(address: ControlAddress, folder: Path, channel: Channel) -> None
 
 
 def _coordinator_says(processes: Processes) -> dict[str, Any]:
-    """When it asked, decided and had the epoch in the store; what it counted."""
+    """When it knew, decided and had the epoch in the store; what it counted."""
     said: dict[str, Any] = {}
     end = time.monotonic() + PLENTY_S
     while "counts" not in said and time.monotonic() < end:
@@ -157,13 +157,13 @@ def _coordinator_says(processes: Processes) -> dict[str, Any]:
         fields = message.fields
         if message.kind == "counts":
             said["counts"] = dict(fields)
-        elif message.kind == "note" and ": asking" in fields["text"]:
-            said.setdefault("asked_s", fields["at_s"])
+        elif message.kind == "note" and ": wanted" in fields["text"]:
+            said.setdefault("knew_s", fields["at_s"])
         elif message.kind == "note" and fields["text"].startswith("epoch 1:"):
             said.setdefault("decided_s", fields["at_s"])
         elif message.kind == "event" and fields["event"] == "agreed":
             said.setdefault("agreed_s", fields["at_s"])
-    if not {"asked_s", "decided_s", "agreed_s", "counts"} <= said.keys():
+    if not {"knew_s", "decided_s", "agreed_s", "counts"} <= said.keys():
         raise BenchFailed(f"bench: the coordinator said only {sorted(said)}")
     return said
 
@@ -180,9 +180,7 @@ def _rank_body(
         ports = _wait(channel)["ports"]
         places = {r: ("127.0.0.1", port, f"host-{r // RANKS_PER_HOST}") for r, port in enumerate(ports) if r != rank}
         endpoint.connect(places, PLENTY_S)
-        agent = Agent(
-            Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None)
-        )  # fmt: skip
+        agent = Agent(Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None))
         agent.start()
         groups = [_native.Group(endpoint, 1 + number, list(group)) for number, group in enumerate(views.of(rank))]
         _check_all(Checks(rank, views.of(rank)), groups)
@@ -244,10 +242,10 @@ def _holdings(rank: int, first: Activation, endpoint: Any) -> Holdings:
 
 def _edit(laps: list[Any], said: dict[str, Any]) -> Edit:
     """Between the first sign of the loss, at a survivor or at the coordinator, and the last survivor's end."""
-    began = min(said["asked_s"], *(lap["delivered"] for lap in laps))
+    began = min(said["knew_s"], *(lap["delivered"] for lap in laps))
     told, viewed = max(lap["agreed"] for lap in laps), max(lap["viewed"] for lap in laps)
     done = max(lap["done"] for lap in laps)
-    moments = [began, said["asked_s"], said["decided_s"], said["agreed_s"], told, viewed, done]
+    moments = [began, said["knew_s"], said["decided_s"], said["agreed_s"], told, viewed, done]
     parts = {name: later - sooner for name, sooner, later in zip(PARTS, moments, moments[1:], strict=False)}
     counts = said["counts"]
     return Edit(

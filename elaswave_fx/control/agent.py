@@ -110,7 +110,8 @@ class _Close:
 class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
-    `interrupt(reason)` must make a running step fail soon, and the next one at once until a new epoch is installed.
+    `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until a
+    new epoch is installed.
     """
 
     def __init__(

@@ -3,8 +3,11 @@
 In: `(state, event, now)`. Out: `(state, actions)`. Pure; the store, the links and the clock are the caller's. Nothing
 here is needed to commit a step, and all of it can be rebuilt from the store and the ranks' heartbeats.
 
-    taking -> steady -> preparing (PREPARE ... PREPARED) -> swap in the store -> steady (ACTIVATE)
+    taking -> steady -> preparing (PREPARED of all) -> swap in the store -> steady (ACTIVATE)
     anything -> over: a rank has finished, or there is no plan for those who are left; everyone who asks is told
+
+A rank that leaves its step tells the others, and all of them report: after a loss there is nobody to ask. PREPARE is
+for stops that are planned, and for ranks that keep silent.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ from elaswave_fx.plan.topology import Rank
 
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
 
+NOBODY, ONE, EVERYBODY = 0, 1, 1 << 30
+"""How many ranks an attempt asks at once: those who are stopping anyway, one that tells the others, or each."""
+
 WantsMove = Callable[[Register], bool]
 """Whether planning anew for the same members would move owners, or drop copies, now that all copies are complete."""
 
@@ -48,6 +54,7 @@ def never(register: Register) -> bool:
 class Patience:
     """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend.
 
+    `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
     `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
     `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
     """
@@ -56,6 +63,7 @@ class Patience:
     accused_s: float
     stalled_s: float
     resend_s: float
+    spread_s: float
     unheard_s: float | None = None
     ahead: int = 1
 
@@ -71,7 +79,10 @@ class Heard(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """One coordinator process. `proposal` is the swap on its way; `condemned` ranks hang though they beat; `saved`: a
-    checkpoint that the register does not name yet, for the ledger follows the steps."""
+    checkpoint that the register does not name yet, for the ledger follows the steps.
+
+    Of a transition: `targets` are the members wanted, `asked_all_s` is when those who keep silent were asked last.
+    """
 
     patience: Patience
     replan: Replan
@@ -89,7 +100,7 @@ class Coordinator:
     targets: tuple[Rank, ...] = ()
     reports: dict[Rank, Report] = field(default_factory=dict)
     prepared_s: float = 0.0
-    sent_s: float = 0.0
+    asked_all_s: float | None = None
     proposal: Swap | None = None
     asked_s: float = 0.0
     tick_s: float = 0.0
@@ -202,7 +213,9 @@ def _on_beat(state: Coordinator, event: Beat, now_s: float) -> Result:
     if state.phase == OVER and event.phase == STOPPED:
         actions += (Send(event.rank, Over(state.over)),)
     if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
-        state, more = _prepare(state, now_s, None, f"rank {event.rank} left the step, accusing {event.suspect}")
+        # Its report got lost, or came to a coordinator before this one: so may those of others.
+        why = f"rank {event.rank} left the step, accusing {event.suspect}"
+        state, more = _prepare(state, now_s, why, ask=EVERYBODY)
         actions += more
     return state, actions
 
@@ -226,7 +239,7 @@ def _on_exited(state: Coordinator, event: Exited, now_s: float) -> Result:
     if state.register is None or state.phase == TAKING:
         return state, ()
     if state.phase == STEADY and event.rank in state.register.members:
-        return _prepare(state, now_s, None, f"rank {event.rank} exited")
+        return _prepare(state, now_s, f"rank {event.rank} exited", ask=ONE)
     return _review(state, now_s) if state.phase == PREPARING else (state, ())
 
 
@@ -239,10 +252,20 @@ def _on_ended(state: Coordinator, event: Ended, now_s: float) -> Result:
 
 
 def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
-    rank = event.report.rank
-    if state.phase != PREPARING or event.ballot != state.ballot or rank not in state.targets:
+    report = event.report
+    rank, register = report.rank, state.register
+    if state.phase == OVER:
+        return state, (Send(rank, Over(state.over)),)
+    if register is None or state.phase == TAKING:
         return state, ()
-    state = replace(state, reports={**state.reports, rank: event.report})
+    of_this_epoch = report.epoch == register.epoch and rank in register.members
+    if state.phase == STEADY and of_this_epoch:
+        state = replace(state, reports={rank: report})
+        return _prepare(state, now_s, f"rank {rank} left the step, accusing {report.suspect}", ask=NOBODY)
+    # A rank of an older epoch promises nothing about the present one, unless it was asked.
+    if state.phase != PREPARING or rank not in state.targets or not (of_this_epoch or event.ballot == state.ballot):
+        return state, ()
+    state = replace(state, reports={**state.reports, rank: report})
     return _conclude(state, now_s)
 
 
@@ -277,42 +300,54 @@ def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
     return tuple(sorted(wanted | (joiners & state.wanted_back)))
 
 
-def _prepare(state: Coordinator, now_s: float, stop_after: Version | None, why: str) -> Result:
-    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way."""
+def _prepare(
+    state: Coordinator, now_s: float, why: str, *, ask: int, stop_after: Version | None = None, anew: bool = False
+) -> Result:
+    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way.
+
+    What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
+    their links, so an attempt after one that led nowhere starts `anew`. `ask`: how many targets are asked at once.
+    """
+    assert state.register is not None
     state = replace(
         state,
         phase=PREPARING,
         planned=stop_after is not None,
         ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
-        reports={},
         prepared_s=now_s,
-        sent_s=now_s,
+        asked_all_s=now_s if ask >= EVERYBODY else None,
     )
-    state = replace(state, targets=_wanted(state, now_s))
+    targets, epoch = _wanted(state, now_s), state.register.epoch
+    kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
+    state = replace(state, targets=targets, reports=kept)
     message = Prepare(state.ballot, stop_after)
-    return state, (Note(f"{why}: asking {list(state.targets)}"), *(Send(r, message) for r in state.targets))
+    asked = [r for r in targets if r not in kept][:ask]
+    state, more = _conclude(state, now_s)
+    return state, (Note(f"{why}: wanted are {list(targets)}"), *(Send(r, message) for r in asked), *more)
 
 
 def _review(state: Coordinator, now_s: float) -> Result:
-    """During a transition: start it over if the wanted members have changed, else ask again those who keep silent."""
+    """During a transition: start it over if the wanted members have changed, else ask those who keep silent."""
     if state.proposal is not None and state.register is not None and state.proposal.new.epoch > state.register.epoch:
         # The swap decides first; a loss after it supersedes the new epoch.
         return state, ()
     waited_s, patience = now_s - state.prepared_s, state.patience
     unheard = {r for r in state.targets if r not in state.reports}
     if not state.planned:
-        blamed = {h.beat.suspect for h in state.heard.values()}
+        blamed = {h.beat.suspect for h in state.heard.values()} | {r.suspect for r in state.reports.values()}
         hung = unheard if waited_s > patience.stalled_s else set()
         silent = {r for r in unheard & blamed if now_s - _last_s(state, r) > patience.accused_s}
         state = replace(state, condemned=state.condemned | hung | silent)
     if _wanted(state, now_s) != state.targets or (state.planned and waited_s > patience.stalled_s):
-        return _prepare(state, now_s, None, "the members have changed")
-    if now_s - state.sent_s <= state.patience.resend_s or state.planned:
+        return _prepare(state, now_s, "the members have changed", ask=NOBODY)
+    asked_s = state.asked_all_s
+    early = waited_s <= patience.spread_s if asked_s is None else now_s - asked_s <= patience.resend_s
+    if early or state.planned:
         return state, ()
     if len(state.reports) == len(state.targets):
-        return _prepare(state, now_s, None, "still without a way to go on")
+        return _prepare(state, now_s, "still without a way to go on", ask=EVERYBODY, anew=True)
     message = Prepare(state.ballot, None)
-    return replace(state, sent_s=now_s), tuple(Send(r, message) for r in state.targets if r not in state.reports)
+    return replace(state, asked_all_s=now_s), tuple(Send(r, message) for r in state.targets if r not in state.reports)
 
 
 def _conclude(state: Coordinator, now_s: float) -> Result:
@@ -381,22 +416,23 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     members = state.register.members
     silent = [rank for rank in members if not _alive(state, rank, now_s)]
     if silent:
-        return _prepare(state, now_s, None, f"ranks {silent} are silent or gone")
+        return _prepare(state, now_s, f"ranks {silent} are silent or gone", ask=ONE)
     here = {r: state.heard[r] for r in members if r in state.heard}
     limit = state.patience.stalled_s
     stalled = frozenset(r for r, h in here.items() if now_s - max(h.since_s, state.began_s) > limit)
     if stalled:
         hung = sinks({r: h.beat.awaited for r, h in here.items()}, stalled)
         state = replace(state, condemned=state.condemned | hung)
-        return _prepare(state, now_s, None, f"ranks {sorted(stalled)} stand still, because of {sorted(hung)}")
+        return _prepare(state, now_s, f"ranks {sorted(stalled)} stand still, because of {sorted(hung)}", ask=ONE)
     in_step = len(here) == len(members) and all(h.beat.epoch == state.register.epoch for h in here.values())
     queue = [r for r, h in state.heard.items() if h.beat.joining and r not in members and _alive(state, r, now_s)]
     if in_step and queue:
         after = Version(max(h.beat.version for h in here.values()) + state.patience.ahead)
-        return _prepare(state, now_s, after, f"ranks {queue} join after version {after}")
+        return _prepare(state, now_s, f"ranks {queue} join after version {after}", ask=EVERYBODY, stop_after=after)
     if in_step and all(h.beat.complete for h in here.values()) and state.wants_move(state.register):
         after = Version(max(h.beat.version for h in here.values()) + state.patience.ahead)
-        return _prepare(state, now_s, after, f"copies are complete; owners move after version {after}")
+        why = f"copies are complete; owners move after version {after}"
+        return _prepare(state, now_s, why, ask=EVERYBODY, stop_after=after)
     return state, ()
 
 

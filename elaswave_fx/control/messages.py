@@ -3,7 +3,7 @@
 Frames carry the epoch as their generation: older ones are dropped, newer ones held until the epoch is installed.
 
     GRADIENT -> RECORD -> VOTE -> (commit) -> PARAMS          the step
-    ABORT, BEAT -> PREPARE -> PREPARED -> ACTIVATE            a new epoch
+    ABORT, PREPARE -> PREPARED -> ACTIVATE                    a new epoch
     FETCH -> SHARD                                            a copy added or repaired
 """
 
@@ -72,7 +72,7 @@ class Abort:
 
     epoch: Epoch
     version: Version
-    suspect: Rank
+    suspect: Rank | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Coordinator to rank: stop (at once, or after the commit of `stop_after`) and report."""
+    """Coordinator to rank: stop (at once, telling the others, or after the commit of `stop_after`) and report."""
 
     ballot: Ballot
     stop_after: Version | None
@@ -133,7 +133,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rank to coordinator: stopped; this is what I have."""
+    """Rank to coordinator: stopped; this is what I have. `ballot`: the newest that the rank has heard of."""
 
     ballot: Ballot
     report: Report

@@ -47,10 +47,11 @@ class Narrator:
         """Once per lost rank and transition; nothing for a stop that was planned."""
         register = after.register
         assert register is not None
-        cause = notes[0].rsplit(": asking", 1)[0] if notes else ""
+        cause = notes[0].rsplit(": wanted", 1)[0] if notes else ""
         if after.planned:
             return [("stopping", register.epoch, {"cause": cause})]
         accused = {heard.beat.suspect for heard in after.heard.values() if heard.beat.phase == STOPPED}
+        accused |= {report.suspect for report in after.reports.values()}
         lost = [rank for rank in register.members if rank not in after.targets or rank in accused]
         new = [rank for rank in lost if rank not in self._told]
         again = before.phase == PREPARING

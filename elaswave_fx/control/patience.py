@@ -31,6 +31,7 @@ UNHEARD_S = 10.0
 """For a rank to find a coordinator that took over a running job."""
 
 RESEND_S = 0.3
+SPREAD_S = 0.05
 GAP_MOST_S = 4.0
 """One stop of the whole machine must not make the job deaf for long."""
 
@@ -53,6 +54,7 @@ def patience(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -
         accused_s=max(ACCUSED_FLOOR_S, ACCUSED_OVER_GAP * gap_s),
         stalled_s=max(STALLED_FLOOR_S, STALLED_OVER_STEP * max(steps)) if steps else STARTING_S,
         resend_s=max(RESEND_S, gap_s),
+        spread_s=SPREAD_S,
         unheard_s=max(UNHEARD_S, silent_s) if started else STARTING_S,
         ahead=ahead,
     )

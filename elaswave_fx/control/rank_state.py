@@ -95,7 +95,7 @@ class RankState:
     """One rank. Dictionaries are never changed in place. `records` are pending, oldest first, one per box as a rule.
 
     `complete`: boxes whose base has been in step since; they must stay so for this rank to vote.
-    `owed`: copies still to be sent to holders that have none. `answer`: a PREPARE waits for its PREPARED.
+    `owed`: copies still to be sent to holders that have none. `answer`: a report is owed to the coordinator.
     """
 
     rank: Rank
@@ -249,6 +249,7 @@ def report(state: RankState) -> Report:
         tuple(vote for (v, _), vote in state.votes.items() if v == version),
         state.certificates,
         state.broken,
+        state.suspect,
     )
 
 

@@ -6,7 +6,8 @@ In: `(state, event, now)`. Out: `(state, actions)`. Pure: the engine, the links 
     anything -> Abort or Prepare -> stopped -> Prepared -> Activate -> apply
 
 A rank votes for v+1 only when every box it vouches for stands at v and its record of v+1 is there; it updates only
-what all members voted for; after PREPARED it neither votes nor commits in its epoch.
+what all members voted for. Once stopped it neither votes nor commits in its epoch, so it reports without being asked,
+and the report counts for every attempt to follow that epoch.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def left(state: RankState, holdings: Holdings, suspect: Rank | None, now_s: floa
     paused = state.quiet or now_s - state.tick_s > state.deadlines.paused_s
     if suspect is None or suspect not in state.members or paused:
         return stop(state, None)
-    return _accuse(state, suspect)
+    return _call_off(state, suspect)
 
 
 # --- Going on as far as possible ---
@@ -375,15 +376,15 @@ def _on_link_down(state: RankState, event: LinkDown, now_s: float) -> Result:
     if state.quiet or now_s - state.tick_s > state.deadlines.paused_s:
         # Links break under a paused process through no fault of its peers: it stops, and accuses nobody.
         return stop(state, None)
-    return _accuse(state, event.peer)
+    return _call_off(state, event.peer)
 
 
-def _accuse(state: RankState, peer: Rank) -> Result:
-    """First to notice: everybody leaves the step."""
+def _call_off(state: RankState, suspect: Rank | None) -> Result:
+    """First to know: everybody leaves the step."""
     assert state.view is not None
-    frame = Abort(state.epoch, state.next_version, peer)
-    flood: tuple[Action, ...] = tuple(Send(r, frame) for r in state.view.others if r != peer)
-    state, actions = stop(state, peer)
+    frame = Abort(state.epoch, state.next_version, suspect)
+    flood: tuple[Action, ...] = tuple(Send(r, frame) for r in state.view.others if r != suspect)
+    state, actions = stop(state, suspect)
     return state, flood + actions
 
 
@@ -392,14 +393,12 @@ def _on_link_up(state: RankState, event: LinkUp, now_s: float) -> Result:
 
 
 def stop(state: RankState, suspect: Rank | None) -> Result:
-    """Leave the step at the next instruction; the epoch is over for this rank."""
-    state = replace(state, phase=STOPPED, suspect=suspect)
-    state, actions = _answer(state)
-    return state, (Send(COORDINATOR, beat(state)), *actions)
+    """Leave the step at the next instruction; the epoch is over for this rank, which reports, if it is a member."""
+    return _answer(replace(state, phase=STOPPED, suspect=suspect, answer=state.answer or not state.joining))
 
 
 def _answer(state: RankState) -> Result:
-    """PREPARED, if one is owed and no half-done update stands in the way."""
+    """The report, if one is owed and no half-done update stands in the way."""
     if not state.answer or isinstance(state.running, Update | Load):
         return state, ()
     return replace(state, answer=False), (Send(COORDINATOR, Prepared(state.ballot, report(state))),)
@@ -416,7 +415,7 @@ def _on_prepare(state: RankState, event: Prepare, now_s: float) -> Result:
         return _answer(state)
     if event.stop_after is not None and state.committed.version < event.stop_after:
         return state, ()
-    return stop(state, None)
+    return stop(state, None) if event.stop_after is not None else _call_off(state, None)
 
 
 def _on_activate(state: RankState, event: Activate, now_s: float) -> Result:
@@ -429,7 +428,7 @@ def _on_activate(state: RankState, event: Activate, now_s: float) -> Result:
     state = replace(state, held=tuple(f for f in held if f[1].epoch > state.epoch))
     cut_off = state.broken.intersection(state.members)
     if cut_off:
-        return _accuse(state, min(cut_off))
+        return _call_off(state, min(cut_off))
     for sender, frame in held:
         if frame.epoch == state.epoch and state.phase != STOPPED:
             state, more = _FRAMES[type(frame)](state, sender, frame)

@@ -131,7 +131,10 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank has in memory when it answers PREPARE; a promise that it votes no more in its epoch."""
+    """What a rank that has stopped has in memory; a promise that it votes no more in its epoch.
+
+    `suspect`: whom it accuses of having broken the step.
+    """
 
     rank: Rank
     epoch: Epoch
@@ -141,3 +144,4 @@ class Report:
     votes: tuple[Vote, ...]
     certificates: tuple[Certificate, ...]
     broken: frozenset[Rank]
+    suspect: Rank | None = None

@@ -115,9 +115,11 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         instruction, number, awaited = engine.native.progress
         return Progress(f"{instruction} {number}", Rank(awaited) if awaited >= 0 else None)
 
-    agent = Agent(
-        Rank(context.rank), context.first, context.control, interrupt=endpoint.abort, progress=progress
-    )  # fmt: skip
+    def interrupt(reason: str) -> None:
+        endpoint.abort(reason)
+        endpoint.flood(-1)
+
+    agent = Agent(Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress)
     agent.start()
     context.detach()
     worker = Worker(

@@ -187,10 +187,16 @@ void EndpointCore::heed() {
   flood(told->suspect);
 }
 
-void EndpointCore::check_abort() const {
-  if (!is_aborted_.load()) return;
-  const std::shared_lock lock(table_mutex_);
-  if (aborted_) aborted_->raise();
+void EndpointCore::check(std::span<const int> members) const {
+  if (is_aborted_.load()) {
+    const std::shared_lock lock(table_mutex_);
+    if (aborted_) aborted_->raise();
+  }
+  if (!notice_.any_lost()) return;
+  for (const int member : members) {
+    const LinkPtr link = find(member);
+    if (const FailurePtr lost = link ? link->lost() : nullptr; lost && !lost->orderly) lost->raise();
+  }
 }
 
 void EndpointCore::advance(std::uint32_t generation) {

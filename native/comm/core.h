@@ -48,7 +48,7 @@ class EndpointCore {
   void cancel(std::span<const Transfer> transfers);
   void abort(const std::string& reason);
   void flood(int suspect);
-  void check_abort() const;
+  void check(std::span<const int> members) const;
   void advance(std::uint32_t generation);
   void close();
 

@@ -62,7 +62,7 @@ bool Endpoint::test(const Transfer& transfer) { return core_->test(transfer); }
 void Endpoint::cancel(std::span<const Transfer> transfers) { core_->cancel(transfers); }
 void Endpoint::abort(const std::string& reason) { core_->abort(reason); }
 void Endpoint::flood(int suspect) { core_->flood(suspect); }
-void Endpoint::check_abort() const { core_->check_abort(); }
+void Endpoint::check(std::span<const int> members) const { core_->check(members); }
 void Endpoint::advance(std::uint32_t generation) { core_->advance(generation); }
 
 std::uint64_t Endpoint::bytes_sent() const {

@@ -128,8 +128,9 @@ class Endpoint {
   // The same, and tells every peer to do so, each of which tells its own once: also ranks without a link to the one
   // that is lost leave at once. Abort frames overtake messages that are not on their way yet. Ends with the generation.
   void flood(int suspect);
-  // Throws Aborted while an abort lasts; cheap otherwise.
-  void check_abort() const;
+  // For work between transfers: throws Aborted while an abort lasts, PeerLost if the link to one of `members` broke.
+  // Cheap otherwise.
+  void check(std::span<const int> members) const;
   // Moves to a newer generation and ends an abort: older messages held or still to come are dropped, pending transfers
   // of older generations fail with CommError. A message of a newer generation than ours is held (bounded) until we
   // get there. Throws CommError if `generation` is older than the current one.

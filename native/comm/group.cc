@@ -20,8 +20,10 @@ constexpr std::uint64_t kReducePhase = 0;
 constexpr std::uint64_t kGatherPhase = 1;
 constexpr std::uint64_t kPointPhase = 0xff;
 
-// Below this, one round in which everybody sends everything beats two rounds.
+// Up to this, time goes by messages and not by bytes.
 constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
+// Up to so many members, one round in which everybody sends everything beats two rounds with fewer messages.
+constexpr int kOneRoundMembers = 4;
 // Slices travel in chunks, so that adding one chunk overlaps the transfer of the next.
 constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
@@ -138,21 +140,33 @@ void Group::all_reduce(T* data, std::size_t count, Deadline deadline) {
   }
 }
 
-// Everybody sends everything to everybody and adds for itself: one round.
+// Few members send everything to everybody, and each adds for itself. Of many, the first adds and hands out the sum:
+// 2 (n - 1) messages, of which all but the first member have two.
 template <typename T>
 void Group::all_reduce_small(T* data, std::size_t count, Deadline deadline) {
   Batch batch(*this, next_tag());
+  const std::size_t bytes = count * sizeof(T);
+  const bool everybody_adds = size() <= kOneRoundMembers;
+  if (!everybody_adds && index_ != 0) {
+    // The sum may come into its place: the first member can only send it after it has got our part of it.
+    batch.recv(0, kGatherPhase, data, bytes);
+    batch.send(0, kReducePhase, data, bytes);
+    return batch.wait(deadline);
+  }
   std::vector<T> incoming(count * ranks_.size());
   std::vector<const T*> inputs;
   for (int m = 0; m < size(); ++m) {
     T* place = incoming.data() + static_cast<std::size_t>(m) * count;
     inputs.push_back(m == index_ ? data : place);
     if (m == index_) continue;
-    batch.recv(m, kReducePhase, place, count * sizeof(T));
-    batch.send(m, kReducePhase, data, count * sizeof(T));
+    batch.recv(m, kReducePhase, place, bytes);
+    if (everybody_adds) batch.send(m, kReducePhase, data, bytes);
   }
   batch.wait(deadline);
   sum_in_order<T>(inputs, data, count);
+  if (everybody_adds) return;
+  for (int m = 1; m < size(); ++m) batch.send(m, kGatherPhase, data, bytes);
+  batch.wait(deadline);
 }
 
 // Every member owns an even slice: it gets everybody's part of it, adds, and hands the sum to everybody.

@@ -152,6 +152,7 @@ void Link::lose(Failure::Kind kind, const std::string& why, bool orderly) {
                                                   : "the link to rank " + std::to_string(peer_) + " failed: ") +
                     why + " (epoch " + std::to_string(generation_) + ")";
   fail_everything(std::make_shared<const Failure>(std::move(failure)));
+  if (!orderly) notice_.post_loss();
 }
 
 void Link::fail_everything(const FailurePtr& reason) {

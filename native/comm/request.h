@@ -62,8 +62,9 @@ class Signal {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
-// The newest abort that a peer told of. Links post it under their own locks; what follows from it concerns all links,
-// so the endpoint looks here whenever it moves bytes. An old one is harmless and stays.
+// What links have to say that concerns all others: the newest abort that a peer told of, and whether a peer was ever
+// lost. Links post it under their own locks; the endpoint looks here whenever it moves bytes. An old abort is harmless
+// and stays.
 class Notice {
  public:
   struct Abort {
@@ -81,12 +82,15 @@ class Notice {
     if (held == 0) return std::nullopt;
     return Abort{static_cast<std::uint32_t>(held >> 32) - 1, static_cast<int>(held & 0xffffffff) - 1};
   }
+  void post_loss() { any_lost_.store(true, std::memory_order_release); }
+  bool any_lost() const { return any_lost_.load(std::memory_order_acquire); }
 
  private:
   static std::uint64_t pack(Abort abort) {
     return (std::uint64_t{abort.generation} + 1) << 32 | static_cast<std::uint32_t>(abort.suspect + 1);
   }
   std::atomic<std::uint64_t> packed_{0};  // 0: none
+  std::atomic<bool> any_lost_{false};
 };
 
 }  // namespace elaswave::comm

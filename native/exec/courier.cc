@@ -87,8 +87,8 @@ bool Courier::arrived(const comm::Transfer& transfer) const noexcept {
   return transfer.request()->state.load() == comm::Request::State::kDone;
 }
 
-void Courier::check_abort() const {
-  if (endpoint_) endpoint_->check_abort();
+void Courier::check_members() const {
+  if (endpoint_) endpoint_->check(members_);
 }
 
 void Courier::flood(int suspect) noexcept {

@@ -42,8 +42,8 @@ class Courier {
   bool test(const comm::Transfer& transfer);
   // The same of a receive after a failed wait; false when it failed.
   bool arrived(const comm::Transfer& transfer) const noexcept;
-  // Throws comm::Aborted while an abort lasts.
-  void check_abort() const;
+  // Throws comm::Aborted while an abort lasts, comm::PeerLost when a member is gone.
+  void check_members() const;
   // Has all ranks leave the step; `suspect` -1 accuses nobody.
   void flood(int suspect) noexcept;
   // The rank that a wait waits for, -1 when nothing is waited for. For other threads too.

@@ -100,7 +100,7 @@ void Engine::Impl::run(const StepList& list, StepResult* result) {
       place_.store(static_cast<std::uint64_t>(step.code) << 32 | at, std::memory_order_relaxed);
       if (result != nullptr) fault_if_due(step.code);
       if (!committed_) {
-        courier.check_abort();
+        courier.check_members();
         courier.check_deadline(name_of(step.code));
       }
       const auto begin = Clock::now();

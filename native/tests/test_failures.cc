@@ -111,7 +111,7 @@ TEST_BOTH(an_abort_floods_over_ranks_without_a_link_to_the_first) {
       CHECK_EQUAL(aborted.suspect(), 7);
     }
   });
-  for (int rank = 0; rank < 4; ++rank) CHECK_THROWS(Aborted, "rank 7 is suspected", four.at(rank).check_abort());
+  for (int rank = 0; rank < 4; ++rank) CHECK_THROWS(Aborted, "rank 7 is suspected", four.at(rank).check({}));
 }
 
 TEST_BOTH(an_abort_of_a_newer_generation_waits_for_it_and_an_older_one_is_over) {
@@ -124,12 +124,12 @@ TEST_BOTH(an_abort_of_a_newer_generation_waits_for_it_and_an_older_one_is_over) 
   pair.at(0).wait(pair.at(0).send(1, 1, &value, 4, 1), plenty());
   pair.at(1).advance(1);
   pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
-  pair.at(1).check_abort();
+  pair.at(1).check({});
   CHECK_EQUAL(got, 3);
   pair.at(1).advance(2);
-  CHECK_THROWS(Aborted, "nobody is suspected", pair.at(1).check_abort());
+  CHECK_THROWS(Aborted, "nobody is suspected", pair.at(1).check({}));
   pair.at(1).advance(3);
-  pair.at(1).check_abort();
+  pair.at(1).check({});
 }
 
 TEST_BOTH(a_closed_peer_is_lost_after_its_last_message) {

@@ -128,6 +128,35 @@ TEST_BOTH(survivors_go_on_in_a_smaller_group) {
   CHECK_EQUAL(one.join(), 0);
 }
 
+// A rank that computes and waits for nobody asks from time to time, and learns of a loss all the same.
+TEST_BOTH(a_lost_member_is_noticed_between_transfers) {
+  Meeting meeting(2);
+  Pipe ready;
+  Child busy([&] {
+    const auto endpoint = meeting.join(0, kind);
+    endpoint->check(std::vector<int>{1});
+    ready.put(1);
+    const auto wait_until_lost = [&] {
+      for (int i = 0; i < 60'000; ++i) {
+        endpoint->check(std::vector<int>{1});
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    };
+    CHECK_THROWS(PeerLost, "rank 1 is lost", wait_until_lost());
+    endpoint->check({});  // it was a member of nothing that counts now
+  });
+  Child victim([&] {
+    const auto endpoint = meeting.join(1, kind);
+    int got = 0;
+    endpoint->wait(endpoint->recv(0, 1, &got, 4), plenty());
+  });
+  meeting.introduce();
+  ready.get<int>();
+  victim.kill(SIGKILL);
+  CHECK(WIFSIGNALED(victim.join()));
+  CHECK_EQUAL(busy.join(), 0);
+}
+
 // Rank 0 awaits only rank 1, which is alive but says nothing: the loss of rank 2 ends their common operation.
 TEST_BOTH(a_loss_ends_an_operation_that_awaits_others) {
   Meeting meeting(3);

@@ -30,12 +30,24 @@ from elaswave_fx.control.messages import (
 )
 from elaswave_fx.control.rank_state import STOPPED
 from elaswave_fx.control.store import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.words import SEED, Activation, Certificate, Copy, Report, Stamp, Term, Version, Vote
+from elaswave_fx.control.words import (
+    NO_BALLOT,
+    SEED,
+    Activation,
+    Ballot,
+    Certificate,
+    Copy,
+    Report,
+    Stamp,
+    Term,
+    Version,
+    Vote,
+)
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment, replan
 
-PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3)
+PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05)
 WORLD = 4
 
 
@@ -71,19 +83,23 @@ class Driver:
         for rank in ranks:
             self.beat(rank)
 
-    def prepared(self, rank: int) -> None:
+    def prepared(self, rank: int, ballot: Ballot | None = None, **changes: object) -> None:
         boxes = self.register.activation.assignment.boxes
         copies = {p.box: Copy(SEED, 1) for p in boxes if rank in (p.owner, *p.holders)}
         report = Report(Rank(rank), self.register.epoch, SEED, copies, {}, (), (), frozenset())
-        self.feed(Prepared(self.state.ballot, report))
+        self.feed(Prepared(ballot or self.state.ballot, replace(report, **changes)))  # type: ignore[arg-type]
 
     def sent(self, kind: type) -> list[Send]:
         return [a for a in self.did if isinstance(a, Send) and isinstance(a.message, kind)]
 
     def asked(self) -> set[int]:
-        """Whom the newest attempt asked."""
+        """Whom the newest attempt asked so far."""
         prepares = [a for a in self.did if isinstance(a, Send) and isinstance(a.message, Prepare)]
         return {a.target for a in prepares if isinstance(a.message, Prepare) and a.message.ballot == self.state.ballot}
+
+    def later(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.feed(Tick())
 
 
 def test_it_takes_over_by_raising_the_term() -> None:
@@ -101,23 +117,82 @@ def test_an_exit_makes_an_epoch_of_the_others() -> None:
     job = Driver()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
-    assert job.state.phase == PREPARING and job.asked() == {0, 1, 2}
+    assert job.state.phase == PREPARING and job.asked() == {0}, "one is told, which tells the others"
     for rank in range(3):
         job.prepared(rank)
     assert job.register.epoch == 1 and job.register.members == (0, 1, 2)
     assert {a.target for a in job.sent(Activate)} == {0, 1, 2}
 
 
-def test_a_second_loss_supersedes_the_attempt() -> None:
+def test_ranks_that_left_their_step_report_without_being_asked() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    for rank in (2, 0, 1):
+        job.prepared(rank, NO_BALLOT, suspect=Rank(3))
+    assert job.state.phase == PREPARING and set(job.state.reports) == {0, 1, 2}
+    job.feed(Exited(Rank(3)))
+    assert job.register.members == (0, 1, 2) and not job.sent(Prepare)
+
+
+def test_those_who_keep_silent_are_asked_after_a_while() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.prepared(0, NO_BALLOT, suspect=Rank(3))
+    job.later(0.5 * PATIENCE.spread_s)
+    assert not job.asked()
+    job.later(PATIENCE.spread_s)
+    assert job.asked() == {1, 2, 3}
+
+
+def test_a_coordinator_that_missed_the_reports_asks_everybody() -> None:
+    job = Driver()
+    job.beats(1, 2, 3)
+    job.beat(0, phase=STOPPED, suspect=Rank(3))
+    assert job.asked() == {0, 1, 2, 3}
+
+
+def test_a_second_loss_supersedes_the_attempt_and_reports_stay_true() -> None:
     job = Driver()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
     first = job.state.ballot
     job.prepared(0)
     job.feed(Exited(Rank(2)))
-    assert job.state.ballot > first and job.asked() == {0, 1}
-    job.feed(Prepared(first, Report(Rank(1), Epoch(0), SEED, {}, {}, (), (), frozenset())))
-    assert not job.state.reports, "a report to an older attempt counts for nothing"
+    assert job.state.ballot > first and set(job.state.reports) == {0}
+    job.prepared(1, first)
+    assert job.register.members == (0, 1)
+
+
+def test_a_report_of_an_older_epoch_counts_for_the_attempt_that_asked_for_it_alone() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    first = job.state.ballot
+    job.prepared(0)
+    job.prepared(1, epoch=Epoch(-1))
+    job.feed(Exited(Rank(2)))
+    assert set(job.state.reports) == {0}
+    job.prepared(1, first, epoch=Epoch(-1))
+    assert set(job.state.reports) == {0}
+    job.later(2 * PATIENCE.spread_s)
+    assert job.asked() == {1}
+    job.prepared(1, epoch=Epoch(-1))
+    assert job.register.members == (0, 1)
+
+
+def test_an_attempt_that_leads_nowhere_is_made_anew() -> None:
+    """Links may have been mended since: old reports would not say so."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    for rank in (0, 1, 2, 3):
+        job.prepared(rank, NO_BALLOT, broken=frozenset(Rank(r) for r in range(WORLD) if r != rank))
+    first = job.state.ballot
+    assert job.register.epoch == 0
+    job.later(1.1 * PATIENCE.resend_s)
+    assert job.state.ballot > first and job.asked() == {0, 1, 2, 3} and not job.state.reports
+    for rank in range(WORLD):
+        job.prepared(rank)
+    assert job.register.epoch == 1
 
 
 def test_silence_excludes_and_a_paused_coordinator_blames_nobody_for_it() -> None:
@@ -128,7 +203,7 @@ def test_silence_excludes_and_a_paused_coordinator_blames_nobody_for_it() -> Non
     job.beats(0, 1, 2)
     job.now_s = 1.1
     job.feed(Tick())
-    assert job.asked() == {0, 1, 2}
+    assert job.state.targets == (0, 1, 2) and job.asked() == {0}
     slept = Driver()
     slept.beats(*range(WORLD))
     slept.now_s = 9.0
@@ -143,7 +218,7 @@ def test_a_hung_rank_is_left_out_though_it_beats() -> None:
         for rank in range(WORLD):
             job.beat(rank, phase="compute" if rank == 1 else "gather", awaited=None if rank == 1 else Rank(1))
         job.feed(Tick())
-    assert job.asked() == {0, 2, 3}
+    assert job.state.targets == (0, 2, 3) and 1 not in job.asked()
 
 
 def test_joiners_wait_for_a_planned_stop() -> None:
@@ -155,7 +230,10 @@ def test_joiners_wait_for_a_planned_stop() -> None:
     assert job.asked() == {0, 1, 2, 3, 7}
     assert {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)} == {Version(1)}
     job.feed(Exited(Rank(7)))
-    assert job.asked() == {0, 1, 2, 3}, "a joiner's death leaves the members to go on by themselves"
+    assert job.state.targets == (0, 1, 2, 3), "a joiner's death leaves the members to go on by themselves"
+    for rank in range(WORLD):
+        job.prepared(rank)
+    assert job.register.epoch == 1
 
 
 def test_ledger_lines_follow_each_other_and_are_acknowledged() -> None:
@@ -234,7 +312,7 @@ def test_a_rank_that_was_never_heard_has_time_to_start() -> None:
     for job.now_s in (6.1, 6.6):
         job.beats(0, 1, 2)
         job.feed(Tick())
-    assert job.asked() == {0, 1, 2}, "once heard, silence counts"
+    assert job.state.targets == (0, 1, 2), "once heard, silence counts"
 
 
 def test_a_planned_stop_is_announced_as_far_ahead_as_needed() -> None:

@@ -173,8 +173,8 @@ def test_the_first_to_notice_floods_and_stops() -> None:
     rank.until_voted()
     actions = rank.feed(LinkDown(PEER))
     assert rank.state.phase == STOPPED
-    beats = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Beat)]
-    assert [b.suspect for b in beats] == [PEER]
+    reports = [a.message.report for a in actions if isinstance(a, Send) and isinstance(a.message, Prepared)]
+    assert [report.suspect for report in reports] == [PEER]
 
 
 def test_an_abort_is_forwarded_once() -> None:

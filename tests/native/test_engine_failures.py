@@ -144,6 +144,10 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
             engine.sync(PLENTY_S)
         endpoint.advance(1)
         kept = same(masters, owned(engine, tiling, rank))
+        with pytest.raises(PeerLost):
+            engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+        engine.set_world([0])
+        endpoint.advance(2)
         with pytest.raises(ExecError, match="its working copy is stale"):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
         return kept, engine.stale_buckets, engine.version
