@@ -8,14 +8,17 @@ which the first survivor is told to stop, and end with the last survivor's last 
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 
 import torch
 
 from elaswave_fx.bench.edit_gloo import PeerEdit, lose_gloo
+from elaswave_fx.bench.edit_limit import Costs, costs, least
 from elaswave_fx.bench.edit_own import Edit, lose_own
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, paired
+from elaswave_fx.bench.views import Views
 
 SIZES = (4, 8, 16, 32)
 REPEATS = 20
@@ -28,12 +31,14 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """All sizes; the three sides take turns, each first in a third of the runs."""
     torch.set_num_threads(1)
     entries: list[Entry] = []
-    notes = ["", "counted in one edit (medians)"]
+    counted, limits = ["", "counted in one edit (medians)"], ["", "the least that this machine's cores need"]
+    spent = costs()
     for ranks in options.ranks or SIZES:
         sides = _take_turns(ranks, options.repeats or REPEATS, progress)
         entries += _entries(ranks, *sides)
-        notes.append(f"  {ranks} ranks: " + _counts(sides[0]))
-    return Outcome(entries, (*notes, *_explain()))
+        counted.append(f"  {ranks} ranks: " + _counts(sides[0]))
+        limits.append(f"  {ranks} ranks: " + _limit(ranks, sides[0], spent))
+    return Outcome(entries, (*counted, *_explain(), *limits, *_explain_limit(spent)))
 
 
 def _take_turns(
@@ -81,5 +86,19 @@ def _counts(own: list[Edit]) -> str:
 def _explain() -> tuple[str, ...]:
     return (
         "Bytes between ranks: payload from the agreement to the first all-reduce. Prepare, Prepared, Activate: control",
-        "messages of all survivors together, repeated ones included. Not counted: abort frames, one per rank and link.",
+        "messages of all survivors together, repeated ones included. Not counted: abort frames, log2(n) per rank.",
+    )
+
+
+def _limit(ranks: int, own: list[Edit], spent: Costs) -> str:
+    least_s, messages = least(Views.first(ranks, DEPTH).less(ranks - 1), spent)
+    median_s = statistics.median(edit.total_s for edit in own)
+    return f"{1e3 * least_s:.3f} ms for {messages} messages; ours takes {median_s / least_s:.1f}x that"
+
+
+def _explain_limit(spent: Costs) -> tuple[str, ...]:
+    return (
+        f"A message takes {1e6 * spent.message_s:.1f} µs of processor time at both ends together, a durable write "
+        f"{1e3 * spent.durable_s:.3f} ms;",
+        "nothing is allowed for deciding, for interpreters and for waiting.",
     )

@@ -45,6 +45,7 @@ from elaswave_fx.control.messages import (
 )
 from elaswave_fx.control.patience import BEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
 from elaswave_fx.control.rank_state import STOPPED, Deadlines, Holdings, RankState, install
+from elaswave_fx.control.rehearsal import rehearse
 from elaswave_fx.control.wire import ControlAddress, Message, RankSocket
 from elaswave_fx.control.words import Activation, BoxId, Certificate
 from elaswave_fx.plan.topology import Rank
@@ -110,8 +111,8 @@ class _Close:
 class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
-    `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until a
-    new epoch is installed.
+    `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until
+    a new epoch is installed.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Agent:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._address, self._interrupt, self._progress, self._say = address, interrupt, progress, say
+        self._first = first
         state = RankState(rank, DEADLINES, joining=False)
         self._state = install(state, first)
         self._store = FileStore(address.store)
@@ -221,6 +223,7 @@ class Agent:
     def _run(self) -> None:
         socket = RankSocket(self._address)
         try:
+            rehearse(self._state, self._first)
             self._serve(socket)
         except BaseException as error:
             self._failure = error

@@ -308,7 +308,8 @@ def _prepare(
     What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
     their links, so an attempt after one that led nowhere starts `anew`. `ask`: how many targets are asked at once.
     """
-    assert state.register is not None
+    register = state.register
+    assert register is not None
     state = replace(
         state,
         phase=PREPARING,
@@ -317,7 +318,7 @@ def _prepare(
         prepared_s=now_s,
         asked_all_s=now_s if ask >= EVERYBODY else None,
     )
-    targets, epoch = _wanted(state, now_s), state.register.epoch
+    targets, epoch = _wanted(state, now_s), register.epoch
     kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
     state = replace(state, targets=targets, reports=kept)
     message = Prepare(state.ballot, stop_after)

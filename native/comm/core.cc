@@ -173,11 +173,23 @@ bool EndpointCore::abort_links(const FailurePtr& failure, std::optional<Notice::
   if (aborted_ && !tell) return false;
   if (!aborted_) aborted_ = failure;
   is_aborted_.store(true);
-  for (const auto& [rank, link] : table_) {
-    link->abort(aborted_);
-    if (tell && link->post_abort(*abort)) kick(link);
+  for (const auto& [rank, link] : table_) link->abort(aborted_);
+  if (!tell) return true;
+  for (const LinkPtr& link : to_be_told()) {
+    if (link->post_abort(*abort)) kick(link);
   }
   return true;
+}
+
+// The peers 1, 2, 4, ... places further in the ring of those that are left: each tells its own, so all n hear of it
+// after log n hops at most, by n log n frames where everybody telling everybody would take n * n.
+std::vector<EndpointCore::LinkPtr> EndpointCore::to_be_told() const {
+  std::vector<LinkPtr> ring, chosen;
+  for (auto it = table_.upper_bound(options_.rank); it != table_.end(); ++it) ring.push_back(it->second);
+  for (auto it = table_.begin(); it != table_.end() && it->first < options_.rank; ++it) ring.push_back(it->second);
+  std::erase_if(ring, [](const LinkPtr& link) { return link->lost() != nullptr; });
+  for (std::size_t distance = 1; distance <= ring.size(); distance *= 2) chosen.push_back(ring[distance - 1]);
+  return chosen;
 }
 
 void EndpointCore::heed() {

@@ -84,6 +84,7 @@ class EndpointCore {
 
   // Ends what is under way with `failure`, here and, where `abort` is given, at all peers. False: it was ended before.
   bool abort_links(const FailurePtr& failure, std::optional<Notice::Abort> abort);
+  std::vector<LinkPtr> to_be_told() const;
   // Follows the newest abort that a peer told of, if it is of this generation: ends what is under way, tells the
   // others.
   void heed();
