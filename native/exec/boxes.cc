@@ -109,7 +109,7 @@ void Boxes::set_base(std::int64_t index, const at::Tensor& master, const std::ve
   }
   std::vector<at::Tensor> tensors = {master.clone()};
   for (const at::Tensor& each : state) tensors.push_back(each.clone());
-  replace(box, std::move(tensors));
+  replace(box.spec, box.base, std::move(tensors));
   box.catching.reset();
   box.backlog.clear();
 }
@@ -149,38 +149,12 @@ std::string Boxes::place(const BoxState& box) const {
          std::to_string(box.spec.lo) + ", " + std::to_string(box.spec.hi) + "))";
 }
 
-Digest Boxes::digest_of(const BoxState& box) const {
-  Digest digest;
-  const auto add = [&](const at::Tensor& tensor, std::size_t which) {
-    const auto salt = static_cast<std::uint32_t>(box.spec.bucket * 31 + static_cast<int>(which) + 1);
-    digest += digest_words(tensor.const_data_ptr(), static_cast<std::size_t>(tensor.numel()),
-                           static_cast<std::uint64_t>(box.spec.lo), salt);
-  };
-  add(box.base.master, 0);
-  for (std::size_t i = 0; i < box.base.state.size(); ++i) add(box.base.state[i], i + 1);
-  return digest;
-}
-
 Digest Boxes::state_digest() const {
   Digest digest;
   for (const BoxState& box : boxes_) {
     if (owns(box)) digest += box.base.digest;
   }
   return digest;
-}
-
-// Takes tensors of the box's shape, none of them shared with anybody, as its base.
-void Boxes::replace(BoxState& box, std::vector<at::Tensor> tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.dim() != 1 ||
-        tensor.numel() != box.spec.hi - box.spec.lo) {
-      throw ExecError(place(box) + ": master and state must be contiguous float32 tensors of " +
-                      std::to_string(box.spec.hi - box.spec.lo) + " elements");
-    }
-  }
-  box.base.master = std::move(tensors.at(0));
-  box.base.state.assign(std::make_move_iterator(tensors.begin() + 1), std::make_move_iterator(tensors.end()));
-  box.base.digest = digest_of(box);
 }
 
 // --- A step
@@ -201,7 +175,7 @@ void Boxes::begin_step() {
     // A record that waits for its base is still in use.
     const bool reusable =
         box.record.defined() && box.record.use_count() == 1 && box.record.scalar_type() == record_type_;
-    if (!reusable) box.record = at::empty({box.spec.hi - box.spec.lo}, record_type_);
+    if (!reusable) box.record = at::empty({box.spec.numel()}, record_type_);
     if (!box.seal.defined()) box.seal = at::empty({kSealWords}, at::kLong);
     box.receives = {courier_.receive(box.record, box.spec.owner, tag_of(kRecordTag, index)),
                     courier_.receive(box.seal, box.spec.owner, tag_of(kSealTag, index))};
@@ -214,7 +188,7 @@ void Boxes::reduce(std::int64_t bucket) {
     BoxState& box = at(index);
     const std::uint64_t tag = tag_of(kReduceTag, index);
     at::Tensor part;
-    if (sum.defined()) part = sum.narrow(0, box.spec.lo, box.spec.hi - box.spec.lo);
+    if (sum.defined()) part = sum.narrow(0, box.spec.lo, box.spec.numel());
     if (!owns(box)) {
       if (part.defined()) box.sends.push_back(courier_.send(part, box.spec.owner, tag));
       continue;
@@ -223,7 +197,7 @@ void Boxes::reduce(std::int64_t bucket) {
     box.own_part = part;
     for (const int rank : buckets_.spec(bucket).group) {
       if (rank == courier_.rank()) continue;
-      at::Tensor scratch = at::empty({box.spec.hi - box.spec.lo}, at::kFloat);
+      at::Tensor scratch = at::empty({box.spec.numel()}, at::kFloat);
       box.incoming.push_back({rank, courier_.receive(scratch, rank, tag), scratch});
     }
     unsummed_.push_back(index);
@@ -313,7 +287,7 @@ void Boxes::update_owned(std::int64_t bucket, const Update& update, const Hyper&
     BoxState& box = at(index);
     if (!owns(box) || !box.reducing || !box.gradient.defined()) continue;
     buckets_.wait_sends(bucket);  // they read what is written below
-    replace(box, update(bucket, box.base, box.gradient, hyper));
+    update(box.spec, box.base, box.gradient, hyper);
     box.gradient = at::Tensor();
     buckets_.write(bucket, box.spec.lo, box.base.master);
     if (mode_ == CopyMode::kState) {
@@ -333,7 +307,7 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
   for (BoxState& box : boxes_) {
     if (owns(box) || !box.gradient.defined()) continue;
     if (box.base.there()) {
-      replace(box, update(box.spec.bucket, box.base, box.gradient, hyper));
+      update(box.spec, box.base, box.gradient, hyper);
     } else if (box.catching) {
       box.backlog.push_back({box.gradient, hyper});
       catch_up(box, &update, false);
@@ -365,7 +339,7 @@ void Boxes::publish(std::int64_t bucket, const std::vector<int>& ranks) {
 // The own part of the working copy, or what it would be.
 at::Tensor Boxes::part_of(BoxState& box) {
   const BucketSpec& bucket = buckets_.spec(box.spec.bucket);
-  if (bucket.work.defined()) return bucket.work.narrow(0, box.spec.lo, box.spec.hi - box.spec.lo);
+  if (bucket.work.defined()) return bucket.work.narrow(0, box.spec.lo, box.spec.numel());
   return box.base.master.to(bucket.dtype);
 }
 
@@ -385,7 +359,7 @@ void Boxes::end_step() {
 void Boxes::send_base(std::int64_t index, int peer) {
   BoxState& box = at(index);
   if (!box.base.there()) throw ExecError(place(box) + ": there is no base here to send");
-  // Updates make new tensors, so these stay as they are for as long as the transfer needs them.
+  // Updates leave tensors alone that a transfer still holds.
   courier_.send(make_seal(box.base.digest, {}), peer, part_tag(index, 0));
   courier_.send(box.base.master, peer, part_tag(index, 1));
   for (std::size_t i = 0; i < box.base.state.size(); ++i) {
@@ -402,7 +376,7 @@ void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors
   catching.seal = at::empty({kSealWords}, at::kLong);
   catching.transfers.push_back(courier_.receive(catching.seal, owner, part_tag(index, 0)));
   for (std::size_t i = 0; i <= state_tensors; ++i) {
-    catching.tensors.push_back(at::empty({box.spec.hi - box.spec.lo}, at::kFloat));
+    catching.tensors.push_back(at::empty({box.spec.numel()}, at::kFloat));
     catching.transfers.push_back(courier_.receive(catching.tensors.back(), owner, part_tag(index, i + 1)));
   }
   box.catching = std::move(catching);
@@ -412,7 +386,7 @@ void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors
 bool Boxes::take_base(BoxState& box) {
   Catching arrived = *std::exchange(box.catching, std::nullopt);
   const Digest sent = digest_in(arrived.seal, 0);
-  replace(box, std::move(arrived.tensors));
+  replace(box.spec, box.base, std::move(arrived.tensors));
   if (box.base.digest == sent) return true;
   box.base = Base();
   box.backlog.clear();
@@ -431,9 +405,7 @@ void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
   catching.transfers.clear();
   if (update == nullptr) return;
   if (!take_base(box)) return;
-  for (const Backlog& entry : box.backlog) {
-    replace(box, (*update)(box.spec.bucket, box.base, entry.gradient, entry.hyper));
-  }
+  for (const Backlog& entry : box.backlog) (*update)(box.spec, box.base, entry.gradient, entry.hyper);
   box.backlog.clear();
 }
 

@@ -21,27 +21,20 @@
 #include <string>
 #include <vector>
 
+#include "base.h"
 #include "buckets.h"
 #include "courier.h"
 #include "declarations.h"
-#include "digest.h"
 
 namespace elaswave::exec {
 
 // Per hyper group: the optimizer program's inputs after the state, grad_scale first.
 using Hyper = std::vector<std::vector<at::Tensor>>;
 
-struct Base {
-  at::Tensor master;              // fp32 [numel]; undefined: not here
-  std::vector<at::Tensor> state;  // the same shape
-  Digest digest;
-  bool there() const { return master.defined(); }
-};
-
 class Boxes {
  public:
-  // The optimizer: (bucket, base, gradient, hyper) -> master' and state'.
-  using Update = std::function<std::vector<at::Tensor>(std::int64_t, const Base&, const at::Tensor&, const Hyper&)>;
+  // The optimizer: makes a base the next one.
+  using Update = std::function<void(const BoxSpec&, Base&, const at::Tensor& gradient, const Hyper&)>;
 
   // Records kept for a base that is on its way; at the bound the vote waits for it.
   static constexpr std::size_t kBacklog = 8;
@@ -59,7 +52,10 @@ class Boxes {
   void set_base(std::int64_t box, const at::Tensor& master, const std::vector<at::Tensor>& state);
   const Base& base(std::int64_t box) const { return at(box).base; }
   // Whether a base still has the bytes that its last update wrote. Reads all of it.
-  bool intact(std::int64_t box) const { return at(box).base.there() && digest_of(at(box)) == at(box).base.digest; }
+  bool intact(std::int64_t box) const {
+    const BoxState& found = at(box);
+    return found.base.there() && digest_of(found.spec, found.base) == found.base.digest;
+  }
   // What `records` are rounded to, at the owner and at the holders alike: kFloat or kBFloat16.
   void set_record_type(at::ScalarType type) { record_type_ = type; }
   void set_copy_mode(CopyMode mode) { mode_ = mode; }
@@ -134,8 +130,6 @@ class Boxes {
   bool holds(const BoxState& box) const;
   const std::vector<int>& of(std::int64_t bucket) const;
   std::string place(const BoxState& box) const;
-  Digest digest_of(const BoxState& box) const;
-  void replace(BoxState& box, std::vector<at::Tensor> tensors);
   void sum(BoxState& box);
   bool accept(BoxState& box);
   bool take_base(BoxState& box);

@@ -56,6 +56,7 @@ struct BoxSpec {
   std::int64_t lo = 0, hi = 0;
   int owner = -1;
   std::vector<int> holders;
+  std::int64_t numel() const { return hi - lo; }
 };
 
 // How holders keep up: by the owner's records, or by its whole base after every update (to compare with).

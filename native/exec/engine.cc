@@ -50,6 +50,7 @@ int Engine::Impl::add_program(const std::string& name, ProgramSpec spec) {
   ready_ = false;
   for (std::size_t i = 0; i < programs_.size(); ++i) {
     if (programs_[i]->name() == name) {
+      optimizers_.erase(static_cast<int>(i));
       programs_[i] = std::move(program);
       return static_cast<int>(i);
     }

@@ -14,6 +14,7 @@
 #include "emulation.h"
 #include "engine.h"
 #include "folds.h"
+#include "optimizer.h"
 #include "schedule.h"
 #include "values.h"
 
@@ -102,8 +103,7 @@ class Engine::Impl {
   void tally();
   void decide(double square);
   void commit();
-  std::vector<at::Tensor> updated(std::int64_t bucket, const Base& base, const at::Tensor& gradient,
-                                  const Hyper& hyper);
+  void update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper);
   void update_owned(std::int64_t bucket);
   void update_held();
   void fault_if_due(std::optional<OpCode> next) const;
@@ -114,6 +114,7 @@ class Engine::Impl {
   static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
   const std::int64_t seed_, global_batch_, granule_;
   std::vector<std::unique_ptr<UnitProgram>> programs_;
+  std::map<int, Optimizer> optimizers_;  // by program, made when they are used
   std::vector<std::string> table_names_;
   std::map<int, UnitSpec> units_;
   std::map<int, ResolvedUnit> resolved_;

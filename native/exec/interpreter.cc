@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <functional>
 #include <span>
 
 #include "engine_impl.h"
@@ -254,41 +255,28 @@ void Engine::Impl::decide(double square) {
   for (std::vector<at::Tensor>& group : hyper_) group[0] = at::scalar_tensor(result_.scale, at::kFloat);
 }
 
-// master' and state' of a slice.
-std::vector<at::Tensor> Engine::Impl::updated(std::int64_t bucket, const Base& base, const at::Tensor& gradient,
-                                              const Hyper& hyper) {
-  const BucketSpec& spec = buckets.spec(bucket);
-  UnitProgram& optimizer = *programs_[static_cast<std::size_t>(spec.optimizer)];
+void Engine::Impl::update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper) {
+  const BucketSpec& spec = buckets.spec(box.bucket);
+  UnitProgram& program = *programs_[static_cast<std::size_t>(spec.optimizer)];
   const auto group = static_cast<std::size_t>(spec.hyper_group);
-  std::vector<c10::IValue> inputs = {base.master, gradient};
-  inputs.insert(inputs.end(), base.state.begin(), base.state.end());
-  const std::size_t before = inputs.size();
-  if (group < hyper.size()) inputs.insert(inputs.end(), hyper[group].begin(), hyper[group].end());
-  if (inputs.size() != static_cast<std::size_t>(optimizer.num_inputs())) {
+  const std::vector<at::Tensor> numbers = group < hyper.size() ? hyper[group] : std::vector<at::Tensor>();
+  const std::size_t wanted = static_cast<std::size_t>(program.num_inputs()) - 2 - base.state.size();
+  if (numbers.size() != wanted) {
     throw ExecError("bucket " + spec.name + ": hyper group " + std::to_string(group) + " gives " +
-                    std::to_string(inputs.size() - before) + " values (grad_scale included), program " +
-                    optimizer.name() + " reads " +
-                    std::to_string(static_cast<std::size_t>(optimizer.num_inputs()) - before));
+                    std::to_string(numbers.size()) + " values (grad_scale included), program " + program.name() +
+                    " reads " + std::to_string(wanted));
   }
-  std::vector<at::Tensor> next;
-  for (const c10::IValue& output : optimizer.run(std::move(inputs))) {
-    at::Tensor tensor = output.toTensor().contiguous();
-    // What is kept must not lie in memory that is written again in the next step, nor in what peers are being sent.
-    if (tensor.is_alias_of(gradient) || tensor.is_alias_of(base.master)) tensor = tensor.clone();
-    next.push_back(std::move(tensor));
-  }
-  return next;
+  optimizers_.try_emplace(spec.optimizer, program).first->second.update(box, base, gradient, numbers);
 }
 
 void Engine::Impl::update_owned(std::int64_t bucket) {
   if (!result_.updated) return;
-  boxes.update_owned(bucket, [this](auto... arguments) { return updated(arguments...); }, hyper_);
+  boxes.update_owned(bucket, std::bind_front(&Impl::update, this), hyper_);
 }
 
 void Engine::Impl::update_held() {
   if (!result_.updated) return;
-  boxes.update_held([this](auto... arguments) { return updated(arguments...); }, hyper_,
-                    [this](int box) { return state_tensors(box); });
+  boxes.update_held(std::bind_front(&Impl::update, this), hyper_, [this](int box) { return state_tensors(box); });
 }
 
 void Engine::Impl::sync(double deadline_s) {

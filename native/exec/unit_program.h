@@ -16,6 +16,7 @@ class UnitProgram {
   // Verifies and links. Throws ExecError.
   explicit UnitProgram(ProgramSpec spec);
 
+  const ProgramSpec& spec() const { return spec_; }
   const std::string& name() const { return spec_.name; }
   int num_inputs() const { return spec_.num_inputs; }
   std::size_t num_outputs() const { return spec_.outputs.size(); }

@@ -26,10 +26,12 @@ from tests.native.tiny import (
     Tiling,
     even_boxes,
     make_engine,
+    program,
     reference,
     tile_inputs,
     train,
     train_list,
+    update,
 )
 
 PAIR = TILINGS["data parallel"]
@@ -70,6 +72,36 @@ def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks
         assert len(digests) == 1
         assert all(torch.equal(one, other) for one, other in zip(*copies, strict=True))
         assert sum(number in result[1] for result in results) == 2
+
+
+def test_an_update_with_other_operators_runs_one_by_one(model: Model, started: Callable[..., Ranks]) -> None:
+    """To the same bits: the absolute value of what is positive changes nothing but how the program is run."""
+
+    def other(master: Tensor, grad: Tensor, momentum: Tensor, scale: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+        return update(master, grad, momentum, torch.abs(scale), lr)
+
+    s, one = torch.ones(2), torch.ones(())
+    changed = replace(model, programs={**model.programs, "update": program(other, s, s, s, one, one)})
+    boxes = with_holders(PAIR)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(changed if rank == 1 else model, PAIR, rank, endpoint, boxes=boxes)
+        return [r["loss"] for r in train(engine, PAIR[rank], 3)]
+
+    for losses in started(2, body).results():  # digests of owner and holder are compared in each step
+        assert losses == pytest.approx(reference(3).losses, rel=1e-5)
+
+
+def test_what_somebody_looks_at_is_not_updated_in_place(model: Model, started: Callable[..., Ranks]) -> None:
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=with_holders(PAIR))
+        (master, (momentum,)), view = engine.base(0), engine.base(1)[0][1:3]
+        before = [each.clone() for each in (master, momentum, view)]
+        train(engine, PAIR[rank], 1)
+        kept = all(torch.equal(*pair) for pair in zip((master, momentum, view), before, strict=True))
+        return kept, torch.equal(engine.base(0)[0], master), torch.equal(engine.base(1)[0][1:3], view)
+
+    assert started(2, body).results() == [(True, False, False)] * 2
 
 
 def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., Ranks]) -> None:

@@ -1,0 +1,38 @@
+#include "base.h"
+
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "program.h"
+
+namespace elaswave::exec {
+
+Digest digest_piece(const BoxSpec& box, std::size_t tensor, const float* data, std::int64_t at, std::int64_t count) {
+  const auto salt = static_cast<std::uint32_t>(box.bucket * 31 + static_cast<int>(tensor) + 1);
+  return digest_words(data + at, static_cast<std::size_t>(count), static_cast<std::uint64_t>(box.lo + at), salt);
+}
+
+Digest digest_of(const BoxSpec& box, const Base& base) {
+  Digest digest = digest_piece(box, 0, base.master.const_data_ptr<float>(), 0, box.numel());
+  for (std::size_t i = 0; i < base.state.size(); ++i) {
+    digest += digest_piece(box, i + 1, base.state[i].const_data_ptr<float>(), 0, box.numel());
+  }
+  return digest;
+}
+
+void replace(const BoxSpec& box, Base& base, std::vector<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.dim() != 1 ||
+        tensor.numel() != box.numel()) {
+      throw ExecError("box [" + std::to_string(box.lo) + ", " + std::to_string(box.hi) + ") of bucket " +
+                      std::to_string(box.bucket) + ": master and state must be contiguous float32 tensors of " +
+                      std::to_string(box.numel()) + " elements");
+    }
+  }
+  base.master = std::move(tensors.at(0));
+  base.state.assign(std::make_move_iterator(tensors.begin() + 1), std::make_move_iterator(tensors.end()));
+  base.digest = digest_of(box, base);
+}
+
+}  // namespace elaswave::exec
