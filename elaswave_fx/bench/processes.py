@@ -70,8 +70,12 @@ class Processes:
 
     def kill(self, name: str) -> float:
         """SIGKILL; when it was sent."""
+        return self.signal(name, signal.SIGKILL)
+
+    def signal(self, name: str, number: signal.Signals) -> float:
+        """When it was sent."""
         at_s = time.monotonic()
-        self._children[name].signal(signal.SIGKILL)
+        self._children[name].signal(number)
         return at_s
 
     def _hear(self, name: str, kind: str) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""One loss in a real run of ours: `train` in a child, a rank killed or stopped from outside, its events read.
+"""One loss in a real run of ours: `train` in a child, a rank struck from outside, its events read.
 
-In: a workload. Out: `OwnLoss`: seconds from the signal to the first step committed without the victim, and its parts.
+In: a workload. Out: `OwnLoss`: seconds from the blow to the first step committed without the victim, and its parts.
 That commit counts when its line is in `metrics.jsonl`, which the launcher writes after the ranks have gone on.
 
     with Runs(workload) as runs:
@@ -15,10 +15,12 @@ import select
 import signal
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elaswave_fx.bench.links import cut_links
 from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes
 from elaswave_fx.bench.torch_job import NORMAL_STEPS
 from elaswave_fx.bench.workload import Workload
@@ -26,13 +28,32 @@ from elaswave_fx.hydra_app import Job
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.train import train
 
-PARTS = ("detect", "agree", "plan", "edit", "transfer", "redo")
-"""signal -> the coordinator asks the others -> the epoch is in the store, less the planning -> planning, edit and
-transfer as they are reported -> the rest until the first commit: news to the ranks, and the step that is done again,
-less a normal one. Plans for the loss of one rank are made ahead: what is left of planning is to look one up."""
+PARTS = ("detect", "abort", "agree", "plan", "edit", "transfer", "redo")
+"""blow -> the coordinator knows -> all survivors have left the step and said so -> the epoch is in the store, less the
+planning -> planning, edit and transfer as they are reported -> the rest until the first commit: news to the ranks, and
+the step that is done again, less a normal one. Plans for the loss of one rank are made ahead: what is left of planning
+is to look one up."""
+
+Strike = Callable[[int, Sequence[int]], None]
+"""Does something to a process, given the other ranks' processes."""
 
 _POLL_S = 0.001
 _WARM_UP = 3
+
+
+def kill(pid: int, others: Sequence[int]) -> None:
+    """SIGKILL."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(pid: int, others: Sequence[int]) -> None:
+    """SIGSTOP."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def cut(pid: int, others: Sequence[int]) -> None:
+    """All links to the other ranks go down; the process lives."""
+    cut_links(pid, others)
 
 
 @dataclass(frozen=True)
@@ -50,8 +71,8 @@ class Runs:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
 
-    def lose(self, victim: int, phase: float, number: signal.Signals = signal.SIGKILL) -> OwnLoss:
-        """Signal `victim` in a run of its own, `phase` of a normal step after a commit. Raises BenchFailed."""
+    def lose(self, victim: int, phase: float, strike: Strike = kill) -> OwnLoss:
+        """Strike `victim` in a run of its own, `phase` of a normal step after a commit. Raises BenchFailed."""
         # The ranks get on for as long as it takes; the run is ended once it has told what is wanted.
         config = self._workload.config("steps=100000")
         with Processes() as processes:
@@ -62,20 +83,21 @@ class Runs:
                 train(Job(config, folder, {}, ()))
 
             processes.fork("train", body)
-            loss, pid = _lose(processes, folder, victim, phase, number)
-            _end(processes, pid if number == signal.SIGSTOP else None)
+            loss, pid = _lose(processes, folder, victim, phase, strike)
+            _end(processes, pid if strike is stop else None)
             return loss
 
 
-def _lose(processes: Processes, folder: Path, victim: int, phase: float, number: signal.Signals) -> tuple[OwnLoss, int]:
+def _lose(processes: Processes, folder: Path, victim: int, phase: float, strike: Strike) -> tuple[OwnLoss, int]:
     metrics, events = _Lines(folder / "metrics.jsonl"), _Lines(folder / "events.jsonl")
     _until(processes, lambda: len(metrics.read()) >= NORMAL_STEPS + _WARM_UP)
     normal = statistics.median(line["step_ms"] for line in metrics.read()[-NORMAL_STEPS:]) / 1e3
     started = next(line for line in events.read() if line["kind"] == "started")
     time.sleep(phase * normal)
-    at_s, pid = time.monotonic(), started["pids"][str(victim)]
-    os.kill(pid, number)
-    _until(processes, lambda: metrics.read()[-1]["world_size"] < len(started["pids"]))
+    at_s, pids = time.monotonic(), {int(rank): pid for rank, pid in started["pids"].items()}
+    pid = pids.pop(victim)
+    strike(pid, list(pids.values()))
+    _until(processes, lambda: metrics.read()[-1]["world_size"] <= len(pids))
     committed_s = time.monotonic()
     _until(processes, lambda: any(line["kind"] == "resumed" for line in events.read()))
     whole = committed_s - at_s
@@ -89,9 +111,10 @@ def _parts(events: list[dict[str, Any]], whole_s: float, normal_s: float) -> dic
     signalled_ms = found["resumed"]["t_ms"] - 1e3 * whole_s
     plan_ms, edit_ms, transfer_ms = found["planned"]["plan_ms"], found["edited"]["ms"], found["transferred"]["ms"]
     detect_ms = detected["t_ms"] - signalled_ms
-    agree_ms = found["agreed"]["t_ms"] - detected["t_ms"] - plan_ms
-    known = detect_ms + agree_ms + plan_ms + edit_ms + transfer_ms
-    parts = (detect_ms, agree_ms, plan_ms, edit_ms, transfer_ms, 1e3 * (whole_s - normal_s) - known)
+    abort_ms = found["stopped"]["t_ms"] - detected["t_ms"]
+    agree_ms = found["agreed"]["t_ms"] - found["stopped"]["t_ms"] - plan_ms
+    known = detect_ms + abort_ms + agree_ms + plan_ms + edit_ms + transfer_ms
+    parts = (detect_ms, abort_ms, agree_ms, plan_ms, edit_ms, transfer_ms, 1e3 * (whole_s - normal_s) - known)
     return dict(zip(PARTS, (part / 1e3 for part in parts), strict=True))
 
 

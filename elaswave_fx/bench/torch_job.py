@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -84,8 +85,14 @@ def torchft_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, 
         return _seconds(processes, [f"torchft-{rank}" for rank in range(workload.ranks)])
 
 
-def torchft_loss(workload: Workload, lighthouse: Lighthouse, victim: int, phase: float) -> Loss:
-    """Kill `victim` after some steps, `phase` of a normal step after a commit. Raises BenchFailed."""
+def torchft_loss(
+    workload: Workload,
+    lighthouse: Lighthouse,
+    victim: int,
+    phase: float,
+    number: signal.Signals = signal.SIGKILL,
+) -> Loss:
+    """Signal `victim` after some steps, `phase` of a normal step after a commit. Raises BenchFailed."""
     names = [f"torchft-{rank}" for rank in range(workload.ranks)]
     survivor = names[(victim + 1) % len(names)]
     with Processes() as processes:
@@ -99,7 +106,7 @@ def torchft_loss(workload: Workload, lighthouse: Lighthouse, victim: int, phase:
         steps = [later - sooner for sooner, later in pairwise(commits[2:])]
         normal = statistics.median(steps)
         time.sleep(phase * normal)
-        killed = processes.kill(names[victim])
+        killed = processes.signal(names[victim], number)
         others = [name for name in names if name != names[victim]]
         firsts = [_first_without(processes, name, killed, len(names)) for name in others]
         return Loss(min(firsts) - killed - normal, normal)

@@ -1,4 +1,4 @@
-"""What the coordinator decides, as events for people: detected, waiting, agreed, planned, over.
+"""What the coordinator decides, as events for people: detected, waiting, stopped, agreed, planned, over.
 
 In: its state before and after an event, and what it did. Out: (kind, epoch, fields) of lines of `events.jsonl`.
 
@@ -35,10 +35,10 @@ class Narrator:
         if after.phase == PREPARING and after.register is not None and after.proposal is None:
             lines += self._waiting(after.register.epoch, notes)
         if after.proposal is not None and after.proposal is not before.proposal:
-            self._foresee(after, notes)
+            lines += self._foresee(after, notes)
         old, new = before.register, after.register
         if after.phase == STEADY and old is not None and new is not None and new.epoch > old.epoch:
-            lines += self._agreed(after)
+            lines += self._agreed(after, old.members)
         if after.phase == OVER and before.phase != OVER:
             lines.append(("over", after.register.epoch if after.register else 0, {"reason": after.over}))
         return lines
@@ -68,13 +68,13 @@ class Narrator:
         self._waits = found[0]
         return [("waiting", epoch, {"cause": found[0]})]
 
-    def _foresee(self, after: Coordinator, notes: list[str]) -> None:
-        """The proposal of an epoch: keep why, and how many steps it makes the ranks do again."""
+    def _foresee(self, after: Coordinator, notes: list[str]) -> list[Line]:
+        """The proposal of an epoch: all have stopped. Keep why, and how many steps it makes the ranks do again."""
         register, proposal = after.register, after.proposal
         assert register is not None and proposal is not None
         new = proposal.new
         if new.epoch == register.epoch:
-            return
+            return []
         said = next((text for text in notes if text.startswith(f"epoch {new.epoch}: ")), "")
         self._why = said.removeprefix(f"epoch {new.epoch}: ").removeprefix(f"members {list(new.members)}: ")
         reports = after.reports.values()
@@ -85,12 +85,14 @@ class Narrator:
             # Whoever had committed the last version was in the next step, unless all were to stop before it.
             dropped = all(report.committed == new.committed for report in reports)
             self._redone = int(dropped and not after.planned)
+        return [("stopped", new.epoch, {"members": list(new.members)})]
 
-    def _agreed(self, after: Coordinator) -> list[Line]:
+    def _agreed(self, after: Coordinator, before: tuple[Rank, ...]) -> list[Line]:
         register = after.register
         assert register is not None
         fields: dict[str, Any] = {
             "members": list(register.members),
+            "lost": [rank for rank in before if rank not in register.members],
             "step": register.activation.resume.version,
             "steps_redone": self._redone,
             "why": self._why,

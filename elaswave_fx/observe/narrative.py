@@ -1,6 +1,6 @@
 """An event as a line on the console: what happened, what was decided, why.
 
-describe("agreed", 5, {"members": [0, 1, 3], "step": 118, "steps_redone": 1, "why": "…"})
+describe("agreed", 5, {"members": [0, 1, 3], "lost": [2], "step": 118, "steps_redone": 1, "why": "…"})
     ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again"
 """
 

@@ -2,7 +2,7 @@
 
 In: events as they come, with the sender's time, and the durations of steps. Out: `summary.json`'s `recoveries`.
 
-    fault, detected, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step, redone}
+    fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step, redone}
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
 A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again.
@@ -31,6 +31,8 @@ class _Open:
     causes: dict[int, tuple[int, str]] = field(default_factory=dict)
     step: int | None = None
     detected_s: float | None = None
+    stopped_s: float | None = None
+    agreed_s: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
     def lost(self, rank: int | None, cause: str, worth: int) -> None:
@@ -41,6 +43,12 @@ class _Open:
             self.ranks.append(rank)
         if worth > self.causes.get(rank, (0, ""))[0]:
             self.causes[rank] = (worth, cause)
+
+    def settle(self, members: list[int], lost: list[int]) -> None:
+        """Accused ranks may have stayed: where links broke, both ends accuse each other."""
+        self.ranks = [rank for rank in self.ranks if rank not in members]
+        for rank in lost:
+            self.lost(rank, f"the others went on without rank {rank}", 1)
 
 
 class Recoveries:
@@ -84,8 +92,11 @@ class Recoveries:
                 now.lost(rank, fields["cause"], 1)
 
     def _on_part(self, now: _Open, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
-        if kind == "agreed":
-            now.epoch = epoch
+        if kind == "stopped":
+            now.stopped_s = at_s
+        elif kind == "agreed":
+            now.epoch, now.agreed_s = epoch, at_s
+            now.settle(fields["members"], fields["lost"])
             now.step = fields["step"] if now.step is None else now.step
             redone = now.fields.get("steps_redone", 0) + fields["steps_redone"]
             now.fields |= {"steps_redone": redone, "members": len(fields["members"])}
@@ -114,7 +125,10 @@ class Recoveries:
 
 
 def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
-    detect_s = done.detected_s - done.began_s if done.detected_s is not None else None
+    detect_s, abort_s = _between(done.began_s, done.detected_s), _between(done.detected_s, done.stopped_s)
+    agree_s = _between(done.stopped_s, done.agreed_s)
+    if agree_s is not None:
+        agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # the plan was made between the last report and the epoch
     mttr_s = resumed_s - done.began_s - done.normal_s if resumed_s is not None else None
     parts = {"plan_ms": None, "edit_ms": None, "transfer_ms": None, "steps_redone": 0, "bytes_moved": 0, **done.fields}
     return {
@@ -124,9 +138,15 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
         "step": done.step,
         "epoch": done.epoch,
         "detect_ms": _ms(detect_s),
+        "abort_ms": _ms(abort_s),
+        "agree_ms": _ms(agree_s),
         "mttr_ms": _ms(mttr_s),
         **{name: round(value, 3) if isinstance(value, float) else value for name, value in parts.items()},
     }
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
 
 
 def _ms(seconds: float | None) -> float | None:

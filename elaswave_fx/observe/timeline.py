@@ -34,7 +34,7 @@ def parts_of(events: Sequence[Event], recovery: Mapping[str, Any]) -> tuple[Part
     epoch, ranks = recovery["epoch"], recovery["ranks"]
     at = {event["kind"]: event for event in events if event["epoch"] == epoch}
     signs = [e for e in events if e["kind"] in ("fault", "left", "detected") and e.get("rank") in ranks]
-    missing = [kind for kind in ("agreed", "edited", "transferred", "resumed") if kind not in at]
+    missing = [kind for kind in ("stopped", "agreed", "edited", "transferred", "resumed") if kind not in at]
     if missing or not signs:
         raise ConfigError(f"timeline: the events of epoch {epoch} lack {', '.join(missing) or 'the loss'}")
     began = min(event["t_ms"] for event in signs)
@@ -44,7 +44,8 @@ def parts_of(events: Sequence[Event], recovery: Mapping[str, Any]) -> tuple[Part
     edit = ready - at["edited"]["ms"]
     borders = (
         ("detect", began, detected),
-        ("agree and plan", detected, at["agreed"]["t_ms"]),
+        ("leave the step", detected, at["stopped"]["t_ms"]),
+        ("agree and plan", at["stopped"]["t_ms"], at["agreed"]["t_ms"]),
         ("tell the ranks", at["agreed"]["t_ms"], edit),
         ("edit in place", edit, ready),
         ("move parameters", ready, moved),

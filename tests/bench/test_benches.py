@@ -94,8 +94,8 @@ def test_steady(tmp_path: Path) -> None:
 def test_recovery(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1")
     assert entries[0]["name"].startswith("TorchFT defaults: heartbeat 5000") and len(entries) == 2
-    assert set(entries[0]["parts"]) == {"detect", "agree", "plan", "edit", "transfer", "redo"}
-    assert "SIGSTOP, ours" in shown
+    assert set(entries[0]["parts"]) == {"detect", "abort", "agree", "plan", "edit", "transfer", "redo"}
+    assert "SIGSTOP: " in shown and "links down: " in shown
 
 
 def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -> None:

@@ -43,11 +43,12 @@ def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
     for rank in range(3):
         job.prepared(rank)
     kinds = [kind for kind, _, _ in job.lines]
-    assert kinds == ["detected", "agreed", "planned"]
+    assert kinds == ["detected", "stopped", "agreed", "planned"]
     assert job.lines[0] == ("detected", 0, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3"})
-    _, epoch, fields = job.lines[1]
+    assert job.lines[1] == ("stopped", 1, {"members": [0, 1, 2]})
+    _, epoch, fields = job.lines[2]
     assert epoch == 1 and fields == {
-        "members": [0, 1, 2], "step": 0, "steps_redone": 1, "why": "step 0 is done again",
+        "members": [0, 1, 2], "lost": [3], "step": 0, "steps_redone": 1, "why": "step 0 is done again",
     }  # fmt: skip
 
 

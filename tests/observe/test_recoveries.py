@@ -7,7 +7,7 @@ from typing import Any
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.recoveries import Recoveries
 
-AGREED = {"members": [0, 1, 3], "step": 12, "steps_redone": 1, "why": "step 12 is done again"}
+AGREED = {"members": [0, 1, 3], "lost": [2], "step": 12, "steps_redone": 1, "why": "step 12 is done again"}
 PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains units"]}
 
 
@@ -31,6 +31,7 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
         ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 0 left the step, accusing 2"}),
         ("fault", 10.0, {"rank": 2, "step": 12, "fault": "kill", "phase": "backward"}),
         ("left", 10.01, {"rank": 2, "cause": "rank 2: killed by SIGKILL"}),
+        ("stopped", 10.006, {"members": [0, 1, 3]}),
         ("agreed", 10.02, AGREED),
         ("planned", 10.02, PLANNED),
         ("edited", 10.03, {"ms": 3.0}),
@@ -41,7 +42,8 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
     (entry,) = book.entries()
     assert entry == {
         "cause": "kill in step 12, phase backward", "rank": 2, "ranks": [2], "step": 12, "epoch": 1,
-        "detect_ms": 4.0, "plan_ms": 4.5, "edit_ms": 3.0, "transfer_ms": 6.0, "mttr_ms": 80.0, "steps_redone": 1,
+        "detect_ms": 4.0, "abort_ms": 2.0, "agree_ms": 9.5, "plan_ms": 4.5, "edit_ms": 3.0, "transfer_ms": 6.0,
+        "mttr_ms": 80.0, "steps_redone": 1,
         "bytes_moved": 4096, "members": 3,
     }  # fmt: skip
 
@@ -61,15 +63,26 @@ def test_the_fault_itself_is_the_best_cause() -> None:
 
 def test_a_loss_during_a_recovery_belongs_to_it() -> None:
     book = after_steps(10.0)
-    tell(book, ("left", 1.0, {"rank": 1, "cause": "killed"}), ("agreed", 1.1, AGREED), ("planned", 1.1, PLANNED))
+    agreed = {**AGREED, "members": [0, 2, 3], "lost": [1]}
+    tell(book, ("left", 1.0, {"rank": 1, "cause": "killed"}), ("agreed", 1.1, agreed), ("planned", 1.1, PLANNED))
     tell(book, ("left", 1.2, {"rank": 3, "cause": "killed too"}), epoch=2)
-    again = {**AGREED, "members": [0, 2], "steps_redone": 0}
+    again = {**AGREED, "members": [0, 2], "lost": [3], "steps_redone": 0}
     tell(book, ("agreed", 1.3, again), ("planned", 1.3, PLANNED), ("resumed", 1.5, {"step": 12}), epoch=2)
     tell(book, ("left", 2.0, {"rank": 0, "cause": "killed as well"}), epoch=3)
     first, second = book.entries()
     assert first["ranks"] == [1, 3] and first["cause"] == "killed; killed too" and first["epoch"] == 2
     assert first["plan_ms"] == 9.0 and first["mttr_ms"] == 490.0 and first["steps_redone"] == 1
     assert second["ranks"] == [0]
+
+
+def test_who_was_accused_and_stayed_was_not_lost() -> None:
+    book = after_steps(10.0)
+    tell(
+        book,
+        ("detected", 1.0, {"rank": 0, "ranks": [0, 1], "cause": "rank 2 left the step, accusing 0"}),
+        ("agreed", 1.1, AGREED),
+    )
+    assert book.entries()[0]["ranks"] == [2] and book.entries()[0]["cause"] == "the others went on without rank 2"
 
 
 def test_a_planned_epoch_is_no_recovery() -> None:
@@ -92,7 +105,7 @@ def test_a_rank_that_ends_after_it_was_left_out_is_no_second_loss() -> None:
     tell(
         book,
         ("detected", 5.0, {"rank": 1, "ranks": [1], "cause": "rank 1 is silent"}),
-        ("agreed", 5.1, AGREED),
+        ("agreed", 5.1, {**AGREED, "members": [0, 2, 3], "lost": [1]}),
         ("planned", 5.1, PLANNED),
         ("resumed", 5.2, {"step": 12}),
         ("left", 9.0, {"rank": 1, "cause": "rank 1: Excluded: the job went on without rank 1"}),

@@ -16,6 +16,7 @@ EVENTS = [
     {"t_ms": 100.0, "kind": "fault", "epoch": 0, "rank": 2},
     {"t_ms": 100.5, "kind": "detected", "epoch": 0, "rank": 2},
     {"t_ms": 101.0, "kind": "left", "epoch": 0, "rank": 2},
+    {"t_ms": 103.0, "kind": "stopped", "epoch": 1},
     {"t_ms": 109.0, "kind": "agreed", "epoch": 1},
     {"t_ms": 117.0, "kind": "edited", "epoch": 1, "ms": 3.0},
     {"t_ms": 117.0, "kind": "transferred", "epoch": 1, "ms": 4.0},
@@ -27,7 +28,8 @@ def test_parts_follow_each_other_from_the_loss_to_the_commit() -> None:
     parts = parts_of(EVENTS, RECOVERY)
     assert [(part.name, part.start_ms, part.end_ms) for part in parts] == [
         ("detect", 0.0, 0.5),
-        ("agree and plan", 0.5, 9.0),
+        ("leave the step", 0.5, 3.0),
+        ("agree and plan", 3.0, 9.0),
         ("tell the ranks", 9.0, 10.0),
         ("edit in place", 10.0, 13.0),
         ("move parameters", 13.0, 17.0),

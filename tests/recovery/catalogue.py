@@ -29,6 +29,7 @@ from tests.recovery.scenarios import (
     outside,
     stopped,
     stops_itself,
+    unlinked,
     while_recovering,
 )
 
@@ -86,6 +87,7 @@ def specials() -> list[Scenario]:
         stopped((2, 2), 1, 9, wakes=True),
         stopped((4, 1), 0, 10, wakes=False),
         stops_itself((2, 2), 3, "reduce"),
+        unlinked((2, 2), 1, 11),
         evaluating((2, 2), 0, 11, lines_once=False),
         checkpointing((2, 2), 0, 12),
         checkpointing((2, 2), 1, 13),
@@ -118,6 +120,7 @@ def _drawn(seed: int) -> list[Scenario]:
         ]
         found.append(coordinator(layout, None if number % 4 == 0 else first, moment))
         if number < 2 * len(LAYOUTS):
+            found.append(unlinked(layout, first, moment))
             found.append(stopped(layout, second, moment, wakes=number % 2 == 0))
     return found
 

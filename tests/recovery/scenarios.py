@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elaswave_fx.bench.links import cut_links
 from elaswave_fx.plan.plan import Plan
 from tests.recovery import cases
 from tests.recovery.cases import Layout, Loss
@@ -202,6 +203,23 @@ def stops_itself(layout: Layout, rank: int, phase: str) -> Scenario:
         return run
 
     return Scenario("stopped", f"{cases.name_of(layout)}-rank{rank}-stops-itself-{phase}", check)
+
+
+def unlinked(layout: Layout, rank: int, seed: int) -> Scenario:
+    """All its connections to other hosts go down, at both ends at once: it lives, and is left out."""
+
+    def check(folder: Path, references: References) -> Finished:
+        draw = random.Random(seed)
+        config = job_config(layout, OUTSIDE_STEPS, "parallel.ranks_per_host=1")
+        with Job(config, folder) as job:
+            strike_later(job, draw)
+            others = [pid for other, pid in job.pids.items() if other != rank]
+            assert cut_links(job.pids[rank], others) == len(others)
+            run = job.wait()
+        assert_survived(run, references.of(config), {rank})
+        return run
+
+    return Scenario("unlinked", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
 
 
 def strike_later(job: Job, draw: random.Random) -> None:

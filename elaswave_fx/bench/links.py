@@ -1,0 +1,62 @@
+"""Links that go down while both ends live: every TCP connection between a process and some others is reset.
+
+In: process ids on this machine. Out: how many connections were cut. The kernel does it (`ss -K`, of iproute2), which
+takes the right to administer the network and a kernel built with INET_DIAG_DESTROY; neither end is asked.
+
+    cut_links(pid, [other, another])   ->  2
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from elaswave_fx.errors import ConfigError
+
+_ESTABLISHED = "01"
+End = tuple[str, str]
+"""Address and port, as /proc/net/tcp writes them."""
+
+
+def cut_links(pid: int, others: Iterable[int]) -> int:
+    """Reset what connects `pid` with any of `others`. Raises `ConfigError` where that cannot be done."""
+    tool = shutil.which("ss")
+    if tool is None:
+        raise ConfigError("links: `ss` (iproute2) is not installed")
+    theirs = {(local, remote) for other in others for local, remote in _connections(other)}
+    ours = [(local, remote) for local, remote in _connections(pid) if (remote, local) in theirs]
+    if not ours:
+        return 0
+    matches = " or ".join(f"( sport = :{_port(local)} and dport = :{_port(remote)} )" for local, remote in ours)
+    subprocess.run([tool, "-K", "-t", "-n", matches], check=True, capture_output=True)
+    left = len(set(_connections(pid)) & set(ours))
+    if left:
+        raise ConfigError(f"links: {left} of {len(ours)} connections of process {pid} could not be reset; root can")
+    return len(ours)
+
+
+def _connections(pid: int) -> list[tuple[End, End]]:
+    """(local, remote) of a process's established connections."""
+    sockets = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        target = os.readlink(entry.path)
+        if target.startswith("socket:["):
+            sockets.add(target.removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == _ESTABLISHED and words[9] in sockets:
+            found.append((_end(words[1]), _end(words[2])))
+    return found
+
+
+def _end(text: str) -> End:
+    address, port = text.split(":")
+    return address, port
+
+
+def _port(end: End) -> int:
+    return int(end[1], 16)
