@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from elaswave_fx.bench.links import CannotCut
 from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.recovery_own import OwnLoss, Runs, cut, stop
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95, paired
 from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, Loss, need_torchft, torchft_loss
 from elaswave_fx.bench.workload import FOUR_COLUMNS, Workload, tiny
-from elaswave_fx.errors import ConfigError
 
 REPEATS = 20
 DEFAULTS = Lighthouse()
@@ -83,7 +83,7 @@ def _other_blows(
             theirs.append(_try_peer(workload, best, victim, phase, progress, signal.SIGSTOP))
         try:
             unlinked.append(runs.lose(victim, phase, cut))
-        except ConfigError as error:
+        except CannotCut as error:
             why = str(error)
     return (
         "SIGSTOP: a stopped rank's links stay whole, so that only silence tells",
