@@ -154,7 +154,7 @@ class Saver:
         )
 
     def _copy(self) -> Snapshot:
-        """What this rank owns, as it is between two steps: updates make new tensors, so only buffers are copied."""
+        """What this rank owns between two steps. Updates leave held tensors alone, so only buffers are copied."""
         copies: dict[tuple[str, int, int], torch.Tensor] = {}
         for piece in self._own:
             key = (piece.source, piece.plan_box, piece.state)

@@ -231,7 +231,7 @@ void Boxes::sum(BoxState& box) {
   at::Tensor record = box.gradient;
   if (record_type_ != at::kFloat) {
     record = box.gradient.to(record_type_);
-    box.gradient = record.to(at::kFloat);
+    box.gradient.copy_(record);
   }
   if (box.spec.holders.empty() || mode_ == CopyMode::kState) return;
   const at::Tensor seal = make_seal(box.base.digest, digest_of_record(record));
