@@ -105,6 +105,8 @@ class Saver:
         if self._writing is not None:
             self._collect(last=True)
         if self._begun:
+            if self._links.is_first:
+                folders.keep_newest(self._target.folder, self._target.keep)
             self._links.group.barrier(WRITE_S)
 
     def abandon(self) -> None:
@@ -198,7 +200,8 @@ class Saver:
         files |= _digests(partial, [INDEX])
         write_manifest(partial, replace(self._target.manifest, step=done, files=files))
         path = folders.publish(self._target.folder, done)
-        folders.keep_newest(self._target.folder, self._target.keep)
+        # Until the coordinator has heard of this one, a rollback leads to the one before.
+        folders.keep_newest(self._target.folder, max(2, self._target.keep))
         return path, sum(size for size, _ in files.values())
 
 

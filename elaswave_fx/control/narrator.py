@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from elaswave_fx.control.membership import OVER, PREPARING, STEADY, Act, Coordinator
+from elaswave_fx.control.membership import OVER, PREPARING, STEADY, TAKING, Act, Coordinator
 from elaswave_fx.control.messages import Note
 from elaswave_fx.control.rank_state import STOPPED
+from elaswave_fx.control.store import Register
 from elaswave_fx.plan.topology import Rank
 
 Line = tuple[str, int, dict[str, Any]]
@@ -39,6 +40,8 @@ class Narrator:
         old, new = before.register, after.register
         if after.phase == STEADY and old is not None and new is not None and new.epoch > old.epoch:
             lines += self._agreed(after, old.members)
+        if before.phase == TAKING and after.phase == STEADY and new is not None and new.epoch > 0:
+            lines += _found(new)
         if after.phase == OVER and before.phase != OVER:
             lines.append(("over", after.register.epoch if after.register else 0, {"reason": after.over}))
         return lines
@@ -101,3 +104,18 @@ class Narrator:
             fields["rolled_back_to"] = register.activation.resume.version
         self._told, self._waits = frozenset(), ""
         return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]
+
+
+def _found(register: Register) -> list[Line]:
+    """The epoch in the store when a coordinator takes over: the one before may have ended between swap and word."""
+    resume = register.activation.resume.version
+    fields: dict[str, Any] = {
+        "members": list(register.members),
+        "lost": [],
+        "step": resume,
+        "steps_redone": 0,
+        "why": "found by the coordinator that took over",
+    }
+    if register.activation.rollback:
+        fields["rolled_back_to"] = resume
+    return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]

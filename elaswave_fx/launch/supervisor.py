@@ -61,6 +61,7 @@ class Supervisor:
         self._waiting_since: float | None = None  # for processes that nobody waits for any more
         self._ending_since: float | None = None  # SIGTERM was sent
         self._heeded = 0  # stop requests
+        self._told: set[tuple[str, int]] = set()  # events of the coordinator, and their epochs
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Failure | None:
@@ -134,7 +135,7 @@ class Supervisor:
                 self._progress.message(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
                 self._on_event({"rank": rank, **fields})
-                if fields["event"] == "checkpoint":
+                if fields["event"] == "checkpoint" and "failed" not in fields:
                     self._coordination.saved(fields["step"], fields["epoch"])
             case "share":
                 self._recorder.ended(rank, fields["summary"])
@@ -212,10 +213,18 @@ class Supervisor:
         for message in self._coordination.messages():
             if message.kind == "error":
                 self._progress.message(f"coordinator: {message.fields['message']}")
-            elif message.kind == "event" and not self._is_ending:
+            elif message.kind == "event" and not self._is_ending and not self._has_been_told(message.fields):
                 self._on_event(message.fields)
                 if message.fields["event"] == "agreed":
                     self._members = set(message.fields["members"])
+
+    def _has_been_told(self, fields: Mapping[str, Any]) -> bool:
+        """A coordinator that takes over tells of the epoch that it finds, since nobody else may have."""
+        what = fields["event"], fields["epoch"]
+        if what[0] not in ("agreed", "planned") or what not in self._told:
+            self._told.add(what)
+            return False
+        return True
 
     def _on_coordinator_exit(self) -> None:
         """Its end stops nobody; another one takes over."""

@@ -39,6 +39,10 @@ def _stopping(epoch: int, fields: Fields) -> str:
     return f"epoch {epoch} will end as planned: {fields['cause']}"
 
 
+def _stopped(epoch: int, fields: Fields) -> str:
+    return f"{_numbers(fields['members'])} have left the step and said what they have"
+
+
 def _agreed(epoch: int, fields: Fields) -> str:
     redone = fields["steps_redone"]
     again = f"{redone} step{'s are' if redone != 1 else ' is'} done again" if redone else "nothing is done again"
@@ -94,6 +98,7 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "left": _left,
     "detected": _detected,
     "stopping": _stopping,
+    "stopped": _stopped,
     "agreed": _agreed,
     "planned": _planned,
     "edited": _edited,

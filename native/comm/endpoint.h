@@ -127,7 +127,8 @@ class Endpoint {
   void abort(const std::string& reason);
   // The same, and tells some peers to do so, each of which tells its own once: also ranks without a link to the one
   // that is lost leave at once. Every rank hears of it while the links that are left form a ring in the order of ranks;
-  // of other shapes some may not. Abort frames overtake messages that are not on their way yet. Ends with the generation.
+  // of other shapes some may not. Abort frames overtake messages that are not on their way yet. Ends with the
+  // generation.
   void flood(int suspect);
   // For work between transfers: throws Aborted while an abort lasts, PeerLost if the link to one of `members` broke.
   // Cheap otherwise.

@@ -54,9 +54,9 @@ WORLD = 4
 class Driver:
     """One coordinator and its store."""
 
-    def __init__(self) -> None:
+    def __init__(self, register: Register | None = None) -> None:
         activation = Activation(Epoch(0), first_assignment(WORLD, 1), SEED, SEED, None, rollback=True)
-        self.register = Register(Term(0), activation, SEED, SEED, None, SEED)
+        self.register = register or Register(Term(0), activation, SEED, SEED, None, SEED)
         self.now_s = 0.0
         self.did: list[Act] = []
         self.state: Coordinator

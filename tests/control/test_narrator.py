@@ -8,7 +8,7 @@ from elaswave_fx.control.membership import Event, end, step
 from elaswave_fx.control.messages import Beat, Exited, Prepared, Tick
 from elaswave_fx.control.narrator import Narrator
 from elaswave_fx.control.rank_state import STOPPED
-from elaswave_fx.control.store import StoreReply, Swap, swap
+from elaswave_fx.control.store import Register, StoreReply, Swap, swap
 from elaswave_fx.control.words import Copy, Report, Version
 from elaswave_fx.plan.topology import Rank
 from tests.control.test_membership import WORLD, Driver, line
@@ -17,10 +17,10 @@ from tests.control.test_membership import WORLD, Driver, line
 class Told(Driver):
     """A coordinator with its narrator."""
 
-    def __init__(self) -> None:
+    def __init__(self, register: Register | None = None) -> None:
         self.narrator = Narrator()
         self.lines: list[tuple[str, int, dict[str, Any]]] = []
-        super().__init__()
+        super().__init__(register)
 
     def feed(self, event: Event) -> None:
         before = self.state
@@ -88,6 +88,19 @@ def test_who_is_waited_for_is_said_once() -> None:
             job.feed(Prepared(job.state.ballot, report))
     (waiting,) = [fields for kind, _, fields in job.lines if kind == "waiting"]
     assert waiting["cause"] == f"boxes [0, 2] wait for ranks {sorted(silent)}" and job.register.epoch == 0
+
+
+def test_who_takes_over_tells_of_the_epoch_that_it_finds() -> None:
+    """The coordinator before may have been killed between the swap and its word."""
+    job = Told()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    for rank in range(3):
+        job.prepared(rank)
+    heir = Told(job.register)
+    assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1), ("planned", 1)]
+    assert heir.lines[0][2]["members"] == [0, 1, 2] and "rolled_back_to" not in heir.lines[0][2]
+    assert not Told().lines, "there is nothing to tell of the first epoch"
 
 
 def test_the_end_is_told_with_its_reason() -> None:

@@ -94,6 +94,10 @@ class FakeRank(toy_job.ToyRank):
             world_size=len(certificate.votes),
         )
         self.context.report_step(report)
+        mode = self.trouble.modes.get(self.rank, "")
+        if mode.startswith("checkpoint") and step + 1 == BAD_STEP:
+            fields = {"failed": "no space"} if mode == "checkpoint fails" else {"path": "nowhere"}
+            self.context.report_event("checkpoint", epoch, step=step + 1, **fields)
         if epoch > self.resumed and self.rank == min(self.activation.assignment.members):
             self.resumed = epoch
             self.context.report_event("edited", epoch, ms=1.0)

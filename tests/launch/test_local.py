@@ -141,6 +141,13 @@ def test_a_lost_worker_is_gone_on_without(
     assert f"lost: {cause}" in out and "epoch 1: ranks" in out and "epoch 1: planned in" in out
 
 
+@pytest.mark.parametrize(("mode", "version"), [("checkpoint", 3), ("checkpoint fails", 0)])
+def test_a_rollback_may_lead_to_checkpoints_that_are_whole(mode: str, version: int, tmp_path: Path) -> None:
+    assert launch(job(tmp_path, steps=60, pause_s=0.01, modes={0: mode})) == 0
+    register = file_store.FileStore(tmp_path).read()
+    assert register.checkpoint.version == version
+
+
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 def test_a_fault_fires_and_is_recovered_from(kind: str, tmp_path: Path) -> None:
     fault = Fault(step=5, rank=1, kind=kind, phase="forward")
