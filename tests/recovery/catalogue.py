@@ -88,7 +88,7 @@ def specials() -> list[Scenario]:
         stopped((4, 1), 0, 10, wakes=False),
         stops_itself((2, 2), 3, "reduce"),
         unlinked((2, 2), 1, 11),
-        evaluating((2, 2), 0, 11, lines_once=False),
+        evaluating((2, 2), 0, 11),
         checkpointing((2, 2), 0, 12),
         checkpointing((2, 2), 1, 13),
         handing_back((2, 2), 3, 14),

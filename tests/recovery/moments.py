@@ -57,11 +57,8 @@ def two_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
     return Scenario("two copies", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
 
 
-def evaluating(layout: Layout, rank: int, seed: int, lines_once: bool = True) -> Scenario:
-    """A rank dies while held-out batches are computed, or just after; the others make the evaluation again.
-
-    `lines_once`: an evaluation that had been told of is not written a second time.
-    """
+def evaluating(layout: Layout, rank: int, seed: int) -> Scenario:
+    """A rank dies while held-out batches are computed, or just after; the others make the evaluation again."""
 
     def check(folder: Path, references: References) -> Finished:
         draw = random.Random(seed)
@@ -74,8 +71,6 @@ def evaluating(layout: Layout, rank: int, seed: int, lines_once: bool = True) ->
         undisturbed = references.of(config)
         assert_survived(run, undisturbed, {rank})
         ours, theirs = (lines_of(each.folder / "eval.jsonl") for each in (run, undisturbed))
-        if not lines_once:
-            ours = list({line["step"]: line for line in ours}.values())
         assert [(line["step"], line["count"]) for line in ours] == [(line["step"], line["count"]) for line in theirs], (
             f"evaluations {ours} against {theirs}, in {folder}"
         )
