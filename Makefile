@@ -47,6 +47,10 @@ chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every 
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)
 
+.PHONY: models
+models: $(STAMPS)/ready ## Train 20 Hugging Face architectures for some steps, and write docs/models.md (ARGS='--only gpt')
+	$(RUN) -m elaswave_fx.survey docs/model_types.yaml --out docs/models.md $(ARGS)
+
 .PHONY: lint
 lint: $(STAMPS)/packages ## Check style and types
 	$(BIN)/ruff check .

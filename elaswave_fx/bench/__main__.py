@@ -9,6 +9,7 @@ from pathlib import Path
 BENCHES = {
     "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
     "communicator_edit": "lose one rank: from the abort to checked all-reduces on the new groups, against gloo",
+    "collectives": "all-reduce, reduce-scatter, all-gather, send/recv: shared memory and TCP against gloo",
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
     "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
@@ -16,6 +17,7 @@ BENCHES = {
 TAKES = {
     "executor": set(),
     "communicator_edit": {"repeats", "ranks"},
+    "collectives": {"repeats", "ranks", "tiny"},
     "copies": {"repeats", "tiny"},
     "steady": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny"},
@@ -64,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
     parser.add_argument("--repeats", type=_positive, metavar="N", help="paired runs (not executor); 20 if not said")
     parser.add_argument(
-        "--ranks", type=_rank_counts, metavar="N,…", help="sizes of communicator_edit; 4,8,16,32 if not said"
+        "--ranks", type=_rank_counts, metavar="N,…", help="numbers of ranks, where a benchmark has several"
     )
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
@@ -79,8 +81,8 @@ def _positive(text: str) -> int:
 
 def _rank_counts(text: str) -> tuple[int, ...]:
     sizes = tuple(int(part) for part in text.split(","))
-    if any(size < 4 or size % 2 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text}: sizes are even and at least 4, in pipelines of two stages")
+    if any(size < 2 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text}: there are at least 2 ranks")
     return sizes
 
 

@@ -19,6 +19,7 @@ from elaswave_fx.bench.edit_limit import Costs, costs, least
 from elaswave_fx.bench.edit_own import Edit, lose_own
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, paired
 from elaswave_fx.bench.views import Views
+from elaswave_fx.errors import ConfigError
 
 SIZES = (4, 8, 16, 32)
 REPEATS = 20
@@ -30,6 +31,8 @@ TARGETS: Mapping[str, tuple[int, float]] = {"full": (16, 100.0), "partial": (16,
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """All sizes; the three sides take turns, each first in a third of the runs."""
     torch.set_num_threads(1)
+    if any(ranks < 4 or ranks % DEPTH for ranks in options.ranks or ()):
+        raise ConfigError("--ranks: sizes are even and at least 4, in pipelines of two stages")
     entries: list[Entry] = []
     counted, limits = ["", "counted in one edit (medians)"], ["", "the least that this machine's cores need"]
     spent = costs()

@@ -72,6 +72,13 @@ def test_communicator_edit(tmp_path: Path) -> None:
     assert "links opened 0, bytes between ranks 0" in shown
 
 
+def test_collectives(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "collectives", "--tiny", "--ranks", "2", "--repeats", "1")
+    sizes, calls, sides = 3, 4, 2
+    assert len(entries) == sizes * calls * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
+    assert "2 ranks, all-gather, 1 MB: " in shown
+
+
 def test_copies(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "copies", "--tiny", "--repeats", "1")
     assert [entry["unit"] for entry in entries] == ["ms"] * 5 + ["MiB"] * 2
