@@ -81,7 +81,8 @@ class Coordinator:
     """One coordinator process. `proposal` is the swap on its way; `condemned` ranks hang though they beat; `saved`: a
     checkpoint that the register does not name yet, for the ledger follows the steps.
 
-    Of a transition: `targets` are the members wanted, `asked_all_s` is when those who keep silent were asked last.
+    Of a transition: `targets` are the members wanted, `asked_all_s` is when those who keep silent were asked last,
+    `anew` says that nothing reported before it counts.
     """
 
     patience: Patience
@@ -101,6 +102,7 @@ class Coordinator:
     reports: dict[Rank, Report] = field(default_factory=dict)
     prepared_s: float = 0.0
     asked_all_s: float | None = None
+    anew: bool = False
     proposal: Swap | None = None
     asked_s: float = 0.0
     tick_s: float = 0.0
@@ -306,7 +308,7 @@ def _prepare(
     """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way.
 
     What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
-    their links, so an attempt after one that led nowhere starts `anew`. `ask`: how many targets are asked at once.
+    their links, so an attempt for the sake of links starts `anew`. `ask`: how many targets are asked at once.
     """
     register = state.register
     assert register is not None
@@ -317,6 +319,7 @@ def _prepare(
         ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
         prepared_s=now_s,
         asked_all_s=now_s if ask >= EVERYBODY else None,
+        anew=anew,
     )
     targets, epoch = _wanted(state, now_s), register.epoch
     kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
@@ -358,6 +361,10 @@ def _conclude(state: Coordinator, now_s: float) -> Result:
     if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
         return state, ()
     cut_off = unreachable(state.reports)
+    if cut_off and not state.anew:
+        # Whoever reported first may not have known of all links that went down: the wrong rank would have to go.
+        return _prepare(state, now_s, f"links between living ranks are broken, as {sorted(cut_off)} show",
+                        ask=NOBODY, anew=True)  # fmt: skip
     reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
     newest = max((report.committed.version for report in reports.values()), default=register.committed.version)
     if state.saved is not None and _is_of_history(state.saved, register, newest):

@@ -184,15 +184,36 @@ def test_an_attempt_that_leads_nowhere_is_made_anew() -> None:
     """Links may have been mended since: old reports would not say so."""
     job = Driver()
     job.beats(*range(WORLD))
-    for rank in (0, 1, 2, 3):
-        job.prepared(rank, NO_BALLOT, broken=frozenset(Rank(r) for r in range(WORLD) if r != rank))
-    first = job.state.ballot
-    assert job.register.epoch == 0
+    apart = {rank: frozenset(Rank(other) for other in range(WORLD) if other != rank) for rank in range(WORLD)}
+    for rank in range(WORLD):
+        job.prepared(rank, NO_BALLOT, broken=apart[rank])
+    assert not job.state.reports and not job.asked(), "they are looked at once more"
+    job.later(1.1 * PATIENCE.spread_s)
+    assert job.asked() == {0, 1, 2, 3}
+    second = job.state.ballot
+    for rank in range(WORLD):
+        job.prepared(rank, broken=apart[rank])
+    assert job.register.epoch == 0, "whatever rank goes, copies go with it"
     job.later(1.1 * PATIENCE.resend_s)
-    assert job.state.ballot > first and job.asked() == {0, 1, 2, 3} and not job.state.reports
+    assert job.state.ballot > second and job.asked() == {0, 1, 2, 3} and not job.state.reports
     for rank in range(WORLD):
         job.prepared(rank)
-    assert job.register.epoch == 1
+    assert job.register.epoch == 1 and job.register.members == (0, 1, 2, 3)
+
+
+def test_who_is_cut_off_is_known_when_all_links_have_gone_down() -> None:
+    """The first reports came while the links of rank 2 went down one by one; by them rank 3 would have to go."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    early = {0: (), 1: (), 2: (3,), 3: (2,)}
+    for rank, peers in early.items():
+        job.prepared(rank, NO_BALLOT, broken=frozenset(Rank(peer) for peer in peers))
+    assert job.register.epoch == 0
+    job.later(1.1 * PATIENCE.spread_s)
+    late = {0: (2,), 1: (2,), 2: (0, 1, 3), 3: (2,)}
+    for rank, peers in late.items():
+        job.prepared(rank, broken=frozenset(Rank(peer) for peer in peers))
+    assert job.register.members == (0, 1, 3)
 
 
 def test_silence_excludes_and_a_paused_coordinator_blames_nobody_for_it() -> None:
