@@ -21,7 +21,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,7 +112,7 @@ class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
     `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until
-    a new epoch is installed.
+    a new epoch is installed. `lost()`: the peers whose links are down.
     """
 
     def __init__(
@@ -123,10 +123,11 @@ class Agent:
         *,
         interrupt: Callable[[str], None],
         progress: Callable[[], Progress],
+        lost: Callable[[], Iterable[int]] = tuple,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._address, self._interrupt, self._progress, self._say = address, interrupt, progress, say
-        self._first = first
+        self._lost, self._first = lost, first
         state = RankState(rank, DEADLINES, joining=False)
         self._state = install(state, first)
         self._store = FileStore(address.store)
@@ -279,7 +280,14 @@ class Agent:
         elif isinstance(message, Prepare | Activate | Ack):
             if isinstance(message, Activate):
                 self._news = message
+            if isinstance(message, Prepare):
+                self._look_at_links()
             self._feed(socket, message, now)
+
+    def _look_at_links(self) -> None:
+        """More may have gone down since the main thread said what it had."""
+        broken = self._state.broken | frozenset(Rank(rank) for rank in self._lost())
+        self._state = replace(self._state, broken=broken.intersection(self._state.members))
 
     def _stops(self, message: Prepare | Activate) -> bool:
         if isinstance(message, Activate):

@@ -119,7 +119,10 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         endpoint.abort(reason)
         endpoint.flood(-1)
 
-    agent = Agent(Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress)
+    agent = Agent(
+        Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress,
+        lost=lambda: endpoint.lost_peers,
+    )  # fmt: skip
     agent.start()
     context.detach()
     worker = Worker(
