@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from elaswave_fx import _native
 from elaswave_fx.bench.edit_gloo import keep_store, on_loopback
-from elaswave_fx.bench.processes import PLENTY_S, Processes
+from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.launch.channel import Channel
 
@@ -87,8 +87,7 @@ def _measure(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[tuple[str
         for rank, name in enumerate(names):
             processes.fork(name, _rank_body(rank, ranks, port, sizes, repeats))
         for _ in ("shm", "tcp"):
-            ports = {name: fields["port"] for name, fields in processes.hear(names, "port").items()}
-            processes.tell(names, "ports", ports=[ports[name] for name in names])
+            processes.introduce(names)
         said = processes.hear(names, "measured")
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
     for what, size, side, samples in said[names[0]]["samples"]:
@@ -108,11 +107,7 @@ def _rank_body(rank: int, ranks: int, port: int, sizes: tuple[int, ...], repeats
         endpoints = []
         for side in ("shm", "tcp"):
             endpoint = _native.Endpoint(rank, "t" * 32, host_id="host", allow_shm=side == "shm")
-            channel.send("port", port=endpoint.port)
-            message = channel.receive(PLENTY_S)
-            assert message is not None
-            others = {r: ("127.0.0.1", p, "host") for r, p in enumerate(message.fields["ports"]) if r != rank}
-            endpoint.connect(others, PLENTY_S)
+            meet(endpoint, channel, lambda rank: "host")
             endpoints.append(endpoint)
             sides[side] = _own_calls(endpoint, rank, ranks)
         taken = []

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from elaswave_fx import _native
-from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes
+from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes, meet
 from elaswave_fx.bench.views import Checks, Views, summand
 from elaswave_fx.control.agent import Agent, Go, Holdings, Progress
 from elaswave_fx.control.file_store import FileStore
@@ -95,8 +95,7 @@ def lose_own(ranks: int, depth: int, victim: int) -> Edit:
         processes.fork("coordinator", lambda channel: _coordinate(address, processes.folder, channel))
         for rank, name in enumerate(names):
             processes.fork(name, _rank_body(rank, Views.first(ranks, depth), victim, address, first))
-        ports = {name: fields["port"] for name, fields in processes.hear(names, "port").items()}
-        processes.tell(names, "ports", ports=[ports[name] for name in names])
+        processes.introduce(names)
         processes.hear(names, "ready")
         time.sleep(HEARD_S)
         processes.kill(names[victim])
@@ -175,11 +174,8 @@ def _rank_body(
     rank: int, views: Views, victim: int, address: ControlAddress, first: Activation
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
-        endpoint = _native.Endpoint(rank, address.token, host_id=f"host-{rank // RANKS_PER_HOST}")
-        channel.send("port", port=endpoint.port)
-        ports = _wait(channel)["ports"]
-        places = {r: ("127.0.0.1", port, f"host-{r // RANKS_PER_HOST}") for r, port in enumerate(ports) if r != rank}
-        endpoint.connect(places, PLENTY_S)
+        endpoint = _native.Endpoint(rank, address.token, host_id=_host_of(rank))
+        meet(endpoint, channel, _host_of)
         agent = Agent(Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None))
         agent.start()
         groups = [_native.Group(endpoint, 1 + number, list(group)) for number, group in enumerate(views.of(rank))]
@@ -191,6 +187,10 @@ def _rank_body(
         _wait(channel)
 
     return body
+
+
+def _host_of(rank: int) -> str:
+    return f"host-{rank // RANKS_PER_HOST}"
 
 
 def _wait(channel: Channel) -> Any:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,11 @@ class Processes:
         """One message of `kind` from each; other kinds are passed over. Raises `BenchFailed`."""
         return {name: self._hear(name, kind) for name in names}
 
+    def introduce(self, names: Sequence[str]) -> None:
+        """Ranks, in order, get to know where the others listen: the parent's half of `meet`."""
+        ports = {name: fields["port"] for name, fields in self.hear(names, "port").items()}
+        self.tell(names, "ports", ports=[ports[name] for name in names])
+
     def heard(self, name: str) -> list[Message]:
         """What one has said so far, without waiting."""
         return self._children[name].channel.drain()
@@ -94,3 +99,14 @@ class Processes:
 
     def _failed(self, name: str, what: str) -> BenchFailed:
         return BenchFailed(f"bench: {name} {what}\n{self._children[name].log.read_text()[-2000:]}")
+
+
+def meet(endpoint: Any, channel: Channel, host_of: Callable[[int], str]) -> None:
+    """In a rank: link its endpoint with those of all others, once they have been introduced."""
+    channel.send("port", port=endpoint.port)
+    message = channel.receive(PLENTY_S)
+    assert message is not None, "nobody introduced the ranks"
+    ports = enumerate(message.fields["ports"])
+    endpoint.connect(
+        {rank: ("127.0.0.1", port, host_of(rank)) for rank, port in ports if rank != endpoint.rank}, PLENTY_S
+    )
