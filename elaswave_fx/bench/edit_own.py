@@ -176,7 +176,10 @@ def _rank_body(
     def body(channel: Channel) -> None:
         endpoint = _native.Endpoint(rank, address.token, host_id=_host_of(rank))
         meet(endpoint, channel, _host_of)
-        agent = Agent(Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None))
+        agent = Agent(
+            Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None),
+            lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(PLENTY_S),
+        )  # fmt: skip
         agent.start()
         groups = [_native.Group(endpoint, 1 + number, list(group)) for number, group in enumerate(views.of(rank))]
         _check_all(Checks(rank, views.of(rank)), groups)
@@ -212,7 +215,7 @@ def _survive(
         suspect = getattr(error, "rank", -1)
     links = set(endpoint.peers) - {victim}
     endpoint.flood(suspect)
-    decision = agent.leave(_holdings(rank, first, endpoint), Rank(suspect) if suspect >= 0 else None)
+    decision = agent.leave(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
     if not isinstance(decision, Go):
         raise ValueError(f"rank {rank}: {decision}")
     agreed, sent = time.monotonic(), endpoint.bytes_sent
@@ -233,11 +236,10 @@ def _check_all(checks: Checks, groups: list[Any]) -> None:
         checks(tuple(group.ranks), lambda data, group=group: group.all_reduce(data, PLENTY_S))
 
 
-def _holdings(rank: int, first: Activation, endpoint: Any) -> Holdings:
+def _holdings(rank: int, first: Activation) -> Holdings:
     boxes = [BoxId(p.box) for p in first.assignment.boxes if rank in (p.owner, *p.holders)]
     copies = {box: Copy(SEED, int(box) + 1) for box in boxes}
-    broken = frozenset(Rank(r) for r in endpoint.lost_peers)
-    return Holdings(SEED, copies, {}, (), broken, frozenset(boxes))
+    return Holdings(SEED, copies, {}, (), frozenset(boxes))
 
 
 def _edit(laps: list[Any], said: dict[str, Any]) -> Edit:

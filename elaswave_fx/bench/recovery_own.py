@@ -97,7 +97,7 @@ def _lose(processes: Processes, folder: Path, victim: int, phase: float, strike:
     at_s, pids = time.monotonic(), {int(rank): pid for rank, pid in started["pids"].items()}
     pid = pids.pop(victim)
     strike(pid, list(pids.values()))
-    _until(processes, lambda: metrics.read()[-1]["world_size"] <= len(pids))
+    _until(processes, lambda: metrics.read()[-1]["epoch"] > 0)
     committed_s = time.monotonic()
     _until(processes, lambda: any(line["kind"] == "resumed" for line in events.read()))
     whole = committed_s - at_s

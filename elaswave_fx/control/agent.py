@@ -112,7 +112,7 @@ class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
     `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until
-    a new epoch is installed. `lost()`: the peers whose links are down.
+    a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those links again.
     """
 
     def __init__(
@@ -123,11 +123,12 @@ class Agent:
         *,
         interrupt: Callable[[str], None],
         progress: Callable[[], Progress],
-        lost: Callable[[], Iterable[int]] = tuple,
+        lost: Callable[[], Iterable[int]],
+        mend: Callable[[], None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._address, self._interrupt, self._progress, self._say = address, interrupt, progress, say
-        self._lost, self._first = lost, first
+        self._lost, self._mend, self._first = lost, mend, first
         state = RankState(rank, DEADLINES, joining=False)
         self._state = install(state, first)
         self._store = FileStore(address.store)
@@ -280,14 +281,16 @@ class Agent:
         elif isinstance(message, Prepare | Activate | Ack):
             if isinstance(message, Activate):
                 self._news = message
-            if isinstance(message, Prepare):
+            else:
                 self._look_at_links()
+            if isinstance(message, Prepare) and self._state.broken:
+                self._mend()
             self._feed(socket, message, now)
 
     def _look_at_links(self) -> None:
-        """More may have gone down since the main thread said what it had."""
-        broken = self._state.broken | frozenset(Rank(rank) for rank in self._lost())
-        self._state = replace(self._state, broken=broken.intersection(self._state.members))
+        """They go down one by one, and may be up again."""
+        lost = frozenset(Rank(rank) for rank in self._lost())
+        self._state = replace(self._state, broken=lost.intersection(self._state.members))
 
     def _stops(self, message: Prepare | Activate) -> bool:
         if isinstance(message, Activate):
@@ -323,6 +326,7 @@ class Agent:
 
     def _on_leave(self, socket: RankSocket, asked: _Leave, now: float) -> None:
         self._leaving, self._left_epoch = True, self._state.epoch
+        self._look_at_links()
         state, actions = step_commit.left(self._state, asked.holdings, asked.suspect, now)
         self._take(socket, state, actions, now)
         kept, self._kept = self._kept, []

@@ -55,6 +55,7 @@ class Patience:
     """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend.
 
     `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
+    `mend_s`: for broken links between living ranks to be opened again, before one of the ranks has to go.
     `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
     `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
     """
@@ -64,6 +65,7 @@ class Patience:
     stalled_s: float
     resend_s: float
     spread_s: float
+    mend_s: float
     unheard_s: float | None = None
     ahead: int = 1
 
@@ -82,7 +84,7 @@ class Coordinator:
     checkpoint that the register does not name yet, for the ledger follows the steps.
 
     Of a transition: `targets` are the members wanted, `asked_all_s` is when those who keep silent were asked last,
-    `anew` says that nothing reported before it counts.
+    `torn_s` since when links between living ranks are known to be broken.
     """
 
     patience: Patience
@@ -102,7 +104,7 @@ class Coordinator:
     reports: dict[Rank, Report] = field(default_factory=dict)
     prepared_s: float = 0.0
     asked_all_s: float | None = None
-    anew: bool = False
+    torn_s: float | None = None
     proposal: Swap | None = None
     asked_s: float = 0.0
     tick_s: float = 0.0
@@ -163,7 +165,9 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
     state = replace(state, register=register, proposal=None)
     if old is None or old.epoch == register.epoch:
         return _conclude(state, now_s) if state.phase == PREPARING else (state, ())
-    state = replace(state, phase=STEADY, targets=(), reports={}, planned=False, wanted_back=frozenset(), began_s=now_s)
+    state = replace(
+        state, phase=STEADY, targets=(), reports={}, planned=False, wanted_back=frozenset(), torn_s=None, began_s=now_s
+    )
     activate = Activate(state.ballot, register.activation)
     return state, tuple(Send(rank, activate) for rank in register.members)
 
@@ -319,7 +323,6 @@ def _prepare(
         ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
         prepared_s=now_s,
         asked_all_s=now_s if ask >= EVERYBODY else None,
-        anew=anew,
     )
     targets, epoch = _wanted(state, now_s), register.epoch
     kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
@@ -345,10 +348,14 @@ def _review(state: Coordinator, now_s: float) -> Result:
     if _wanted(state, now_s) != state.targets or (state.planned and waited_s > patience.stalled_s):
         return _prepare(state, now_s, "the members have changed", ask=NOBODY)
     asked_s = state.asked_all_s
-    early = waited_s <= patience.spread_s if asked_s is None else now_s - asked_s <= patience.resend_s
+    complete = len(state.reports) == len(state.targets)
+    often = asked_s is None or (complete and _mends(state, now_s))
+    early = now_s - (state.prepared_s if asked_s is None else asked_s) <= (
+        patience.spread_s if often else patience.resend_s
+    )
     if early or state.planned:
         return state, ()
-    if len(state.reports) == len(state.targets):
+    if complete:
         return _prepare(state, now_s, "still without a way to go on", ask=EVERYBODY, anew=True)
     message = Prepare(state.ballot, None)
     return replace(state, asked_all_s=now_s), tuple(Send(r, message) for r in state.targets if r not in state.reports)
@@ -361,10 +368,13 @@ def _conclude(state: Coordinator, now_s: float) -> Result:
     if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
         return state, ()
     cut_off = unreachable(state.reports)
-    if cut_off and not state.anew:
-        # Whoever reported first may not have known of all links that went down: the wrong rank would have to go.
-        return _prepare(state, now_s, f"links between living ranks are broken, as {sorted(cut_off)} show",
-                        ask=NOBODY, anew=True)  # fmt: skip
+    if cut_off and state.torn_s is None:
+        # Asked again, ranks look at their links anew, and open them: more may have gone down, or all may be up.
+        state = replace(state, torn_s=now_s)
+        why = f"links between living ranks are broken, as {sorted(cut_off)} show"
+        return _prepare(state, now_s, why, ask=EVERYBODY, anew=True)
+    if cut_off and _mends(state, now_s):
+        return state, ()
     reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
     newest = max((report.committed.version for report in reports.values()), default=register.committed.version)
     if state.saved is not None and _is_of_history(state.saved, register, newest):
@@ -378,6 +388,11 @@ def _conclude(state: Coordinator, now_s: float) -> Result:
         )
         return state, (Note(f"boxes {list(verdict.boxes)} wait for ranks {sorted(verdict.blockers)}"),)
     return _propose_epoch(state, register, verdict, now_s)
+
+
+def _mends(state: Coordinator, now_s: float) -> bool:
+    """Whether broken links may still be opened again."""
+    return state.torn_s is not None and now_s - state.torn_s <= state.patience.mend_s
 
 
 def _propose_epoch(state: Coordinator, register: Register, verdict: GoOn, now_s: float) -> Result:

@@ -32,6 +32,7 @@ UNHEARD_S = 10.0
 
 RESEND_S = 0.3
 SPREAD_S = 0.05
+MEND_S = 0.5
 GAP_MOST_S = 4.0
 """One stop of the whole machine must not make the job deaf for long."""
 
@@ -55,6 +56,7 @@ def patience(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -
         stalled_s=max(STALLED_FLOOR_S, STALLED_OVER_STEP * max(steps)) if steps else STARTING_S,
         resend_s=max(RESEND_S, gap_s),
         spread_s=SPREAD_S,
+        mend_s=max(MEND_S, gap_s),
         unheard_s=max(UNHEARD_S, silent_s) if started else STARTING_S,
         ahead=ahead,
     )

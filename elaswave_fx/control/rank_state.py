@@ -79,14 +79,13 @@ class Holdings:
 
     `committed`: the newest version it knows to be committed. `copies`, `records`: what of them is right; a copy that
     is known to differ from its owner's is left out. `votes`: those of the step in flight that have arrived.
-    `broken`: peers whose links broke. `complete`: boxes of which everything is there.
+    `complete`: boxes of which everything is there.
     """
 
     committed: Stamp
     copies: dict[BoxId, Copy]
     records: dict[BoxId, tuple[Record, ...]]
     votes: tuple[Vote, ...] = ()
-    broken: frozenset[Rank] = frozenset()
     complete: frozenset[BoxId] = frozenset()
 
 

@@ -131,7 +131,6 @@ def left(state: RankState, holdings: Holdings, suspect: Rank | None, now_s: floa
         copies=holdings.copies,
         records=holdings.records,
         votes=votes,
-        broken=holdings.broken,
         complete=holdings.complete,
     )
     if state.phase == STOPPED:

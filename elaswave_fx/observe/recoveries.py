@@ -132,7 +132,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     mttr_s = resumed_s - done.began_s - done.normal_s if resumed_s is not None else None
     parts = {"plan_ms": None, "edit_ms": None, "transfer_ms": None, "steps_redone": 0, "bytes_moved": 0, **done.fields}
     return {
-        "cause": "; ".join(done.causes[rank][1] for rank in done.ranks) or "a step that failed",
+        "cause": _cause(done),
         "rank": done.ranks[0] if done.ranks else None,
         "ranks": done.ranks,
         "step": done.step,
@@ -143,6 +143,13 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
         "mttr_ms": _ms(mttr_s),
         **{name: round(value, 3) if isinstance(value, float) else value for name, value in parts.items()},
     }
+
+
+def _cause(done: _Open) -> str:
+    """Of those who were lost; if all have stayed, what it looked like at first."""
+    if done.ranks:
+        return "; ".join(done.causes[rank][1] for rank in done.ranks)
+    return next((f"{cause}; nobody was lost" for _, cause in done.causes.values()), "a step that failed")
 
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:

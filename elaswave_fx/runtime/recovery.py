@@ -68,7 +68,7 @@ def _let_go(worker: Worker) -> None:
 
 
 def holdings_of(worker: Worker) -> Holdings:
-    """What a decision may need of this rank: copies, records and votes of the step in flight, broken links."""
+    """What a decision may need of this rank: copies, records and votes of the step in flight."""
     native, committed = worker.engine.native, worker.committed
     kept = [
         number
@@ -76,14 +76,13 @@ def holdings_of(worker: Worker) -> Holdings:
         if worker.started and number not in worker.damaged and native.base(number) is not None
     ]
     copies = {BoxId(number): Copy(committed, native.digest(number)) for number in kept}
-    lost = frozenset(Rank(rank) for rank in worker.endpoint.lost_peers) & frozenset(worker.plan.ranks)
     if not native.pending:
-        return Holdings(committed, copies, {}, (), lost, frozenset(copies))
+        return Holdings(committed, copies, {}, (), frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
     recorded = frozenset(native.recorded)
     records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items() if box in recorded}
     votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(native.votes.items()))
-    return Holdings(committed, copies, records, votes, lost, frozenset(copies))
+    return Holdings(committed, copies, records, votes, frozenset(copies))
 
 
 def adopt(worker: Worker, go: Go, report: Report) -> None:

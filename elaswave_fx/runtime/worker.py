@@ -30,6 +30,8 @@ from elaswave_fx.runtime.optimizer import Optimizer, make_optimizer
 from elaswave_fx.runtime.state import InitialState
 
 CONNECT_S = 60.0
+MEND_S = 1.0
+"""For one attempt to open broken links again; asked once more, a rank tries on."""
 _GROUP = 1  # the id of the group of all ranks, in every generation
 
 
@@ -121,7 +123,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
 
     agent = Agent(
         Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress,
-        lost=lambda: endpoint.lost_peers,
+        lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(MEND_S),
     )  # fmt: skip
     agent.start()
     context.detach()

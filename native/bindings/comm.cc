@@ -282,6 +282,9 @@ void bind_endpoint(py::module_& module) {
       .def_property_readonly("bytes_received", &Endpoint::bytes_received)
       .def("connect", &connect, py::arg("peers"), py::arg("timeout_s"),
            "Opens the missing links to peers, {rank: (host, port, host_id)}, and waits for all of them.")
+      .def(
+          "mend", [](Endpoint& self, double timeout_s) { self.mend(Deadline::after(timeout_s)); }, py::arg("timeout_s"),
+          Released(), "Opens broken links again in the background, for at most so long; both ends have to ask.")
       .def("disconnect", &Endpoint::disconnect, py::arg("peer"), Released())
       .def(
           "link_kind", [](const Endpoint& e, int peer) { return kind_name(e.link_kind(peer)); }, py::arg("peer"),

@@ -13,14 +13,19 @@
 namespace elaswave::comm {
 namespace {
 
-constexpr std::size_t kGreeters = 64;      // conversations with dialers at one time
+constexpr std::size_t kLinkers = 64;       // threads that make links at one time
 constexpr double kGreetingSeconds = 10.0;  // for one of them
+constexpr double kRedialSeconds = 0.2;     // for one attempt, so that nobody waits longer for the end of a redial
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
 
 }  // namespace
 
 void EndpointCore::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) {
+  {
+    const std::unique_lock lock(table_mutex_);
+    for (const auto& [peer, address] : peers) addresses_[peer] = address;
+  }
   for (const auto& [peer, address] : peers) {
     if (peer < options_.rank && !has_live_link(peer)) dial(peer, address, deadline);
   }
@@ -85,6 +90,48 @@ void EndpointCore::dial(int peer, const PeerAddress& address, Deadline deadline)
   throw DeadlineExceeded(what + ": no link by the deadline: " + why);
 }
 
+void EndpointCore::mend(Deadline deadline) {
+  std::map<int, PeerAddress> torn;
+  {
+    const std::unique_lock lock(table_mutex_);
+    for (const auto& [peer, address] : addresses_) {
+      const auto it = table_.find(peer);
+      const FailurePtr lost = it == table_.end() ? nullptr : it->second->lost();
+      if (peer < options_.rank && lost && !lost->orderly && mending_.insert(peer).second) torn[peer] = address;
+    }
+  }
+  for (const auto& [peer, address] : torn) {
+    if (start_linker(Fd(), [this, peer, address, deadline] { redial(peer, address, deadline); })) continue;
+    const std::unique_lock lock(table_mutex_);
+    mending_.erase(peer);
+  }
+}
+
+bool EndpointCore::is_torn(int peer) const {
+  const std::shared_lock lock(table_mutex_);
+  const auto it = table_.find(peer);
+  return addresses_.contains(peer) && it != table_.end() && it->second->lost();
+}
+
+bool EndpointCore::is_wanted(int peer) const {
+  const std::shared_lock lock(table_mutex_);
+  return addresses_.contains(peer);
+}
+
+// A thread's entry: nothing may pass. What went wrong shows as a link that is still broken.
+void EndpointCore::redial(int peer, const PeerAddress& address, Deadline deadline) {
+  while (!deadline.expired() && !stop_.load() && is_torn(peer)) {
+    try {
+      dial(peer, address, Deadline::after(kRedialSeconds).or_before(deadline));
+      if (!is_wanted(peer)) disconnect(peer);  // it was while we dialed
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(kLongestPause);
+    }
+  }
+  const std::unique_lock lock(table_mutex_);
+  mending_.erase(peer);
+}
+
 void EndpointCore::accept_dialers() {
   for (;;) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -95,21 +142,30 @@ void EndpointCore::accept_dialers() {
 
 // Each conversation has a thread of its own, so that a silent stranger holds nobody up.
 void EndpointCore::greet(Fd socket) {
-  reap_greeters(false);
-  const std::lock_guard lock(greeters_mutex_);
-  if (greeters_.size() >= kGreeters || stop_.load()) return;  // closes the socket: a real peer dials again
-  Greeter& greeter = greeters_.emplace_back();
-  greeter.socket = Fd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  const int handle = ::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0);
+  const auto dialer = std::make_shared<Fd>(std::move(socket));  // a std::function is copied
+  start_linker(Fd(handle), [this, dialer] { converse(std::move(*dialer)); });
+}
+
+// False when too many run or no thread is to be had: whoever wants a link tries again.
+bool EndpointCore::start_linker(Fd socket, std::function<void()> body) {
+  reap_linkers(false);
+  const std::lock_guard lock(linkers_mutex_);
+  if (linkers_.size() >= kLinkers || stop_.load()) return false;
+  Linker& linker = linkers_.emplace_back();
+  linker.socket = std::move(socket);
   try {
-    greeter.thread = std::thread([this, &greeter, socket = std::move(socket)]() mutable {
-      converse(std::move(socket));
-      const std::lock_guard done_lock(greeters_mutex_);
-      greeter.socket = Fd();
-      greeter.done = true;
+    linker.thread = std::thread([this, &linker, body = std::move(body)] {
+      body();
+      const std::lock_guard done_lock(linkers_mutex_);
+      linker.socket = Fd();
+      linker.done = true;
     });
   } catch (const std::system_error&) {
-    greeters_.pop_back();  // no thread to be had now: as if we were full
+    linkers_.pop_back();
+    return false;
   }
+  return true;
 }
 
 void EndpointCore::converse(Fd socket) {
@@ -135,18 +191,18 @@ void EndpointCore::note_refusal(const Acceptance& acceptance) {
   if (acceptance.refusal == Refusal::kWrongRank) refusals_[acceptance.peer] = "it was refused: it dialed another rank";
 }
 
-void EndpointCore::reap_greeters(bool all) {
-  std::list<Greeter> over;
+void EndpointCore::reap_linkers(bool all) {
+  std::list<Linker> over;
   {
-    const std::lock_guard lock(greeters_mutex_);
-    for (auto it = greeters_.begin(); it != greeters_.end();) {
+    const std::lock_guard lock(linkers_mutex_);
+    for (auto it = linkers_.begin(); it != linkers_.end();) {
       const auto next = std::next(it);
       if (!it->done && all) ::shutdown(it->socket.get(), SHUT_RDWR);
-      if (it->done || all) over.splice(over.end(), greeters_, it);
+      if (it->done || all) over.splice(over.end(), linkers_, it);
       it = next;
     }
   }
-  for (Greeter& greeter : over) greeter.thread.join();
+  for (Linker& linker : over) linker.thread.join();
 }
 
 }  // namespace elaswave::comm

@@ -250,6 +250,10 @@ bool EndpointCore::has_live_link(int peer) const {
 void EndpointCore::disconnect(int peer) {
   const LinkPtr link = find(peer);
   if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
+  {
+    const std::unique_lock lock(table_mutex_);
+    addresses_.erase(peer);
+  }
   link->close(std::make_shared<const Failure>(
       Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
               generation()}));
@@ -262,7 +266,7 @@ void EndpointCore::close() {
   const std::uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof one);
   io_thread_.join();
-  reap_greeters(true);
+  reap_linkers(true);
   listener_ = Fd();
   for (const auto& [rank, link] : links()) {
     link->close(std::make_shared<const Failure>(

@@ -1,12 +1,13 @@
-// What an Endpoint is made of: the table of links, the IO thread, and the threads that greet dialers. Private to comm/.
+// What an Endpoint is made of: the table of links, the IO thread, and the threads that make links. Private to comm/.
 //
-// Locks, in the order in which they may be nested: table_mutex_, then a link's own, then kicks_mutex_. The greeters'
+// Locks, in the order in which they may be nested: table_mutex_, then a link's own, then kicks_mutex_. The linkers'
 // lock is taken alone.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -36,6 +37,7 @@ class EndpointCore {
   std::uint32_t generation() const { return generation_.load(); }
 
   void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
+  void mend(Deadline deadline);
   void disconnect(int peer);
   // Links by rank; lost ones too, until the rank comes back.
   std::map<int, std::shared_ptr<Link>> links() const;
@@ -54,9 +56,10 @@ class EndpointCore {
 
  private:
   using LinkPtr = std::shared_ptr<Link>;
-  struct Greeter {
+  // A thread that makes one link: greets a dialer, or dials again.
+  struct Linker {
     std::thread thread;
-    Fd socket;  // a second handle, while the conversation lasts, for `close` to cut it short
+    Fd socket;  // a second handle, while a conversation lasts, for `close` to cut it short
     bool done = false;
   };
 
@@ -69,9 +72,13 @@ class EndpointCore {
   std::vector<int> missing(const std::map<int, PeerAddress>& peers) const;
   [[noreturn]] void raise_missing(const std::vector<int>& ranks, const std::map<int, PeerAddress>& peers) const;
   void greet(Fd socket);
+  bool start_linker(Fd socket, std::function<void()> body);
+  void redial(int peer, const PeerAddress& address, Deadline deadline);
+  bool is_torn(int peer) const;
+  bool is_wanted(int peer) const;
   void converse(Fd socket);
   void note_refusal(const Acceptance& acceptance);
-  void reap_greeters(bool all);
+  void reap_linkers(bool all);
 
   // IO thread
   void run();
@@ -116,14 +123,16 @@ class EndpointCore {
   FailurePtr aborted_;
   std::atomic<bool> is_aborted_{false};   // aborted_ is set
   std::optional<std::uint32_t> flooded_;  // the newest generation whose abort the peers were told of
+  std::map<int, PeerAddress> addresses_;  // of ranks that were linked, until they are disconnected
+  std::set<int> mending_;                 // being dialed again
   std::map<int, std::string> refusals_;   // why dialers were turned away, for the message of a failed connect
 
   std::mutex kicks_mutex_;
   std::vector<LinkPtr> kicks_;
   std::atomic<bool> woken_{false};
 
-  std::mutex greeters_mutex_;
-  std::list<Greeter> greeters_;
+  std::mutex linkers_mutex_;
+  std::list<Linker> linkers_;
 
   std::thread io_thread_;
 };

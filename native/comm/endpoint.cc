@@ -13,6 +13,7 @@ const std::string& Endpoint::host_id() const { return core_->options().host_id; 
 std::uint32_t Endpoint::generation() const { return core_->generation(); }
 
 void Endpoint::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) { core_->connect(peers, deadline); }
+void Endpoint::mend(Deadline deadline) { core_->mend(deadline); }
 void Endpoint::disconnect(int peer) { core_->disconnect(peer); }
 
 LinkKind Endpoint::link_kind(int peer) const {

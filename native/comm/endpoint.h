@@ -93,6 +93,11 @@ class Endpoint {
   // DeadlineExceeded that names the missing ranks. Links that were made by then stay.
   void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
 
+  // Opens broken links to the ranks of earlier `connect` calls again, in the background, as long as `deadline` allows:
+  // the higher rank dials, so both ends have to ask. Messages of the generation in which a link broke are lost with it.
+  // Not for ranks that were disconnected here, or that said goodbye. Returns at once; asking twice is asking once.
+  void mend(Deadline deadline);
+
   // Ends the link to `peer` in order: transfers that are done reach it (as long as it does not go on sending to us),
   // pending ones fail with PeerLost here and, after a goodbye, there.
   void disconnect(int peer);

@@ -1,4 +1,7 @@
 // Waits that do not end well, in one process: deadlines, aborts, cancelled transfers, lost peers.
+#include <sys/resource.h>
+#include <sys/socket.h>
+
 #include <cstdint>
 
 #include "cluster.h"
@@ -189,6 +192,63 @@ TEST_BOTH(a_link_that_was_ended_can_be_opened_anew) {
   pair.at(0).wait(pair.at(0).send(1, 1, &value, 4), plenty());
   pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
   CHECK_EQUAL(got, 8);
+}
+
+namespace {
+
+// Ends every connection of this process, as a network that fails would: nobody says goodbye.
+void tear_all_connections() {
+  rlimit limit{};
+  CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  for (int fd = 3; fd < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1024)); ++fd) {
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0) ::shutdown(fd, SHUT_RDWR);
+  }
+}
+
+template <typename Condition>
+void await(const Condition& condition) {
+  const Deadline deadline = plenty();
+  while (!condition()) {
+    CHECK(!deadline.expired());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+TEST_BOTH(broken_links_are_opened_again_in_the_background) {
+  Cluster four(4, kind);
+  four.at(1).disconnect(0);  // on purpose: not to be mended
+  four.at(3).close();        // said goodbye
+  await([&] { return four.at(0).lost_peers() == std::vector<int>{1, 3}; });
+  tear_all_connections();
+  await([&] { return four.at(0).peers().empty() && four.at(1).peers().empty() && four.at(2).peers().empty(); });
+  for (int turn = 0; turn < 3; ++turn) {
+    for (int rank = 0; rank < 3; ++rank) four.at(rank).mend(plenty());
+  }
+  await([&] { return four.at(0).peers() == std::vector<int>{2} && four.at(1).peers() == std::vector<int>{2}; });
+  await([&] { return four.at(2).peers() == std::vector<int>{0, 1}; });
+  for (int rank = 0; rank < 3; ++rank) four.at(rank).advance(1);
+  int value = 9, got = 0;
+  four.at(0).wait(four.at(0).send(2, 1, &value, 4), plenty());
+  four.at(2).wait(four.at(2).recv(0, 1, &got, 4), plenty());
+  CHECK_EQUAL(got, 9);
+  CHECK(four.at(1).link_kind(0) == LinkKind::kNone);
+}
+
+// Nobody listens there any more: closing does not wait for the deadline.
+TEST_BOTH(a_link_to_nobody_is_dialed_until_the_end) {
+  Cluster pair(2, kind);
+  tear_all_connections();
+  await([&] { return pair.at(0).peers().empty() && pair.at(1).peers().empty(); });
+  pair.at(0).close();
+  pair.at(1).mend(plenty());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const auto began = Deadline::Clock::now();
+  pair.at(1).close();
+  CHECK(Deadline::Clock::now() - began < std::chrono::seconds(20));
 }
 
 TEST_BOTH(pending_transfers_are_bounded) {

@@ -47,7 +47,7 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment, replan
 
-PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05)
+PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5)
 WORLD = 4
 
 
@@ -187,8 +187,12 @@ def test_an_attempt_that_leads_nowhere_is_made_anew() -> None:
     apart = {rank: frozenset(Rank(other) for other in range(WORLD) if other != rank) for rank in range(WORLD)}
     for rank in range(WORLD):
         job.prepared(rank, NO_BALLOT, broken=apart[rank])
-    assert not job.state.reports and not job.asked(), "they are looked at once more"
-    job.later(1.1 * PATIENCE.spread_s)
+    assert not job.state.reports and job.asked() == {0, 1, 2, 3}, "they are looked at once more"
+    first = job.state.ballot
+    for rank in range(WORLD):
+        job.prepared(rank, broken=apart[rank])
+    assert job.register.epoch == 0 and job.state.ballot == first, "they are being opened again"
+    job.later(1.1 * PATIENCE.mend_s)
     assert job.asked() == {0, 1, 2, 3}
     second = job.state.ballot
     for rank in range(WORLD):
@@ -208,12 +212,28 @@ def test_who_is_cut_off_is_known_when_all_links_have_gone_down() -> None:
     early = {0: (), 1: (), 2: (3,), 3: (2,)}
     for rank, peers in early.items():
         job.prepared(rank, NO_BALLOT, broken=frozenset(Rank(peer) for peer in peers))
-    assert job.register.epoch == 0
-    job.later(1.1 * PATIENCE.spread_s)
+    assert job.register.epoch == 0 and job.asked() == {0, 1, 2, 3}
     late = {0: (2,), 1: (2,), 2: (0, 1, 3), 3: (2,)}
     for rank, peers in late.items():
         job.prepared(rank, broken=frozenset(Rank(peer) for peer in peers))
+    assert job.register.epoch == 0, "they may come up again"
+    job.later(1.1 * PATIENCE.mend_s)
     assert job.register.members == (0, 1, 3)
+
+
+def test_links_that_were_opened_again_cost_nobody_the_membership() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    for rank, peers in {0: (1,), 1: (0,), 2: (), 3: ()}.items():
+        job.prepared(rank, NO_BALLOT, broken=frozenset(Rank(peer) for peer in peers))
+    assert job.asked() == {0, 1, 2, 3}
+    for rank in range(WORLD):
+        job.prepared(rank, broken=frozenset({Rank(0)} if rank == 1 else ()))
+    job.later(1.1 * PATIENCE.spread_s)
+    assert job.register.epoch == 0 and job.asked() == {0, 1, 2, 3}, "asked more often than those who keep silent"
+    for rank in range(WORLD):
+        job.prepared(rank)
+    assert job.register.epoch == 1 and job.register.members == (0, 1, 2, 3)
 
 
 def test_silence_excludes_and_a_paused_coordinator_blames_nobody_for_it() -> None:

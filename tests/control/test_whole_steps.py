@@ -32,14 +32,13 @@ def whole() -> RankState:
     return install(RankState(ME, Deadlines(paused_s=1.0, lease_s=2.0), joining=False), activate().activation)
 
 
-def holdings_of(state: RankState, broken: tuple[Rank, ...] = ()) -> Holdings:
+def holdings_of(state: RankState) -> Holdings:
     """What an engine in the place of that machine has in memory."""
     return Holdings(
         committed=state.committed,
         copies=state.copies,
         records=state.records,
         votes=tuple(state.votes.values()),
-        broken=frozenset(broken),
         complete=state.complete,
     )
 
@@ -67,7 +66,7 @@ def test_a_lost_link_leads_to_the_same_report(peer_voted: bool) -> None:
         engine = commit_whole(engine, certificate(votes))
     before = frames.state
     by_frames = frames.feed(LinkDown(PEER))
-    engine, said = left(engine, holdings_of(before, (PEER,)), PEER, 0.0)
+    engine, said = left(replace(engine, broken=frozenset({PEER})), holdings_of(before), PEER, 0.0)
     assert report_in(by_frames) == report_in(said)
     assert engine.phase == frames.state.phase == STOPPED and engine.suspect == frames.state.suspect == PEER
     by_frames = frames.feed(PREPARE)

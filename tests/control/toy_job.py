@@ -126,7 +126,10 @@ class ToyRank:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / f"{rank}.sock"))
         self.socket.settimeout(0.005)
-        self.agent = Agent(self.rank, first, address, interrupt=self._interrupt, progress=self._progress)
+        self.agent = Agent(
+            self.rank, first, address, interrupt=self._interrupt, progress=self._progress,
+            lost=lambda: self.broken, mend=lambda: None,
+        )  # fmt: skip
 
     def _interrupt(self, reason: str) -> None:
         self.aborted = reason
@@ -292,9 +295,7 @@ class ToyRank:
     def _holdings(self) -> Holdings:
         copies = {box: Copy(held.stamp, held.value & 0xFFFF) for box, held in self.boxes.items()}
         records = {box: (held.record,) for box, held in self.boxes.items() if held.record is not None}
-        return Holdings(
-            self.committed, copies, records, tuple(self.votes.values()), frozenset(self.broken), frozenset(copies)
-        )
+        return Holdings(self.committed, copies, records, tuple(self.votes.values()), frozenset(copies))
 
 
 class ToyJob:
