@@ -227,7 +227,6 @@ def _survive(
     _check_all(checks, groups)
     done = time.monotonic()
     opened = len(set(endpoint.peers) - links)
-    agent.close(finished=False)
     return {"delivered": delivered, "agreed": agreed, "viewed": viewed, "done": done, "opened": opened, "moved": moved}
 
 

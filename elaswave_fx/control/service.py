@@ -123,6 +123,8 @@ class Service:
         self._moves: tuple[int, bool] | None = None
         self._plan_ms = 0.0
         self._said = ""
+        self._bare: Activate | None = None
+        self._filled: Activate | None = None  # an ACTIVATE as it was decided, and with its plan: the same for every rank
         self._forethought = Forethought(spec.planning)
         self._steady_s = 0.0
         self._turn_s = self._heard_s = self._alive_s = time.monotonic()
@@ -251,9 +253,10 @@ class Service:
 
     def _send(self, action: Send) -> None:
         message: Any = action.message
-        if isinstance(message, Activate):
-            message = replace(message, plan=self._plan(message.activation.assignment.plan_hash).text)
-        self._socket.send(action.target, message)
+        if isinstance(message, Activate) and message is not self._bare:
+            plan = self._plan(message.activation.assignment.plan_hash)
+            self._bare, self._filled = message, replace(message, plan=plan.text)
+        self._socket.send(action.target, self._filled if message is self._bare else message)
 
     def _at_store(self, action: Read | Swap) -> None:
         """A store that cannot be reached is asked again by the machine."""

@@ -126,6 +126,7 @@ class CoordinatorSocket:
         self._socket = self._context.socket(zmq.ROUTER)
         _set_up(self._socket)
         self._ways: dict[int, bytes] = {}
+        self._last: tuple[Message | None, bytes] = (None, b"")  # what goes to every rank is encoded once
         self.refused = 0
         try:
             self._socket.bind(url)
@@ -143,8 +144,10 @@ class CoordinatorSocket:
         way = self._ways.get(rank)
         if way is None:
             return
+        if message is not self._last[0]:
+            self._last = (message, encode(message))
         try:
-            self._socket.send_multipart([way, self._token, encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([way, self._token, self._last[1]], zmq.NOBLOCK)
         except zmq.Again:
             return
 
