@@ -79,13 +79,17 @@ class Group:
     ) -> None: ...
 
 @final
+class Held:
+    """Values on their way from one program to another."""
+
+@final
 class Program:
     """A verified unit program; `passes.unit_program` makes its data."""
 
     def __init__(self, data: Mapping[str, Any]) -> None: ...
     @property
     def name(self) -> str: ...
-    def run(self, inputs: Sequence[Any]) -> list[Any]: ...
+    def run(self, inputs: Sequence[Any], results: int | None = None) -> list[Any]: ...
 
 @final
 class Engine:

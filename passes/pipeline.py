@@ -28,6 +28,7 @@ from passes.recognize_causal import RecognizeCausal
 from passes.recompute import Policy, Recompute
 from passes.replicate_invariants import ReplicateInvariants
 from passes.rewrite_rng import RewriteRng
+from passes.simplify import Simplify
 
 
 class Pass(Protocol):
@@ -52,7 +53,7 @@ def front_passes() -> tuple[Pass, ...]:
 
 def back_passes(recompute: Policy) -> tuple[Pass, ...]:
     """From there to split derivatives of every distinct unit."""
-    return (EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Recompute(recompute))
+    return (EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Simplify(), Recompute(recompute))
 
 
 def run_passes(

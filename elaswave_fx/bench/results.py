@@ -7,6 +7,7 @@ In: samples of both sides, in pairs. Out: `Entry`, text, JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -80,6 +81,8 @@ def paired(
 
 def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], runs: int, warm_up: int = 3) -> Entry:
     """Run both in turn, ours and peer alternating first, and compare seconds pair by pair."""
+    gc.collect()
+    gc.freeze()  # what was imported and compiled is not looked through again in the middle of a sample
     for _ in range(warm_up):
         ours()
         peer()

@@ -124,7 +124,9 @@ class Service:
         self._plan_ms = 0.0
         self._said = ""
         self._bare: Activate | None = None
-        self._filled: Activate | None = None  # an ACTIVATE as it was decided, and with its plan: the same for every rank
+        self._filled: Activate | None = (
+            None  # an ACTIVATE as it was decided, and with its plan: the same for every rank
+        )
         self._forethought = Forethought(spec.planning)
         self._steady_s = 0.0
         self._turn_s = self._heard_s = self._alive_s = time.monotonic()

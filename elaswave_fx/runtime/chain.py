@@ -29,6 +29,29 @@ class ChainStep:
     backward_s: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class _Wires:
+    """One unit's two programs, with places of what they read and write in the lists of values and gradients."""
+
+    forward: Any
+    fixed: list[torch.Tensor | None]
+    reads: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    backward: Any
+    tangents: tuple[int, ...]
+    gradients: tuple[tuple[int, int], ...]
+
+
+class _Places:
+    """Numbers for bindings, in order of their first use."""
+
+    def __init__(self) -> None:
+        self.of: dict[Any, int] = {}
+
+    def __call__(self, key: Any) -> int:
+        return self.of.setdefault(key, len(self.of))
+
+
 class Chain:
     """Unit programs bound to tensors. `tensor_of(name)` gives parameters and buffers in the dtype they compute in."""
 
@@ -45,7 +68,24 @@ class Chain:
         self._held = {**constants, **dict(zip(artifact.invariant_names, invariants, strict=True))}
         self._tensor_of = tensor_of
         self._name = lambda binding: places[binding[1], binding[2]] if binding[0] == "param" else binding[1]
-        self._static = [[self._fixed(binding) for binding in unit.inputs] for unit in artifact.units]
+        self._values, self._gradients = _Places(), _Places()
+        self._wires = [self._wire(unit) for unit in artifact.units]
+
+    def _wire(self, unit: UnitSpec) -> _Wires:
+        fixed = [self._fixed(binding) for binding in unit.inputs]
+        given = enumerate(zip(unit.inputs, fixed, strict=True))
+        values = self._artifact.values
+        wanted = [o for o in unit.outputs if o[0] == "loss" or (o[0] == "value" and values[o[1]].has_grad)]
+        returned = [(at, b) for at, b in enumerate(unit.grads) if b[0] in ("param", "value")]
+        return _Wires(
+            self._programs[f"{unit.kind}.forward"],
+            fixed,
+            tuple((at, self._values(binding)) for at, (binding, tensor) in given if tensor is None),
+            tuple(self._values(binding) for binding in unit.outputs),
+            self._programs.get(f"{unit.kind}.backward"),
+            tuple(self._gradients(binding) for binding in wanted),
+            tuple((at, self._gradients(self._name(b) if b[0] == "param" else b)) for at, b in returned),
+        )
 
     def _fixed(self, binding: Binding) -> torch.Tensor | None:
         """What does not change from step to step."""
@@ -56,37 +96,42 @@ class Chain:
 
     def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> ChainStep:
         """Forward and backward of one batch; `keys` int64 [samples] serve every unit alike."""
-        found: dict[Any, torch.Tensor] = {("keys",): keys, ("step_keys",): keys[:1]}
-        found |= {("input", name): tensor for name, tensor in batch.items()}
-        saved: list[Any] = []
-        forward_s, backward_s = [], [0.0] * len(self._artifact.units)
-        for unit, static in zip(self._artifact.units, self._static, strict=True):
-            inputs = [found[b] if tensor is None else tensor for b, tensor in zip(unit.inputs, static, strict=True)]
+        given = {("keys",): keys, ("step_keys",): keys[:1], **{("input", name): batch[name] for name in batch}}
+        found: list[Any] = [given.get(key) for key in self._values.of]
+        gradients: list[Any] = [None] * len(self._gradients.of)
+        held: list[Any] = []
+        forward_s: list[float] = []
+        backward_s: list[float] = []
+        for wires in self._wires:
+            inputs: list[Any] = wires.fixed.copy()
+            for at, place in wires.reads:
+                inputs[at] = found[place]
             start = time.perf_counter()
-            outputs = self._programs[f"{unit.kind}.forward"].run(inputs)
+            outputs = wires.forward.run(inputs, len(wires.writes))
             forward_s.append(time.perf_counter() - start)
-            found |= dict(zip(unit.outputs, outputs, strict=False))
-            saved.append(outputs[len(unit.outputs) :])
-        gradients: dict[Any, torch.Tensor] = {("loss",): torch.ones_like(found["loss",])}
-        for unit in reversed(self._artifact.units):
-            backward_s[unit.index] = self._backward(unit, saved.pop(), gradients)
-        named = {name: grad for name, grad in gradients.items() if isinstance(name, str)}
-        return ChainStep(found["loss",], found["count",], named, tuple(forward_s), tuple(backward_s))
+            for place, value in zip(wires.writes, outputs, strict=False):
+                found[place] = value
+            held.append(outputs[-1])
+        loss, count = (found[self._values.of[key]] for key in (("loss",), ("count",)))
+        if ("loss",) in self._gradients.of:
+            gradients[self._gradients.of["loss",]] = torch.ones_like(loss)
+        for wires in reversed(self._wires):
+            backward_s.append(_run_backward(wires, held.pop(), gradients))
+        named = {key: gradients[place] for key, place in self._gradients.of.items() if isinstance(key, str)}
+        return ChainStep(loss, count, named, tuple(forward_s), tuple(reversed(backward_s)))
 
-    def _backward(self, unit: UnitSpec, saved: list[Any], gradients: dict[Any, torch.Tensor]) -> float:
-        program = self._programs.get(f"{unit.kind}.backward")
-        if program is None:
-            return 0.0
-        values = self._artifact.values
-        wanted = [o for o in unit.outputs if o[0] == "loss" or (o[0] == "value" and values[o[1]].has_grad)]
-        start = time.perf_counter()
-        outputs = program.run([*saved, *(gradients[o] for o in wanted)])
-        seconds = time.perf_counter() - start
-        for binding, gradient in zip(unit.grads, outputs, strict=True):
-            if binding[0] in ("param", "value"):
-                key = self._name(binding) if binding[0] == "param" else binding
-                gradients[key] = gradients[key] + gradient if key in gradients else gradient
-        return seconds
+
+def _run_backward(wires: _Wires, held: Any, gradients: list[Any]) -> float:
+    """Adds to the gradients; seconds of the program alone."""
+    if wires.backward is None:
+        return 0.0
+    start = time.perf_counter()
+    outputs = wires.backward.run([held, *(gradients[place] for place in wires.tangents)])
+    seconds = time.perf_counter() - start
+    for at, place in wires.gradients:
+        known = gradients[place]
+        gradients[place] = outputs[at] if known is None else known + outputs[at]
+    return seconds
 
 
 def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Tensor], runs: int = 3) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -119,22 +120,40 @@ py::object object_of(const c10::IValue& value) {
   return py::none();
 }
 
+// Values on their way from one program to another, which Python does not look at.
+struct Held {
+  std::vector<c10::IValue> values;
+};
+
 // A unit program for Python. Threads that call it at once take turns.
 class PyProgram {
  public:
   explicit PyProgram(const py::dict& data) : program_(program_of(data)) {}
   const std::string& name() const { return program_.name(); }
 
-  py::list run(const py::sequence& inputs) {
+  // From output `results` on, all come out as one Held, which stands for them among the inputs of another program.
+  py::list run(const py::sequence& inputs, std::optional<std::size_t> results) {
     std::vector<c10::IValue> values;
-    for (const py::handle input : inputs) values.push_back(ivalue_of(input));
+    for (const py::handle input : inputs) {
+      if (py::isinstance<Held>(input)) {
+        const std::vector<c10::IValue>& held = input.cast<const Held&>().values;
+        values.insert(values.end(), held.begin(), held.end());
+      } else {
+        values.push_back(ivalue_of(input));
+      }
+    }
     {
       const py::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
       values = program_.run(std::move(values));
     }
     py::list outputs;
-    for (const c10::IValue& value : values) outputs.append(object_of(value));
+    const std::size_t shown = std::min(results.value_or(values.size()), values.size());
+    for (std::size_t i = 0; i < shown; ++i) outputs.append(object_of(values[i]));
+    if (results) {
+      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(shown));
+      outputs.append(Held{std::move(values)});
+    }
     return outputs;
   }
 
@@ -454,10 +473,13 @@ void bind_state(py::class_<Engine>& engine) {
 
 void bind_exec(py::module_& module) {
   py::register_local_exception_translator(&translate);
+  py::class_<Held>(module, "Held", "Values on their way from one program to another.");
   py::class_<PyProgram>(module, "Program", "A verified unit program; see passes.unit_program for its data.")
       .def(py::init<const py::dict&>(), py::arg("data"))
       .def_property_readonly("name", &PyProgram::name)
-      .def("run", &PyProgram::run, py::arg("inputs"), "Tensors and numbers in, tensors, numbers and None out.");
+      .def("run", &PyProgram::run, py::arg("inputs"), py::arg("results") = py::none(),
+           "Tensors and numbers in, tensors, numbers and None out. With `results`, only so many outputs come as they "
+           "are; the others follow as one Held, which stands for them among the inputs of another program.");
 
   py::class_<Engine> engine(module, "Engine",
                             "One rank's state and the interpreter of its step program. One thread at a time.");
