@@ -123,10 +123,7 @@ class Service:
         self._moves: tuple[int, bool] | None = None
         self._plan_ms = 0.0
         self._said = ""
-        self._bare: Activate | None = None
-        self._filled: Activate | None = (
-            None  # an ACTIVATE as it was decided, and with its plan: the same for every rank
-        )
+        self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
         self._forethought = Forethought(spec.planning)
         self._steady_s = 0.0
         self._turn_s = self._heard_s = self._alive_s = time.monotonic()
@@ -255,10 +252,16 @@ class Service:
 
     def _send(self, action: Send) -> None:
         message: Any = action.message
-        if isinstance(message, Activate) and message is not self._bare:
+        if isinstance(message, Activate):
+            message = self._with_plan(message)
+        self._socket.send(action.target, message)
+
+    def _with_plan(self, message: Activate) -> Activate:
+        """The same value for every rank."""
+        if self._activates is None or self._activates[0] is not message:
             plan = self._plan(message.activation.assignment.plan_hash)
-            self._bare, self._filled = message, replace(message, plan=plan.text)
-        self._socket.send(action.target, self._filled if message is self._bare else message)
+            self._activates = (message, replace(message, plan=plan.text))
+        return self._activates[1]
 
     def _at_store(self, action: Read | Swap) -> None:
         """A store that cannot be reached is asked again by the machine."""
