@@ -201,6 +201,7 @@ class Linker {
       linked.operands.push_back(convert(instruction.args[i], *parameters[i].type(), parameters[i]));
     }
     check_results(instruction, schema);
+    linked.view = view_of(instruction, linked.sizes);
   }
 
   void check_results(const Instruction& instruction, const c10::FunctionSchema& schema) {

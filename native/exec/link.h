@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "program.h"
+#include "views.h"
 
 namespace elaswave::exec {
 
@@ -65,6 +66,8 @@ struct Linked {
   std::vector<int> outs;
   std::vector<int> frees;
   bool unpack = false;
+  View view = View::kNone;  // tried before the operator
+  std::vector<Size> sizes;  // of the view
 };
 
 // Looks up every operator and checks arguments and results against its schema. `spec` has passed verify_slots. Throws

@@ -124,8 +124,9 @@ std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs) {
 }
 
 void UnitProgram::execute(const Linked& linked) {
-  call(linked);
-  if (linked.unpack) {
+  const bool viewed = linked.view != View::kNone && view(linked);
+  if (!viewed) call(linked);
+  if (linked.unpack && !viewed) {
     const c10::List<at::Tensor> tensors = stack_.back().toTensorList();
     TORCH_CHECK(tensors.size() == linked.outs.size(), "returned ", tensors.size(), " tensors, the program keeps ",
                 linked.outs.size());
@@ -133,12 +134,24 @@ void UnitProgram::execute(const Linked& linked) {
       if (linked.outs[i] != -1) slots_[static_cast<std::size_t>(linked.outs[i])] = tensors.get(i);
     }
   } else {
+    TORCH_CHECK(stack_.size() == linked.outs.size(), "returned ", stack_.size(), linked.unpack ? " tensors" : " values",
+                ", the program keeps ", linked.outs.size());
     for (std::size_t i = 0; i < linked.outs.size(); ++i) {
       if (linked.outs[i] != -1) slots_[static_cast<std::size_t>(linked.outs[i])] = std::move(stack_[i]);
     }
   }
   stack_.clear();
   for (const int slot : linked.frees) slots_[static_cast<std::size_t>(slot)] = c10::IValue();
+}
+
+// Whether the results are on the stack already.
+bool UnitProgram::view(const Linked& linked) {
+  sizes_.clear();
+  for (const Size& size : linked.sizes) {
+    sizes_.push_back(size.slot < 0 ? size.value : int_of(slots_[static_cast<std::size_t>(size.slot)]));
+  }
+  const c10::IValue& base = slots_[static_cast<std::size_t>(linked.operands[0].slot)];
+  return make_view(linked.view, base.toTensor(), sizes_, stack_);
 }
 
 void UnitProgram::call(const Linked& linked) {

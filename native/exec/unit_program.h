@@ -28,6 +28,7 @@ class UnitProgram {
 
  private:
   void execute(const Linked& linked);
+  bool view(const Linked& linked);
   void call(const Linked& linked);
   void push(const Operand& operand);
 
@@ -35,6 +36,7 @@ class UnitProgram {
   std::vector<Linked> linked_;
   std::vector<c10::IValue> slots_;
   std::vector<c10::IValue> stack_;
+  std::vector<std::int64_t> sizes_;
 };
 
 }  // namespace elaswave::exec

@@ -277,3 +277,50 @@ def test_the_number_of_inputs_is_checked() -> None:
 def test_division_by_zero() -> None:
     with pytest.raises(ExecError, match="int::floordiv.*division by zero"):
         run(program(1, 2, [1], call("int::floordiv", [slot(0), ["int", 0]], [1])), 3)
+
+
+_CUBE = torch.arange(120.0).reshape(4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "base"),
+    [
+        ("aten::reshape", [["list", [["int", 20], ["int", 6]]]], _CUBE),
+        ("aten::reshape", [["list", [["int", -1], ["int", 6]]]], _CUBE),
+        ("aten::reshape", [["list", []]], torch.ones(1)),
+        ("aten::reshape", [["list", [["int", 0], ["int", 7]]]], torch.ones(7, 0)),
+        ("aten::reshape", [["list", [["int", 16], ["int", 6]]]], _CUBE[:, :4]),
+        ("aten::reshape", [["list", [["int", 30], ["int", 4]]]], _CUBE.permute(2, 1, 0)),
+        ("aten::transpose.int", [["int", 0], ["int", -1]], _CUBE[:, 1:4]),
+        ("aten::transpose.int", [["int", 0], ["int", 0]], torch.ones(())),
+        ("aten::t", [], _CUBE[2]),
+        ("aten::t", [], torch.ones(3)),
+        ("aten::split.Tensor", [["int", 2], ["int", -2]], _CUBE[1:]),
+        ("aten::split.Tensor", [["int", 9], ["int", 0]], _CUBE),
+        ("aten::split.Tensor", [["int", 2], ["int", 0]], torch.ones(0, 3)),
+    ],
+    ids=["reshape", "a size to work out", "to a number", "nothing", "with a hole", "that copies", "transpose",
+         "a number", "t", "t of one dimension", "split", "split in one", "split of nothing"],
+)  # fmt: skip
+def test_views_are_those_of_torch(op: str, args: list[Any], base: torch.Tensor) -> None:
+    name, _, overload = op.removeprefix("aten::").partition(".")
+    numbers = [[item[1] for item in arg[1]] if arg[0] == "list" else arg[1] for arg in args]
+    expected = getattr(getattr(torch.ops.aten, name), overload or "default")(base, *numbers)
+    wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    outs = list(range(1, 1 + len(wanted)))
+    extra = {"unpack": True} if name == "split" else {}
+    found = run(program(1, 1 + len(wanted), outs, call(op, [slot(0), *args], outs, **extra)), base)
+    for mine, other in zip(found, wanted, strict=True):
+        assert torch.equal(mine, other) and mine.stride() == other.stride() and mine.dtype == other.dtype
+        assert mine.storage_offset() == other.storage_offset()
+        assert (mine.data_ptr() == base.data_ptr()) == (other.data_ptr() == base.data_ptr())
+
+
+def test_sizes_of_a_view_may_be_slots_and_wrong_ones_are_refused() -> None:
+    shaped = program(2, 3, [2], call("aten::reshape", [slot(0), ["list", [slot(1), ["int", 6]]]], [2], frees=(0, 1)))
+    assert run(shaped, _CUBE, 20)[0].shape == (20, 6)
+    with pytest.raises(ExecError, match=r"instruction 0 \(aten::reshape\).*invalid for input of size 120"):
+        run(shaped, _CUBE, 21)
+    turned = program(1, 2, [1], call("aten::transpose.int", [slot(0), ["int", 0], ["int", 3]], [1], frees=(0,)))
+    with pytest.raises(ExecError, match="Dimension out of range"):
+        run(turned, _CUBE)
