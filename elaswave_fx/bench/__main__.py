@@ -15,7 +15,7 @@ BENCHES = {
     "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
 }
 TAKES = {
-    "executor": set(),
+    "executor": {"repeats", "tiny"},
     "communicator_edit": {"repeats", "ranks"},
     "collectives": {"repeats", "ranks", "tiny"},
     "copies": {"repeats", "tiny"},

@@ -79,7 +79,14 @@ def paired(
     )
 
 
-def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], runs: int, warm_up: int = 3) -> Entry:
+def compare(
+    name: str,
+    ours: Callable[[], None],
+    peer: Callable[[], None],
+    runs: int,
+    warm_up: int = 3,
+    target: float | None = None,
+) -> Entry:
     """Run both in turn, ours and peer alternating first, and compare seconds pair by pair."""
     gc.collect()
     gc.freeze()  # what was imported and compiled is not looked through again in the middle of a sample
@@ -92,7 +99,7 @@ def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], runs:
         first, second = _seconds(order[0]), _seconds(order[1])
         pairs.append((first, second) if run % 2 == 0 else (second, first))
     mine, theirs = zip(*pairs, strict=True)
-    return paired(name, [1e3 * s for s in mine], [1e3 * s for s in theirs], "ms")
+    return paired(name, [1e3 * s for s in mine], [1e3 * s for s in theirs], "ms", target)
 
 
 def medians(samples: Sequence[Mapping[str, float]], scale: float = 1.0) -> dict[str, float]:

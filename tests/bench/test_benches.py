@@ -105,6 +105,12 @@ def test_recovery(tmp_path: Path) -> None:
     assert "SIGSTOP: " in shown and "links down: " in shown
 
 
+def test_executor(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "executor", "--tiny", "--repeats", "2")
+    assert [entry["name"] for entry in entries] == ["width 64, 32 tokens"] and entries[0]["target"] == 2.5
+    assert "outside of kernels" in shown and "GFLOP/s" in shown
+
+
 def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -> None:
     own = [OwnLoss(0.1, 0.05, dict.fromkeys(PARTS, 0.01)) for _ in range(2)]
     short, safe = Lighthouse(heartbeat_timeout_ms=100), Lighthouse(heartbeat_timeout_ms=900)
