@@ -10,16 +10,20 @@ BENCHES = {
     "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
     "communicator_edit": "lose one rank: from the abort to checked all-reduces on the new groups, against gloo",
     "collectives": "all-reduce, reduce-scatter, all-gather, send/recv: shared memory and TCP against gloo",
+    "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
+    "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
 }
 TAKES = {
     "executor": {"repeats", "tiny"},
     "communicator_edit": {"repeats", "ranks"},
     "collectives": {"repeats", "ranks", "tiny"},
+    "pipeline": {"repeats", "tiny"},
     "copies": {"repeats", "tiny"},
     "steady": {"repeats", "tiny"},
+    "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny"},
 }
 """The options that a benchmark knows, besides --json."""

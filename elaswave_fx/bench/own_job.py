@@ -30,8 +30,10 @@ from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.control.words import SEED, Activation, Stamp, Term, Version
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.launch.job import BuildResult, WorkerContext
+from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch
 from elaswave_fx.runtime.build import build_job
+from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.optimizer import GROUPS
 from elaswave_fx.runtime.worker import Worker, certificate_of, set_up
 
@@ -47,15 +49,26 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Resident:
+    """The resident memory of a rank: after its fork, before anything is declared; and the most that it had later."""
+
+    idle_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class Run:
     """Of one job: seconds of its steps as the first rank saw them; bytes sent and CPU seconds of all ranks in a step.
 
-    CPU seconds count all threads of the ranks. They hardly depend on what else the machine does.
+    CPU seconds count all threads of the ranks. They hardly depend on what else the machine does. `losses`: of all
+    steps, those that do not count too. `resident`: by rank.
     """
 
     seconds: tuple[float, ...]
     bytes_per_step: float
     cpu_s_per_step: float
+    losses: tuple[float, ...] = ()
+    resident: tuple[Resident, ...] = ()
 
 
 class Program:
@@ -76,6 +89,11 @@ class Program:
         """Parameters of the model."""
         return sum(parameter.numel() for parameter in self._workload.model().parameters())
 
+    def plan(self, variant: Variant) -> Plan:
+        """Of the jobs of that variant."""
+        config = self._workload.config(f"copies.count={variant.copies}")
+        return Plan.from_json(self._build(config, variant.copies).plan)
+
     def run(self, variant: Variant, steps: int, warm_up: int) -> Run:
         """One job: `warm_up` steps that do not count, then `steps` that do."""
         config = self._workload.config(
@@ -92,14 +110,17 @@ class Program:
             if variant.guarded:
                 processes.fork("coordinator", _coordinator_body(address, variant))
             for rank, name in enumerate(names):
-                body = _rank_body(config, variant, rank, len(names), processes.folder, built, address, first, warm_up)
+                hosts = tuple(self._workload.host_of(r) for r in range(len(names)))
+                body = _rank_body(config, variant, rank, hosts, processes.folder, built, address, first, warm_up)
                 processes.fork(name, body)
             ports = {name: fields["port"] for name, fields in processes.hear(names, "hello").items()}
-            places = {rank: ["127.0.0.1", ports[name], f"host-{rank}"] for rank, name in enumerate(names)}
+            places = {rank: ["127.0.0.1", ports[name], self._workload.host_of(rank)] for rank, name in enumerate(names)}
             processes.tell(names, "peers", places=places)
             done = processes.hear(names, "measured")
             sums = {what: sum(rank[what] for rank in done.values()) / steps for what in ("bytes", "cpu_s")}
-            return Run(tuple(done[names[0]]["seconds"]), sums["bytes"], sums["cpu_s"])
+            said = done[names[0]]
+            resident = tuple(Resident(rank["idle"], rank["peak"]) for rank in done.values())
+            return Run(tuple(said["seconds"]), sums["bytes"], sums["cpu_s"], tuple(said["losses"]), resident)
 
     def _build(self, config: Config, copies: int) -> BuildResult:
         """Once per number of copies, in a child: tracing leaves threads behind."""
@@ -140,11 +161,13 @@ class _Context(WorkerContext):
 
 
 def _rank_body(
-    config: Config, variant: Variant, rank: int, ranks: int, folder: Path, built: BuildResult,
+    config: Config, variant: Variant, rank: int, hosts: tuple[str, ...], folder: Path, built: BuildResult,
     address: ControlAddress, first: Activation, warm_up: int,
 ) -> Callable[[Channel], None]:  # fmt: skip
     def body(channel: Channel) -> None:
-        hosts = tuple(f"host-{r}" for r in range(ranks))
+        device = make_device(config.device)
+        device.set_up(threads=1)
+        idle = device.memory_peak_bytes()
         worker = set_up(
             config,
             _Context(
@@ -155,31 +178,32 @@ def _rank_body(
         if not variant.guarded:
             worker.agent.close(finished=False)
         worker.group.barrier(PLENTY_S)
-        _measure(worker, variant, config.steps - 2, warm_up, channel)
+        found = _measure(worker, variant, config.steps - 2, warm_up)
+        channel.send("measured", **found, idle=idle, peak=device.memory_peak_bytes())
+        worker.group.barrier(PLENTY_S)
+        channel.receive(PLENTY_S)
 
     return body
 
 
-def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int, channel: Channel) -> None:
-    seconds, sent, cpu_s = [], 0, 0.0
+def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int) -> dict[str, Any]:
+    seconds, losses, sent, cpu_s = [], [], 0, 0.0
     lap = time.perf_counter()
     for step in range(steps):
         if step == warm_up:
             worker.engine.native.sync(PLENTY_S)
             sent, cpu_s = worker.endpoint.bytes_sent, time.process_time()
-        _step(worker, variant, step)
+        losses.append(_step(worker, variant, step))
         now = time.perf_counter()
         seconds.append(now - lap)
         lap = now
     worker.engine.native.sync(PLENTY_S)
     sent, cpu_s = worker.endpoint.bytes_sent - sent, time.process_time() - cpu_s
-    channel.send("measured", seconds=seconds[warm_up:], bytes=sent, cpu_s=cpu_s)
-    worker.group.barrier(PLENTY_S)
-    channel.receive(PLENTY_S)
+    return {"seconds": seconds[warm_up:], "losses": losses, "bytes": sent, "cpu_s": cpu_s}
 
 
-def _step(worker: Worker, variant: Variant, step: int) -> None:
-    """What a worker does for one step that goes well."""
+def _step(worker: Worker, variant: Variant, step: int) -> float:
+    """What a worker does for one step that goes well; the mean loss."""
     assert worker.feed is not None
     fed = worker.feed.take(step)
     lr = worker.config.optimizer.lr * worker.schedule(step)
@@ -190,3 +214,4 @@ def _step(worker: Worker, variant: Variant, step: int) -> None:
     worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
     if variant.guarded:
         worker.agent.committed(certificate_of(worker.committed, result["votes"]))
+    return result["loss"] / result["count"]

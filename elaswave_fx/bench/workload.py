@@ -8,6 +8,7 @@ In: a name. Out: our configuration of it, and the same model and data for a plai
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +24,10 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class Workload:
-    """A GPT without dropout on random tokens, AdamW, data parallel over `ranks`, each on a host of its own."""
+    """A GPT without dropout on random tokens, AdamW: `ranks / stages` pipelines, `ranks_per_host` ranks on a host.
+
+    `micro_batch`: the most samples that run at once; None: the planner chooses. `tied`: head and token embedding.
+    """
 
     layers: int
     width: int
@@ -32,7 +36,11 @@ class Workload:
     global_batch: int
     ranks: int
     lr: float = 1e-3
-    clip_norm: float = 1.0
+    clip_norm: float | None = 1.0
+    stages: int = 1
+    micro_batch: int | None = None
+    ranks_per_host: int = 1
+    tied: bool = True
 
     def config(self, *overrides: str) -> Config:
         """As the command line would give it."""
@@ -40,9 +48,11 @@ class Workload:
             [
                 "model=gpt", f"model.layers={self.layers}", f"model.width={self.width}", f"model.heads={self.heads}",
                 "data=synthetic", f"data.vocab_size={VOCABULARY}", f"seq_len={self.seq_len}",
-                f"global_batch={self.global_batch}", f"parallel.dp={self.ranks}", "parallel.pp=1",
-                "parallel.ranks_per_host=1", "optimizer=adamw", f"optimizer.lr={self.lr}", "schedule=constant",
-                f"clip_norm={self.clip_norm}", "eval.every=0", *overrides,
+                f"model.tied={_word(self.tied)}", f"global_batch={self.global_batch}",
+                f"parallel.dp={self.ranks // self.stages}", f"parallel.pp={self.stages}",
+                f"parallel.micro_batch={_word(self.micro_batch)}", f"parallel.ranks_per_host={self.ranks_per_host}",
+                "optimizer=adamw", f"optimizer.lr={self.lr}", "schedule=constant",
+                f"clip_norm={_word(self.clip_norm)}", "eval.every=0", *overrides,
             ]
         )  # fmt: skip
 
@@ -60,10 +70,17 @@ class Workload:
 
     def text(self) -> str:
         """In one line, for under the table."""
+        layout = "data parallel, each on a host of its own"
+        if self.stages > 1:
+            layout = f"{self.ranks // self.stages} x {self.stages}, micro-batches of {self.micro_batch}"
         return (
             f"GPT of {self.layers} layers, width {self.width}, {self.heads} heads; {self.global_batch} samples of "
-            f"{self.seq_len} tokens a step; {self.ranks} ranks, data parallel, each on a host of its own; AdamW, fp32"
+            f"{self.seq_len} tokens a step; {self.ranks} ranks, {layout}; AdamW, fp32"
         )
+
+    def host_of(self, rank: int) -> str:
+        """Ranks of a host talk over its memory."""
+        return f"host-{rank // self.ranks_per_host}"
 
 
 COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
@@ -72,7 +89,25 @@ COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch
 FOUR_COLUMNS = Workload(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
 """For `recovery`: data parallel 4x1."""
 
+PIPELINE_SMALL = Workload(
+    layers=8, width=64, heads=4, seq_len=64, global_batch=16, ranks=2, clip_norm=None, micro_batch=2, tied=False
+)
+"""For `pipeline`, which sets the number of ranks: kernels of some tens of microseconds."""
+
+PIPELINE_LARGE = replace(PIPELINE_SMALL, width=512, heads=8, seq_len=128, global_batch=8, micro_batch=1)
+"""For `pipeline`: almost all of a step is matrix products."""
+
+MEMORY = Workload(
+    layers=8, width=512, heads=8, seq_len=128, global_batch=16, ranks=4, stages=2, micro_batch=2, ranks_per_host=2
+)
+"""For `startup`: laid out as the demo, and hundreds of MB at each rank."""
+
 
 def tiny(workload: Workload) -> Workload:
     """To see that a benchmark runs."""
     return replace(workload, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
+
+
+def _word(value: float | None) -> str:
+    """As the command line spells it."""
+    return json.dumps(value)

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.bench.pipeline import check_losses
+from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.recovery import DEFAULTS, recovery_entries
 from elaswave_fx.bench.recovery_own import PARTS, OwnLoss
 from elaswave_fx.bench.results import Entry, p95, paired, table
+from elaswave_fx.bench.startup import parts_of
 from elaswave_fx.bench.torch_job import Lighthouse, Loss
 from elaswave_fx.bench.views import Views
 
@@ -77,6 +80,48 @@ def test_collectives(tmp_path: Path) -> None:
     sizes, calls, sides = 3, 4, 2
     assert len(entries) == sizes * calls * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
     assert "2 ranks, all-gather, 1 MB: " in shown
+
+
+def test_pipeline(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "pipeline", "--tiny", "--repeats", "1")
+    widths, depths, links = 2, 2, 2
+    assert len(entries) == widths * depths * links
+    assert [entry["target"] for entry in entries] == [1.3, None] * depths + [1.0, None] * depths
+    assert "4 ranks, 1 x 4, micro-batches of 1" in shown
+
+
+def test_losses_that_differ_fail_the_pipeline_benchmark() -> None:
+    check_losses({"ours": [5.5, 5.1], "peer": [5.5, 5.10005]})
+    with pytest.raises(BenchFailed, match=r"losses of step 1 differ: ours 5\.100000, peer 5\.100200"):
+        check_losses({"ours": [5.5, 5.1], "peer": [5.5, 5.1002]})
+    with pytest.raises(BenchFailed, match="step 0"):
+        check_losses({"ours": [5.5], "peer": [float("nan")]})
+
+
+def test_startup(tmp_path: Path) -> None:
+    _, entries = bench(tmp_path, "startup", "--tiny", "--repeats", "1")
+    cold, warm, memory = entries
+    assert (cold["peer"], warm["peer"], memory["unit"]) == (12.0, 6.0, "MiB")
+    for entry in entries:
+        assert entry["ratio"] == pytest.approx(entry["peer"] / entry["ours"])
+    assert sum(cold["parts"].values()) == pytest.approx(cold["ours"]) and cold["parts"]["capture and passes"] > 0
+    assert warm["parts"]["capture and passes"] == 0, "the cache of the cold start is used"
+    assert sum(memory["parts"].values()) == pytest.approx(memory["peer"])
+
+
+def test_parts_of_a_start_are_read_off_what_it_prints() -> None:
+    said = [
+        (12.0, "building"),
+        (16.0, "program captured: 14 units of 5 kinds (data 0.2 s, model 0.1 s, capture and passes 2.5 s)"),
+        (16.0, "plan: 2 x 2 columns; slowest stage 1.06 ms per micro-batch"),
+        (16.5, "starting"),
+    ]
+    assert parts_of(said, began=10.0, first=17.5) == pytest.approx(
+        {
+            "interpreter and imports": 2.0, "data": 0.2, "model": 0.1, "capture and passes": 2.5, "measuring": 0.0,
+            "plan": 1.2, "fork": 0.5, "links, engine, first step": 1.0,
+        }
+    )  # fmt: skip
 
 
 def test_copies(tmp_path: Path) -> None:

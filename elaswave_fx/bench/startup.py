@@ -1,0 +1,170 @@
+"""startup: seconds from the command to the first step of the demo, and the memory of a rank against its parts.
+
+Cold: no cache folder, so that the model is captured and compiled. Warm: the same command again. The clock begins before
+the interpreter is started and ends when the first line stands in metrics.jsonl; the parts are told by what the command
+prints. There is no peer: its column holds the most that is wanted, or the sum of the parts.
+
+Memory: the peak of a rank's resident set (VmHWM, reset after the fork) against what a rank holds before its engine is
+declared, the interpreter and its libraries, and what the plan expects beyond (`elaswave_fx/plan/memory.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from elaswave_fx.bench.own_job import Program, Resident, Variant
+from elaswave_fx.bench.processes import PLENTY_S, BenchFailed
+from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95
+from elaswave_fx.bench.workload import MEMORY, tiny
+from elaswave_fx.plan.memory import Memory, tile_memory
+from elaswave_fx.plan.plan import Plan
+
+REPEATS = 5
+WANTED_S = {"cold": 12.0, "warm": 6.0}
+WANTED_MEMORY = 1.15
+STEPS = 4
+_RECIPE = ("recipe=lose_one_rank", "faults=[]")
+_TINY = ("model.layers=2", "model.width=16", "seq_len=16", "data.limit_mb=1")
+_LOOK_EVERY_S = 0.002
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class Start:
+    """Of one command: seconds until its first step, and what they consist of."""
+
+    seconds: float
+    parts: Mapping[str, float]
+
+
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
+    """Cold and warm starts in pairs, then one job for the memory."""
+    torch.set_num_threads(1)
+    repeats = options.repeats or REPEATS
+    overrides = (*_RECIPE, *(_TINY if options.tiny else ()))
+    starts: dict[str, list[Start]] = {name: [] for name in WANTED_S}
+    for turn in range(repeats):
+        progress(f"start {turn + 1} of {repeats}")
+        with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as folder:
+            for name in starts:
+                starts[name].append(start(Path(folder), name, overrides))
+    progress("memory")
+    entry, line = _memory_entry(options.tiny)
+    return Outcome([*(_start_entry(name, found) for name, found in starts.items()), entry], ("", line))
+
+
+def _start_entry(name: str, starts: Sequence[Start]) -> Entry:
+    seconds, limit = [start.seconds for start in starts], WANTED_S[name]
+    ours = statistics.median(seconds)
+    parts = medians([start.parts for start in starts])
+    return Entry(f"{name} start", limit / ours, ours, limit, "s", len(seconds), p95(seconds), target=1.0, parts=parts)
+
+
+# --- Start-up
+
+
+def start(folder: Path, name: str, overrides: Sequence[str]) -> Start:
+    """Run the command until its first step. Raises BenchFailed."""
+    run_dir, log = folder / f"run-{name}", folder / f"{name}.log"
+    metrics = run_dir / "metrics.jsonl"
+    command = [
+        sys.executable, "-m", "elaswave_fx.train", *overrides, f"cache.dir={folder / 'cache'}",
+        f"hydra.run.dir={run_dir}",
+    ]  # fmt: skip
+    with log.open("w") as errors:
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            said, first = _listen(process, metrics, began + PLENTY_S)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PLENTY_S)
+        finally:
+            process.kill()
+            process.wait()
+    if first is None:
+        raise BenchFailed(f"startup: {' '.join(command)} took no step\n{log.read_text()[-2000:]}")
+    return Start(first - began, parts_of(said, began, first))
+
+
+def _listen(
+    process: subprocess.Popen[bytes], metrics: Path, end: float
+) -> tuple[list[tuple[float, str]], float | None]:
+    """Lines with when they came, until there is a first step; and when that was."""
+    assert process.stdout is not None
+    output, said, rest = process.stdout.fileno(), [], b""
+    while process.poll() is None and time.monotonic() < end:
+        ready, _, _ = select.select([output], [], [], _LOOK_EVERY_S)
+        now = time.monotonic()
+        if metrics.is_file() and metrics.stat().st_size:
+            return said, now
+        if ready:
+            *lines, rest = (rest + process.stdout.read1()).split(b"\n")  # type: ignore[union-attr]
+            said += [(now, line.decode()) for line in lines]
+    return said, None
+
+
+def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> dict[str, float]:
+    """What the seconds from `began` to `first` were spent on, by the lines and when they came.
+
+    The builder's line says itself what its parts took; what it does not name is planning, and forking the builder.
+    """
+    building = next(at for at, line in said if line == "building")
+    built, program = next((at, line) for at, line in said if line.startswith("program "))
+    starting = next(at for at, line in said if line == "starting")
+    laps = {name.strip(): float(seconds) for name, seconds in re.findall(r"([a-z ]+) (\d+\.\d+) s", program)}
+    compiled = {name: laps.get(name, 0.0) for name in ("data", "model", "capture and passes", "measuring")}
+    return {
+        "interpreter and imports": building - began,
+        **compiled,
+        "plan": built - building - sum(compiled.values()),
+        "fork": starting - built,
+        "links, engine, first step": first - starting,
+    }
+
+
+# --- Memory
+
+
+def _memory_entry(is_tiny: bool) -> tuple[Entry, str]:
+    """The rank whose peak is highest against its parts."""
+    workload, variant = tiny(MEMORY) if is_tiny else MEMORY, Variant(copies=1)
+    with Program(workload) as program:
+        plan = program.plan(variant)
+        resident = program.run(variant, STEPS, 1).resident
+    rank = max(range(workload.ranks), key=lambda rank: resident[rank].peak_bytes / _sum(plan, rank, resident[rank]))
+    found, expected = resident[rank], expected_memory(plan, rank)
+    whole = _sum(plan, rank, found)
+    parts = {
+        "idle": found.idle_bytes, "parameters": expected.params, "gradients": expected.grads,
+        "state and copies": expected.state, "activations": expected.saved, "arriving": expected.received,
+    }  # fmt: skip
+    entry = Entry(
+        "memory of a rank", whole / found.peak_bytes, found.peak_bytes / _MIB, whole / _MIB, "MiB", 1,
+        target=1 / WANTED_MEMORY, parts={name: size / _MIB for name, size in parts.items()},
+    )  # fmt: skip
+    grown = (found.peak_bytes - found.idle_bytes) / max(1, expected.total)
+    return entry, f"{workload.text()}; what it has beyond an idle one is {grown:.3f}x of what the plan expects"
+
+
+def _sum(plan: Plan, rank: int, found: Resident) -> int:
+    return found.idle_bytes + expected_memory(plan, rank).total
+
+
+def expected_memory(plan: Plan, rank: int) -> Memory:
+    """What the plan expects of a rank, by purpose."""
+    tile = plan.tile(rank)  # type: ignore[arg-type]
+    kept = sum(len(box.span) for box in plan.boxes if rank == box.owner or rank in box.holders)
+    in_flight = plan.predicted.ranks[tile.rank].in_flight
+    return tile_memory(plan.workload, tile.units, max(len(m) for m in tile.micro_batches), in_flight, kept)
