@@ -4,8 +4,9 @@ In: paths. Out: the documents' bytes in an order that depends on names only, nev
 """
 
 import glob
+import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from elaswave_fx.errors import DataError
@@ -18,10 +19,17 @@ _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "di
 def stdlib_documents(limit_mb: float | None) -> list[bytes]:
     """The Python sources of the standard library, sorted by path. Raises `DataError` if there are none."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
+    files = list(_sources(root))
     if not files:
         raise DataError(f"data=stdlib: no Python sources in {root}; nearest valid: data=files")
     return read_documents(sorted(files, key=lambda path: path.relative_to(root).as_posix()), limit_mb)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Below `root`; not even looked into are installed packages, which may be ten thousands of files."""
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in _SKIPPED_FOLDERS]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[bytes]:

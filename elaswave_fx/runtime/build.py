@@ -7,6 +7,7 @@ child; workers load what it wrote and never trace.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
 import tempfile
@@ -23,35 +24,26 @@ from torch import nn
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config import Config
 from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.data.cached import cached_text, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
-from elaswave_fx.models.losses import check_output
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
-from elaswave_fx.program.capture import capture
-from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.fingerprint import fingerprint
-from elaswave_fx.program.ir import ParamSpec
-from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.checkpoints import check_start, contents_of, start_fields
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.devices.emulated import scaled_costs
-from elaswave_fx.runtime.engine import cast_inputs
 from elaswave_fx.runtime.learning_rate import make_schedule
-from elaswave_fx.runtime.optimizer import GROUPS, group_of, make_optimizer
+from elaswave_fx.runtime.optimizer import make_optimizer, trace_update
 from elaswave_fx.runtime.state import InitialState
 from passes import assign_stages
 from passes.assign_stages import AssignStages, make_workload
-from passes.evaluate import evaluation_agrees
-from passes.lower import lower
-from passes.pipeline import back_passes, front_passes, run_passes
 
-State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
 Planner = Callable[[Config, Artifact], Plan]
 
@@ -92,25 +84,36 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     target = (config.cache.path / "programs" if config.cache.path else folder or Path(tempfile.mkdtemp())) / key
     cached = (target / "artifact.json").is_file()
     if not cached:
+        # Importing torch.export and the passes takes seconds, which a program from the cache spares.
+        from elaswave_fx.runtime.compile import compile_model
+
         dump = Path(config.passes.dump) if config.passes.dump else None
         artifact, constants = compile_model(config, model, batches, dump)
         target.parent.mkdir(parents=True, exist_ok=True)
         artifact.save(target, constants)
         clock.lap("capture and passes")
     if calibrate and not (target / "costs.json").is_file():
+        from elaswave_fx.runtime.compile import measure
+
         Artifact.save_costs(target, measure(config, model, target, batches[0]))
         clock.lap("measuring")
     return Built(target, state, source, clock.laps, cached)
 
 
-def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
-    """Seconds per sample of every kind of unit, on this machine with one thread."""
-    _to_precision(model, config.precision)
-    artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    chain = Chain(artifact, constants, lambda name: tensors[name].detach())
-    part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
-    return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
+def update_program(config: Config) -> Mapping[str, Any]:
+    """The optimizer as a unit program, from the cache if it is one of ours: a user's may change under its name."""
+    optimizer = make_optimizer(config.optimizer)
+
+    def make() -> str:
+        from passes.unit_program import lower_graph
+
+        return json.dumps(lower_graph("update", trace_update(optimizer)))
+
+    folder = config.cache.path / "programs" if config.cache.path and config.optimizer.name != "target" else None
+    code = Path(inspect.getfile(trace_update)).read_bytes()
+    return json.loads(
+        cached_text(folder, "update", digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
+    )
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:
@@ -141,7 +144,12 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
             "running statistics explain; nearest valid: eval.every=0"
         )
-    data = {"artifact": str(built.artifact), "state": str(built.state), "eval_batches": eval_batches}
+    data = {
+        "artifact": str(built.artifact),
+        "state": str(built.state),
+        "update": update_program(config),
+        "eval_batches": eval_batches,
+    }
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
     program = "program from the cache" if built.cached else "program captured"
@@ -229,54 +237,15 @@ def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
         config.precision, config.recompute, config.parallel.granule, config.optimizer.no_decay,
         torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
-    digest = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())
-    digest.update(_code_digest())
-    return digest.hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())
+    key.update(_code_digest())
+    return key.hexdigest()[:24]
 
 
 def _code_digest() -> bytes:
     # By a module's own file: an editable package's __path__ names the folder of the installation, not of the sources.
     roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
-    digest = hashlib.sha256()
+    code = hashlib.sha256()
     for path in sorted(path for root in roots for path in root.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
-
-
-def compile_model(
-    config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
-) -> tuple[Artifact, State]:
-    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
-    with torch.no_grad():
-        check_output(model(**{name: tensor.clone() for name, tensor in batches[0].items()}))
-    _to_precision(model, config.precision)
-    batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
-    program = capture(model, batches, config.parallel.granule)
-    program, front = run_passes(program, front_passes(), dump)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    state = {name: tensor.detach() for name, tensor in state.items()}
-    program = replace(program, batch_coupled=find_couplings(program, state, batches[0]))
-    program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
-    exact = evaluation_agrees(program, model, state, batches[0])
-    artifact = lower(program, _group_rule(config), exact)
-    return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
-
-
-def _group_rule(config: Config) -> Any:
-    def rule(name: str, spec: ParamSpec) -> int:
-        return GROUPS.index(group_of(len(spec.shape), config.optimizer.no_decay))
-
-    return rule
-
-
-def _to_precision(model: nn.Module, precision: str) -> None:
-    """Parameters compute in `precision`; buffers such as tables keep the dtype they were built with.
-
-    Eager batch normalization wants its statistics in the dtype of its weights; the program keeps them in fp32.
-    """
-    if precision != "bf16":
-        return
-    statistics = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
-        if tensor.dtype == torch.float32:
-            tensor.data = tensor.data.to(torch.bfloat16)
+        code.update(path.read_bytes())
+    return code.digest()

@@ -1,6 +1,6 @@
 """One rank's engine: an artifact, plans and an initial state declared to the native runtime.
 
-    rank_engine = RankEngine(artifact, constants, initial, rank, endpoint, optimizer, seed)
+    rank_engine = RankEngine(artifact, constants, initial, rank, endpoint, optimizer, update, seed)
     rank_engine.install(plan)      # the first plan, and every later one: what stays as it was is left alone
     rank_engine.native.step(...)
 
@@ -21,9 +21,8 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import eval_program, step_program
 from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec, FoldSpec
 from elaswave_fx.runtime.devices.emulated import Kernels
-from elaswave_fx.runtime.optimizer import Optimizer, trace_update
+from elaswave_fx.runtime.optimizer import Optimizer
 from elaswave_fx.runtime.state import InitialState
-from passes.unit_program import lower_graph
 
 
 class RankEngine:
@@ -32,7 +31,8 @@ class RankEngine:
     Programs, constants and mutable buffers are declared once, at first use; every rank keeps every mutable buffer, so
     that none is lost with a rank. Raises ExecError when the runtime refuses a program, naming it and the instruction.
 
-    `kernels`: how long the units of a rank take it by a plan; given, they are waited for and not computed.
+    `update`: the unit program of `optimizer`. `kernels`: how long units take this rank by a plan; given, they are
+    waited for and not computed.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class RankEngine:
         rank: int,
         endpoint: Any,
         optimizer: Optimizer,
+        update: Mapping[str, Any],
         seed: int,
         global_batch: int,
         kernels: Callable[[Plan, Any], Kernels] | None = None,
@@ -53,7 +54,7 @@ class RankEngine:
         self._programs: dict[str, int] = {}
         self._tensors: dict[str, int] = {}
         self._groups: dict[str, tuple[int, ...]] = {}  # of the plan that is installed
-        self._update = self._add_program("update", lower_graph("update", trace_update(optimizer)))
+        self._update = self._add_program("update", update)
         self._invariants()
         for value in artifact.values:
             self.native.add_value(value.name, value.axis, value.dtype, list(value.shape), value.has_grad)

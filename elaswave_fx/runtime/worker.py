@@ -106,8 +106,8 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     optimizer = make_optimizer(config.optimizer)
     batch = plan.workload.global_batch
     engine = RankEngine(
-        artifact, constants, initial, context.rank, endpoint, optimizer, config.seed, batch,
-        kernels if config.device == "emulated" else None,
+        artifact, constants, initial, context.rank, endpoint, optimizer, context.build.data["update"],
+        config.seed, batch, kernels if config.device == "emulated" else None,
     )  # fmt: skip
     engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
     engine.native.set_copy_mode(config.copies.mode)

@@ -1,0 +1,82 @@
+"""A model to an artifact: captured, checked against eager, through every pass, lowered; and what its units cost.
+
+    compile_model(config, model, batches)   ->  (Artifact, constants)
+    measure(config, model, folder, batch)   ->  {"block": (0.001, 0.002), …} seconds per sample, forward and backward
+
+Apart from build.py, so that a program from the cache starts without torch.export and the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elaswave_fx.config import Config
+from elaswave_fx.models.losses import check_output
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.coupling import find_couplings
+from elaswave_fx.program.ir import ParamSpec
+from elaswave_fx.runtime.chain import Chain, measure_kinds
+from elaswave_fx.runtime.engine import cast_inputs
+from elaswave_fx.runtime.optimizer import GROUPS, group_of
+from passes.evaluate import evaluation_agrees
+from passes.lower import lower
+from passes.pipeline import back_passes, front_passes, run_passes
+
+State = Mapping[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+
+
+def compile_model(
+    config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
+) -> tuple[Artifact, State]:
+    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
+    with torch.no_grad():
+        check_output(model(**{name: tensor.clone() for name, tensor in batches[0].items()}))
+    _to_precision(model, config.precision)
+    batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
+    program = capture(model, batches, config.parallel.granule)
+    program, front = run_passes(program, front_passes(), dump)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {name: tensor.detach() for name, tensor in state.items()}
+    program = replace(program, batch_coupled=find_couplings(program, state, batches[0]))
+    program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
+    exact = evaluation_agrees(program, model, state, batches[0])
+    artifact = lower(program, _group_rule(config), exact)
+    return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
+
+
+def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
+    """Seconds per sample of every kind of unit, on this machine with one thread."""
+    _to_precision(model, config.precision)
+    artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    chain = Chain(artifact, constants, lambda name: tensors[name].detach())
+    part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
+    return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
+
+
+def _group_rule(config: Config) -> Any:
+    def rule(name: str, spec: ParamSpec) -> int:
+        return GROUPS.index(group_of(len(spec.shape), config.optimizer.no_decay))
+
+    return rule
+
+
+def _to_precision(model: nn.Module, precision: str) -> None:
+    """Parameters compute in `precision`; buffers such as tables keep the dtype they were built with.
+
+    Eager batch normalization wants its statistics in the dtype of its weights; the program keeps them in fp32.
+    """
+    if precision != "bf16":
+        return
+    statistics = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
+        if tensor.dtype == torch.float32:
+            tensor.data = tensor.data.to(torch.bfloat16)
