@@ -50,9 +50,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Resident:
-    """The resident memory of a rank: after its fork, before anything is declared; and the most that it had later."""
+    """The resident memory of a rank: right after its fork, and at its peak."""
 
-    idle_bytes: int
+    forked_bytes: int
     peak_bytes: int
 
 
@@ -119,7 +119,7 @@ class Program:
             done = processes.hear(names, "measured")
             sums = {what: sum(rank[what] for rank in done.values()) / steps for what in ("bytes", "cpu_s")}
             said = done[names[0]]
-            resident = tuple(Resident(rank["idle"], rank["peak"]) for rank in done.values())
+            resident = tuple(Resident(rank["forked"], rank["peak"]) for rank in done.values())
             return Run(tuple(said["seconds"]), sums["bytes"], sums["cpu_s"], tuple(said["losses"]), resident)
 
     def _build(self, config: Config, copies: int) -> BuildResult:
@@ -167,7 +167,7 @@ def _rank_body(
     def body(channel: Channel) -> None:
         device = make_device(config.device)
         device.set_up(threads=1)
-        idle = device.memory_peak_bytes()
+        forked = device.memory_peak_bytes()
         worker = set_up(
             config,
             _Context(
@@ -179,7 +179,7 @@ def _rank_body(
             worker.agent.close(finished=False)
         worker.group.barrier(PLENTY_S)
         found = _measure(worker, variant, config.steps - 2, warm_up)
-        channel.send("measured", **found, idle=idle, peak=device.memory_peak_bytes())
+        channel.send("measured", **found, forked=forked, peak=device.memory_peak_bytes())
         worker.group.barrier(PLENTY_S)
         channel.receive(PLENTY_S)
 

@@ -4,8 +4,8 @@ Cold: no cache folder, so that the model is captured and compiled. Warm: the sam
 the interpreter is started and ends when the first line stands in metrics.jsonl; the parts are told by what the command
 prints. There is no peer: its column holds the most that is wanted, or the sum of the parts.
 
-Memory: the peak of a rank's resident set (VmHWM, reset after the fork) against what a rank holds before its engine is
-declared, the interpreter and its libraries, and what the plan expects beyond (`elaswave_fx/plan/memory.py`).
+Memory: the peak of a rank's resident set (VmHWM, reset after the fork) against that of an idle rank, one that trains
+next to nothing (interpreter, libraries, links), and what the plan expects beyond (`elaswave_fx/plan/memory.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ import torch
 from elaswave_fx.bench.own_job import Program, Resident, Variant
 from elaswave_fx.bench.processes import PLENTY_S, BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95
-from elaswave_fx.bench.workload import MEMORY, tiny
+from elaswave_fx.bench.workload import MEMORY, Workload, tiny
 from elaswave_fx.plan.memory import Memory, tile_memory
 from elaswave_fx.plan.plan import Plan
 
@@ -61,7 +61,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             for name in starts:
                 starts[name].append(start(Path(folder), name, overrides))
     progress("memory")
-    entry, line = _memory_entry(options.tiny)
+    entry, line = _memory_entry(replace(tiny(MEMORY), layers=2) if options.tiny else MEMORY)
     return Outcome([*(_start_entry(name, found) for name, found in starts.items()), entry], ("", line))
 
 
@@ -137,29 +137,37 @@ def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> d
 # --- Memory
 
 
-def _memory_entry(is_tiny: bool) -> tuple[Entry, str]:
+def _memory_entry(workload: Workload) -> tuple[Entry, str]:
     """The rank whose peak is highest against its parts."""
-    workload, variant = tiny(MEMORY) if is_tiny else MEMORY, Variant(copies=1)
-    with Program(workload) as program:
-        plan = program.plan(variant)
-        resident = program.run(variant, STEPS, 1).resident
-    rank = max(range(workload.ranks), key=lambda rank: resident[rank].peak_bytes / _sum(plan, rank, resident[rank]))
-    found, expected = resident[rank], expected_memory(plan, rank)
-    whole = _sum(plan, rank, found)
+    idle, _ = _resident(tiny(workload))
+    resident, plan = _resident(workload)
+    expected = [expected_memory(plan, rank) for rank in range(workload.ranks)]
+    over = [
+        found.peak_bytes / (small.peak_bytes + parts.total)
+        for found, small, parts in zip(resident, idle, expected, strict=True)
+    ]
+    rank = over.index(max(over))
+    found, small, needed = resident[rank], idle[rank].peak_bytes, expected[rank]
     parts = {
-        "idle": found.idle_bytes, "parameters": expected.params, "gradients": expected.grads,
-        "state and copies": expected.state, "activations": expected.saved, "arriving": expected.received,
+        "idle": small, "parameters": needed.params, "gradients": needed.grads, "state and copies": needed.state,
+        "activations": needed.saved, "arriving": needed.received,
     }  # fmt: skip
     entry = Entry(
-        "memory of a rank", whole / found.peak_bytes, found.peak_bytes / _MIB, whole / _MIB, "MiB", 1,
+        "memory of a rank", 1 / over[rank], found.peak_bytes / _MIB, (small + needed.total) / _MIB, "MiB", 1,
         target=1 / WANTED_MEMORY, parts={name: size / _MIB for name, size in parts.items()},
     )  # fmt: skip
-    grown = (found.peak_bytes - found.idle_bytes) / max(1, expected.total)
-    return entry, f"{workload.text()}; what it has beyond an idle one is {grown:.3f}x of what the plan expects"
+    strict = found.peak_bytes / (found.forked_bytes + needed.total)
+    return entry, (
+        f"memory: {workload.text()}; {over[rank]:.3f}x the sum of the parts; without an idle rank in both "
+        f"{(found.peak_bytes - small) / max(1, needed.total):.3f}x; with what a rank has right after its fork, "
+        f"{found.forked_bytes / _MIB:.0f} MiB, as the idle one {strict:.3f}x"
+    )
 
 
-def _sum(plan: Plan, rank: int, found: Resident) -> int:
-    return found.idle_bytes + expected_memory(plan, rank).total
+def _resident(workload: Workload) -> tuple[tuple[Resident, ...], Plan]:
+    variant = Variant(copies=1)
+    with Program(workload) as program:
+        return program.run(variant, STEPS, 1).resident, program.plan(variant)
 
 
 def expected_memory(plan: Plan, rank: int) -> Memory:

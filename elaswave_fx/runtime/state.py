@@ -25,7 +25,13 @@ class InitialState:
     """The memory-mapped tensors that the builder wrote: fp32 parameters and buffers by logical name."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: Any = safe_open(str(path), framework="pt")
+
+    def let_go(self) -> None:
+        """Of the pages read so far, which count as this process's memory as long as they are mapped. The file must
+        still be there: it is mapped anew."""
+        self._file = safe_open(str(self._path), framework="pt")
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._file.get_tensor(name)

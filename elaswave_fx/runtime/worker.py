@@ -112,6 +112,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
     engine.native.set_copy_mode(config.copies.mode)
     engine.install(plan)
+    initial.let_go()
 
     def progress() -> Progress:
         instruction, number, awaited = engine.native.progress
