@@ -77,7 +77,8 @@ def _build(spec: JobSpec, recorder: Recorder, progress: StepProgress, stop: Stop
         channel.send("built", **{**vars(built), "data": dict(built.data)})
 
     progress.phase("building")
-    child = fork_child("builder", body, recorder.directory.log("builder"), ())
+    with frozen_memory():  # compiling makes many objects; what was imported need not be looked through again and again
+        child = fork_child("builder", body, recorder.directory.log("builder"), ())
     messages: list[Message] = []
     try:
         ended = False

@@ -7,7 +7,6 @@ child; workers load what it wrote and never trace.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import platform
 import tempfile
@@ -35,6 +34,7 @@ from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.fingerprint import fingerprint
+from elaswave_fx.runtime import optimizer as optimizer_module
 from elaswave_fx.runtime.checkpoints import check_start, contents_of, start_fields
 from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.devices.emulated import scaled_costs
@@ -110,7 +110,7 @@ def update_program(config: Config) -> Mapping[str, Any]:
         return json.dumps(lower_graph("update", trace_update(optimizer)))
 
     folder = config.cache.path / "programs" if config.cache.path and config.optimizer.name != "target" else None
-    code = Path(inspect.getfile(trace_update)).read_bytes()
+    code = Path(optimizer_module.__file__).read_bytes()
     return json.loads(
         cached_text(folder, "update", digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
     )
