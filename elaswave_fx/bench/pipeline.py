@@ -22,7 +22,7 @@ from elaswave_fx.bench.workload import PIPELINE_LARGE, PIPELINE_SMALL, Workload
 
 REPEATS = 20
 STAGES = (2, 4)
-STEPS = {PIPELINE_SMALL.width: (20, 5), PIPELINE_LARGE.width: (4, 2)}
+STEPS = {PIPELINE_SMALL.width: (20, 5), PIPELINE_LARGE.width: (3, 1)}
 """Width -> steps that count, and those before them that do not."""
 
 WANTED = {PIPELINE_SMALL.width: 1.3, PIPELINE_LARGE.width: 1.0}
