@@ -68,7 +68,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME", help="which benchmark")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
-    parser.add_argument("--repeats", type=_positive, metavar="N", help="paired runs (not executor); 20 if not said, 5 of startup")
+    parser.add_argument(
+        "--repeats", type=_positive, metavar="N", help="paired runs (not executor); 20 if not said, 5 of startup"
+    )
     parser.add_argument(
         "--ranks", type=_rank_counts, metavar="N,…", help="numbers of ranks, where a benchmark has several"
     )

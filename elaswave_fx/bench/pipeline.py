@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from elaswave_fx.bench.copies import cpu_line
 from elaswave_fx.bench.own_job import Program, Variant
 from elaswave_fx.bench.pipeline_torch import pipelining_steps
 from elaswave_fx.bench.processes import BenchFailed
@@ -40,18 +41,21 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             if options.tiny:
                 workload = replace(workload, layers=4, width=16, seq_len=16, global_batch=8, micro_batch=1)
             name = f"width {workload.width}, {stages} stages"
-            entries += _compare(name, workload, base, options, progress)
-            lines.append(workload.text())
+            found, cpu = _compare(name, workload, base, options, progress)
+            entries += found
+            lines += [workload.text(), "  " + cpu]
     return Outcome(entries, ("", *lines))
 
 
 def _compare(
     name: str, workload: Workload, base: Workload, options: Options, progress: Callable[[str], None]
-) -> list[Entry]:
+) -> tuple[list[Entry], str]:
+    """The entries, and a line on CPU time."""
     steps, warm_up = (2, 1) if options.tiny else STEPS[base.width]
     assert workload.micro_batch is not None
     repeats, wanted = options.repeats or REPEATS, workload.global_batch // workload.micro_batch
     samples: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
     with Program(workload) as memory, Program(replace(workload, ranks_per_host=1)) as tcp:
         found = {len(tile.micro_batches) for tile in memory.plan(ALONE).tiles}
         if found != {wanted}:
@@ -70,11 +74,13 @@ def _compare(
                 done = sides[side]()
                 losses[side] = done.losses
                 samples.setdefault(side, []).append(1e3 * statistics.median(done.seconds))
+                cpu.setdefault(side, []).append(done.cpu_s_per_step)
             check_losses(losses)
-    return [
+    entries = [
         paired(name, samples["shm"], samples["torch"], "ms", WANTED[base.width]),
         paired(f"{name}, ours over TCP", samples["tcp"], samples["torch"], "ms"),
     ]
+    return entries, cpu_line(cpu)
 
 
 def check_losses(losses: dict[str, Sequence[float]]) -> None:

@@ -2,7 +2,7 @@
 
 In: a workload whose ranks are one pipeline. Out: seconds of each step at the first stage, and the losses.
 
-    pipelining_steps(workload, steps=6, warm_up=2)   ->  PeerRun(seconds=(0.05, …), losses=(5.56, …))
+    pipelining_steps(workload, steps=6, warm_up=2)   ->  PeerRun(seconds=(0.05, …), losses=(5.56, …), …)
 
 Blocks are divided evenly, the embedding in the first stage, the head in the last. AdamW is the fused one, the loss is
 divided by the step's tokens where it is made, and the batches lie ready before the first step: all of it is faster than
@@ -37,9 +37,10 @@ _TIMEOUT = timedelta(seconds=PLENTY_S)
 
 @dataclass(frozen=True)
 class PeerRun:
-    """Of one job: seconds of the steps that count, mean losses of all."""
+    """Of one job: seconds of the steps that count, CPU seconds of all ranks in one, mean losses of all steps."""
 
     seconds: tuple[float, ...]
+    cpu_s_per_step: float
     losses: tuple[float, ...]
 
 
@@ -52,7 +53,8 @@ def pipelining_steps(workload: Workload, steps: int, warm_up: int) -> PeerRun:
         for stage, name in enumerate(names):
             processes.fork(name, _stage_body(workload, stage, port, steps, warm_up))
         done = processes.hear(names, "measured")
-        return PeerRun(tuple(done[names[0]]["seconds"]), tuple(done[names[-1]]["losses"]))
+        cpu_s = sum(stage["cpu_s"] for stage in done.values()) / steps
+        return PeerRun(tuple(done[names[0]]["seconds"]), cpu_s, tuple(done[names[-1]]["losses"]))
 
 
 class Stage(nn.Module):
@@ -84,15 +86,15 @@ def _stage_body(workload: Workload, stage: int, port: int, steps: int, warm_up: 
         on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=stage, world_size=workload.stages, timeout=_TIMEOUT)
-        seconds, losses = _train(workload, stage, warm_up + steps)
-        channel.send("measured", seconds=seconds[warm_up:], losses=losses)
+        seconds, cpu_s, losses = _train(workload, stage, warm_up + steps)
+        channel.send("measured", seconds=seconds[warm_up:], cpu_s=sum(cpu_s[warm_up:]), losses=losses)
         channel.receive(PLENTY_S)
 
     return body
 
 
-def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each step, and the losses, which only the last stage knows."""
+def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds and CPU seconds of each step, and the losses, which only the last stage knows."""
     config = workload.config()
     source = open_source(config)
     model = make_model(config, source.dataset)
@@ -113,9 +115,10 @@ def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], lis
     batch = workload.global_batch
     batches = [load_batch(source.dataset, source.train, step * batch, batch) for step in range(steps)]
     seconds: list[float] = []
+    cpu_s: list[float] = []
     sums: list[Tensor] = []
     dist.barrier()
-    lap = time.perf_counter()
+    lap, used = time.perf_counter(), time.process_time()
     for fed in batches:
         optimizer.zero_grad()
         losses: list[Tensor] = []
@@ -128,10 +131,11 @@ def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], lis
         optimizer.step()
         if losses:
             sums.append(torch.stack([loss.detach() for loss in losses]).sum())
-        now = time.perf_counter()
+        now, by_now = time.perf_counter(), time.process_time()
         seconds.append(now - lap)
-        lap = now
-    return seconds, [loss.item() for loss in sums]
+        cpu_s.append(by_now - used)
+        lap, used = now, by_now
+    return seconds, cpu_s, [loss.item() for loss in sums]
 
 
 def _optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -178,7 +178,7 @@ def _ddp_body(workload: Workload, rank: int, port: int, steps: int, warm_up: int
         def step(number: int) -> None:
             optimizer.zero_grad()
             _forward(model, workload, number, rank)
-            nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
+            workload.clip(model.parameters())
             optimizer.step()
 
         _measure(step, steps, warm_up, channel)
@@ -231,7 +231,7 @@ def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_
         def step(number: int) -> None:
             optimizer.zero_grad()
             _forward(model, workload, number, rank)
-            nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
+            workload.clip(model.parameters())
             optimizer.step()
             if manager.num_participants() != workload.ranks:
                 raise BenchFailed(f"torchft: step {number} had {manager.num_participants()} participants")
@@ -257,7 +257,7 @@ def _manual_body(workload: Workload, rank: int, address: str) -> Callable[[Chann
             manager.allreduce(flat).wait()
             if manager.should_commit():
                 _scatter(flat, parameters)
-                nn.utils.clip_grad_norm_(parameters, workload.clip_norm)
+                workload.clip(parameters)
                 optimizer.step()
                 channel.send("commit", at_s=time.monotonic(), ranks=manager.num_participants())
 

@@ -9,9 +9,11 @@ In: a name. Out: our configuration of it, and the same model and data for a plai
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from elaswave_fx.config import Config, load_config
 from elaswave_fx.models.gpt import GPT
@@ -67,6 +69,11 @@ class Workload:
         shape = (self.global_batch // self.ranks, self.seq_len + 1)
         tokens = torch.randint(VOCABULARY, shape, generator=draw)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def clip(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Their gradients, in plain PyTorch."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def text(self) -> str:
         """In one line, for under the table."""
