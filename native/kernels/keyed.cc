@@ -11,8 +11,26 @@
 
 #include "layout.h"
 #include "philox.h"
+#include "versions.h"
 
 namespace elaswave::kernels {
+
+// Elements whose word is below the threshold become zero, the others are scaled.
+ELASWAVE_VERSIONS
+void drop(const float* in, const std::uint32_t* words, float* out, std::int64_t count, std::uint32_t threshold,
+          float scale) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < count; ++i) out[i] = (words[i] >> 8) >= threshold ? in[i] * scale : 0.0F;
+}
+
+template <typename T, typename Compute>
+void drop(const T* in, const std::uint32_t* words, T* out, std::int64_t count, std::uint32_t threshold, Compute scale) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Compute kept = static_cast<Compute>(in[i]) * scale;
+    out[i] = static_cast<T>((words[i] >> 8) >= threshold ? kept : Compute{0});
+  }
+}
+
 namespace {
 
 constexpr std::int64_t kGrain = 16384;  // elements per task of the thread pool
@@ -82,11 +100,7 @@ at::Tensor keyed_dropout_cpu(const at::Tensor& x, const at::Tensor& keys, double
     T* out = output.mutable_data_ptr<T>();
     for_all_elements(layout, keys, op,
                      [=](std::int64_t offset, const std::uint32_t* words, std::int64_t skip, std::int64_t count) {
-                       for (std::int64_t i = 0; i < count; ++i) {
-                         const Compute kept = static_cast<Compute>(in[offset + i]) * scale;
-                         const bool keep = (words[skip + i] >> 8) >= threshold;
-                         out[offset + i] = static_cast<T>(keep ? kept : Compute{0});
-                       }
+                       drop(in + offset, words + skip, out + offset, count, threshold, scale);
                      });
   });
   return output;

@@ -3,8 +3,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "versions.h"
+
 namespace elaswave::kernels {
-namespace {
 
 constexpr std::uint32_t kMultiplier0 = 0xD2511F53;
 constexpr std::uint32_t kMultiplier1 = 0xCD9E8D57;
@@ -12,39 +13,34 @@ constexpr std::uint32_t kWeyl0 = 0x9E3779B9;
 constexpr std::uint32_t kWeyl1 = 0xBB67AE85;
 constexpr int kRounds = 10;
 
-// Blocks computed side by side: the loops over lanes become vector instructions.
-constexpr std::size_t kLanes = 16;
+// Blocks computed side by side: the loops over lanes become vector instructions, several in flight at once, since each
+// round waits for the one before.
+constexpr std::size_t kLanes = 64;
 
 struct Lanes {
   std::uint32_t x0[kLanes], x1[kLanes], x2[kLanes], x3[kLanes];
 };
 
-std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
-std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
+inline std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+inline std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
 
-// Integer arithmetic only: every clone gives the same bits.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
+// The halves of a product are written apart, which compilers know how to do with vectors.
+ELASWAVE_VERSIONS
 void rounds(Lanes& lanes, std::uint32_t key0, std::uint32_t key1) {
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < kLanes; ++i) {
-      const std::uint64_t product0 = std::uint64_t{kMultiplier0} * lanes.x0[i];
-      const std::uint64_t product1 = std::uint64_t{kMultiplier1} * lanes.x2[i];
-      const std::uint32_t next0 = static_cast<std::uint32_t>(product1 >> 32) ^ lanes.x1[i] ^ key0;
-      const std::uint32_t next2 = static_cast<std::uint32_t>(product0 >> 32) ^ lanes.x3[i] ^ key1;
-      lanes.x1[i] = static_cast<std::uint32_t>(product1);
-      lanes.x3[i] = static_cast<std::uint32_t>(product0);
-      lanes.x0[i] = next0;
-      lanes.x2[i] = next2;
+      const std::uint32_t a = lanes.x0[i], b = lanes.x2[i];
+      lanes.x0[i] = high(std::uint64_t{kMultiplier1} * b) ^ lanes.x1[i] ^ key0;
+      lanes.x2[i] = high(std::uint64_t{kMultiplier0} * a) ^ lanes.x3[i] ^ key1;
+      lanes.x1[i] = kMultiplier1 * b;
+      lanes.x3[i] = kMultiplier0 * a;
     }
     key0 += kWeyl0;
     key1 += kWeyl1;
   }
 }
 
-void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t op) {
+static void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t op) {
   for (std::size_t i = 0; i < kLanes; ++i) {
     const std::uint64_t block = first_block + i;
     lanes.x0[i] = low(block);
@@ -53,8 +49,6 @@ void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t op) {
     lanes.x3[i] = kElementStream;
   }
 }
-
-}  // namespace
 
 Words philox4x32(Words counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < kRounds; ++round) {
