@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-STEPS = 4
+STEPS = 20
 LAYOUTS = ((1, 1), (2, 2))
 LOSS_RTOL = 1e-5
 STAGES = (2, 4, 8)
@@ -32,19 +33,22 @@ IMAGES = ("data=digits",)
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list. `deep`: keys that make it deep enough to be worth dividing."""
+    """One line of the list. `deep`: keys that make it deep enough to be worth dividing; `task`: what it is trained for,
+    if that is not what the type does by default."""
 
     type: str
     family: str
     config: Mapping[str, Any]
     deep: Mapping[str, Any]
+    task: str | None = None
 
     def overrides(self, deep: bool = False) -> list[str]:
         """As the command line would take them."""
         options = {**self.config, **(self.deep if deep else {})}
         data = IMAGES if self.family == "vision" else TEXT
         words = [f"+model.config.{key}={json.dumps(value)}" for key, value in options.items()]
-        return ["model=hf", f"model.name={self.type}", *data, "global_batch=8", "eval.every=0", *words]
+        task = [f"model.task={self.task}"] if self.task else []
+        return ["model=hf", f"model.name={self.type}", *task, *data, "global_batch=8", "eval.every=0", *words]
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,14 @@ def page(found: Sequence[Found], command: str) -> str:
     """Markdown."""
     trained = [each for each in found if each.refusal is None]
     even = [each for each in trained if each.cuts and each.cuts.efficiency.get(AT_STAGES, 0.0) >= EFFICIENCY_WANTED]
-    head = ("model type", "family", "loss, step 1 -> 4", "units", "kB per border", *(f"{n} stages" for n in STAGES))
+    head = (
+        "model type",
+        "family",
+        "loss, first and last quarter",
+        "units",
+        "kB per border",
+        *(f"{n} stages" for n in STAGES),
+    )
     rows = [_row(each) for each in trained]
     refused = [f"- `{each.entry.type}` ({each.entry.family}): {each.refusal}" for each in found if each.refusal]
     lines = [
@@ -189,11 +200,12 @@ def page(found: Sequence[Found], command: str) -> str:
 def _row(each: Found) -> str:
     losses, cuts = each.losses[LAYOUTS[0]], each.cuts
     assert cuts is not None
+    quarter = max(1, len(losses) // 4)
     shares = [f"{cuts.efficiency[n]:.2f}" if n in cuts.efficiency else "-" for n in STAGES]
     cells = (
         f"`{each.entry.type}`",
         each.entry.family,
-        f"{losses[0]:.4f} -> {losses[-1]:.4f}",
+        f"{fmean(losses[:quarter]):.3f} -> {fmean(losses[-quarter:]):.3f}",
         str(cuts.units),
         f"{cuts.border_kb:.1f}",
         *shares,
@@ -206,7 +218,7 @@ def read_list(path: Path) -> list[Entry]:
     from omegaconf import OmegaConf
 
     lines: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return [Entry(line["type"], line["family"], line["config"], line["deep"]) for line in lines]
+    return [Entry(**line) for line in lines]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

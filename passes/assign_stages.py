@@ -7,11 +7,13 @@ It works on the artifact, so that nobody traces again when ranks come and go:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
+from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.plan import Plan
@@ -42,9 +44,25 @@ class AssignStages:
         Raises ConfigError naming the key for a shape that leaves a rank without work or memory.
         """
         workload = make_workload(artifact, global_batch, state_tensors)
-        plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
+        try:
+            plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
+        except ConfigError as error:
+            if isinstance(error.__cause__, PlanError):  # no memory; anything else names what would be valid
+                raise ConfigError(f"{error}; {_what_takes_memory(artifact)}") from error
+            raise
         check_plan(plan)
         return plan
+
+
+def _what_takes_memory(artifact: Artifact) -> str:
+    found = [(math.prod(p.shape), p.name, bucket.users[0]) for bucket in artifact.buckets for p in bucket.params]
+    numel, name, unit = max(found)
+    saved = max(artifact.units, key=lambda unit: unit.saved_bytes)
+    return (
+        f"the largest parameter is {name} in unit {unit} ({numel} elements), most is kept for backward by unit "
+        f"{saved.index} ({saved.saved_bytes} bytes per sample); recompute=full, precision=bf16 or copies.count=0 need "
+        "less"
+    )
 
 
 def make_workload(artifact: Artifact, global_batch: int, state_tensors: int) -> Workload:

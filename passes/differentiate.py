@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
@@ -26,6 +27,8 @@ from elaswave_fx.program.ir import (
     emit,
     is_aten,
     may_be_view,
+    module_of,
+    named_operator,
     output_nodes,
     placeholders,
     value_of,
@@ -58,12 +61,12 @@ class Differentiate:
         kinds: dict[str, Any] = {}
         for unit in program.units:
             if unit.kind not in kinds:
-                kinds[unit.kind] = differentiate_unit(unit)
+                kinds[unit.kind] = differentiate_unit(unit, program.graph.graph)
         return replace(program, kinds=kinds)
 
 
-def differentiate_unit(unit: Unit) -> Joint:
-    """The joint graph of one unit.
+def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
+    """The joint graph of one unit, of the program `whole`.
 
     Raises CaptureError naming the unit and the operator for which there is no derivative.
     """
@@ -77,13 +80,34 @@ def differentiate_unit(unit: Unit) -> Joint:
         joint: Any = aot_export_joint_simple(forward, tuple(inputs), trace_joint=any(unit.grad_results))
     except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-        operators = sorted({str(node.target) for node in calls(unit.graph.graph)})
-        raise CaptureError(
-            f"model: unit {unit.index} cannot be differentiated: {first.strip()} (operators: {', '.join(operators)})"
-        ) from error
+        raise CaptureError(_refusal(unit, whole or unit.graph.graph, first.strip(), str(error))) from error
     flat = _flatten(joint, len(inputs), forward.meta["order"], unit)
     refuse_hidden_randomness(flat.graph, "differentiate")
     return Joint(flat, len(inputs), len(unit.results))
+
+
+def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
+    numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node))]
+    if "unbacked" in message and numbers:  # wherever it is, it fails with the first unit
+        return (
+            f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of what samples hold; it "
+            "cannot be differentiated; a way out is to keep it a tensor, or to pad to a fixed size"
+        )
+    return (
+        f"model: unit {unit.index} cannot be differentiated{_suspects(unit, message)}: {first}; a way out is to give "
+        "the operator a derivative, as torch.library.register_autograd does, or to do without it"
+    )
+
+
+def _suspects(unit: Unit, message: str) -> str:
+    """Where it fails: the operator that the message names, else those of others than torch, else the unit's modules."""
+    named = named_operator(message.replace("::", "."), unit.graph.graph)
+    if named:
+        return named
+    foreign = [node for node in calls(unit.graph.graph) if not str(node.target).startswith(("aten.", "<built-in"))]
+    places = dict.fromkeys(f"{node.target} in {module_of(node)}" for node in foreign)
+    places = places or dict.fromkeys(module_of(node) for node in calls(unit.graph.graph))
+    return f" in {', '.join(list(places)[:3])}"
 
 
 def _only_differentiable(unit: Unit) -> fx.GraphModule:

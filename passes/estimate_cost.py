@@ -1,7 +1,8 @@
 """estimate_cost: floating-point operations per sample of every call, from shapes alone.
 
 Formulas: a product of [m, k] and [k, n] takes 2mkn operations; attention two such products; a convolution
-2 * output elements * kernel elements; everything else one per output element.
+2 * output elements * kernel elements; operators of others than torch that read two matrices count as products;
+everything else one per output element.
 
     linear [s0, 64, 128] x [384, 128] -> 2 * 64 * 128 * 384 operations per sample
 """
@@ -73,7 +74,14 @@ def operations(node: fx.Node) -> float:
     if is_aten(node, "aten.scaled_dot_product_attention"):
         keys = value_of(node.args[1])  # type: ignore[arg-type]
         return 4.0 * out * _one_sample(keys.shape[-2])
+    matrices = [each for each in node.all_input_nodes if _is_matrix(value_of(each))]
+    if not str(node.target).startswith("aten.") and len(matrices) > 1:
+        return 2.0 * out * _inner(matrices[0])  # somebody's own operator on two matrices: most likely their product
     return float(out)
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
 
 
 def _inner(operand: Any) -> int:

@@ -88,7 +88,7 @@ def _split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> _U
         if node not in needed:
             raise CaptureError(
                 f"model: buffer '{buffer}' is read by {node.target} in {module_of(node)} and updated in the same step; "
-                "what a step reads must not depend on its own updates"
+                "what a step reads must not depend on its own updates; a way out is to read it in evaluation mode alone"
             )
     sources = [source for node in body for source in node.all_input_nodes if source not in inside]
     frontier = list(dict.fromkeys(sources))

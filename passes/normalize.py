@@ -185,4 +185,7 @@ def refuse_effects(graph: fx.Graph) -> None:
     for node in calls(graph):
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            raise CaptureError(f"model: {target} in {module_of(node)} changes its input in place; it cannot be cut")
+            raise CaptureError(
+                f"model: {target} in {module_of(node)} changes its input in place; it cannot be cut; a way out is an "
+                "operator that returns its result"
+            )

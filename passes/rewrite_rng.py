@@ -143,7 +143,10 @@ class _Rewriter:
         x, p, train = node.args[0], argument(node, "p"), argument(node, "train")
         assert isinstance(x, fx.Node)
         if any(user.args[1] != 0 and user.users for user in node.users):
-            raise CaptureError(f"model: the mask of {node.target} in {module_of(node)} is used; it cannot be keyed")
+            raise CaptureError(
+                f"model: the mask of {node.target} in {module_of(node)} is used; it cannot be keyed; a way "
+                "out is to draw the mask with torch.rand"
+            )
         kept = x
         if train is not False and p != 0.0:
             with self.graph.inserting_before(node):
@@ -179,7 +182,7 @@ class _Rewriter:
         if sample_dims(value_of(node), self.axes.symbol):
             raise CaptureError(
                 f"model: {node.target} in {module_of(node)} draws a tensor of shape {tuple(value_of(node).shape)} that "
-                "mixes samples; it cannot be keyed"
+                "mixes samples; it cannot be keyed; a way out is to give the samples a dimension of their own"
             )
         return self.step_keys, None
 

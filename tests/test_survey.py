@@ -34,7 +34,7 @@ def test_the_page_shows_what_was_found() -> None:
     ]
     text = page(found, "make models")
     assert "1 of 2 train; 1 of them reach 0.9 at 4 stages." in text
-    assert "| `one` | decoder | 5.5000 -> 5.4000 | 26 | 32.8 | 0.96 | 0.91 | - |" in text
+    assert "| `one` | decoder | 5.500 -> 5.400 | 26 | 32.8 | 0.96 | 0.91 | - |" in text
     assert "- `two` (decoder): 1x1: the model fails to export" in text
 
 

@@ -6,6 +6,9 @@ One adapter per task; each names its inputs as the data names them:
     causal_lm, masked_lm, seq2seq_lm  forward(input_ids, labels)  int64 (batch, tokens), labels are the next tokens
     image_classification              forward(image, label)       float (batch, channels, height, width), int64 (batch,)
 
+Those of tokens take an `attention_mask` too, int64 (batch, tokens), 1: a token, 0: padding, for samples of different
+lengths; `labels` are -100 where nothing is to be predicted, and only the others are counted.
+
 A model is built from its configuration alone (`build_hf`); `weights.py` fills it from a folder.
 """
 
@@ -31,12 +34,17 @@ class HFAdapter(nn.Module):
         self.model = model
 
 
+def _read(input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor]:
+    """Not every architecture knows masks: one is handed on only where the data has it."""
+    return {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
+
+
 class CausalLM(HFAdapter):
     """Predict the next token."""
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens) int64 each, to (loss sum fp32, count int64)."""
-        return token_loss_sum(self.model(input_ids=input_ids).logits, labels)
+        return token_loss_sum(self.model(**_read(input_ids, attention_mask)).logits, labels)
 
 
 class MaskedLM(HFAdapter):
@@ -46,11 +54,12 @@ class MaskedLM(HFAdapter):
         super().__init__(model)
         self.mask_token = mask_token
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens) int64 each, to (loss sum fp32, count int64); of `labels` only -100 is used: no loss there."""
         drawn = torch.rand(input_ids.shape, device=input_ids.device) < MASKED_SHARE
         masked = drawn & (labels != IGNORED_LABEL)
-        logits = self.model(input_ids=input_ids.masked_fill(masked, self.mask_token)).logits
+        shown = input_ids.masked_fill(masked, self.mask_token)
+        logits = self.model(**_read(shown, attention_mask)).logits
         return token_loss_sum(logits, input_ids.masked_fill(~masked, IGNORED_LABEL))
 
 
@@ -61,12 +70,13 @@ class Seq2SeqLM(HFAdapter):
         super().__init__(model)
         self.start_token = start_token
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, tokens) int64 each, to (loss sum fp32, count int64)."""
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64); the mask is that of `input_ids`."""
         start = torch.full_like(labels[:, :1], self.start_token)
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         decoder_input_ids = shifted.masked_fill(shifted == IGNORED_LABEL, self.start_token)
-        return token_loss_sum(self.model(input_ids=input_ids, decoder_input_ids=decoder_input_ids).logits, labels)
+        encoded = _read(input_ids, attention_mask)
+        return token_loss_sum(self.model(**encoded, decoder_input_ids=decoder_input_ids).logits, labels)
 
 
 class ImageClassification(HFAdapter):

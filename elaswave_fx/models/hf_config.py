@@ -16,7 +16,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
 from elaswave_fx.schema import nearest
 
-# In the order in which the default is chosen: the first auto-class that knows the type.
+# In the order in which the default is chosen: the first auto-class that knows the type, of an encoder and decoder both.
 TASKS: Mapping[str, str] = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
@@ -60,7 +60,7 @@ def resolve(
     """
     default = _make_config(model_type, {})
     _check_keys(default, options)
-    task, auto_class = _choose_task(model_type, type(default), task)
+    task, auto_class = _choose_task(model_type, default, task)
     # Aliases (`attribute_map`) let one architecture call its positions or layers differently: compare canonical names.
     aliases: Mapping[str, str] = getattr(default, "attribute_map", {})
     kept = {key: value for key, value in (base or {}).items() if key not in _NOT_FROM_BASE}
@@ -103,15 +103,16 @@ def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")
 
 
-def _choose_task(model_type: str, config_class: type, task: str | None) -> tuple[str, Any]:
+def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, Any]:
     transformers = import_transformers()
     if task is not None and task not in TASKS:
         raise ConfigError(f"model.task={task}: is unknown{_nearest(task, TASKS)}")
     classes = {name: getattr(transformers, class_name) for name, class_name in TASKS.items()}
-    fitting = [name for name, auto in classes.items() if config_class in auto._model_mapping]
+    fitting = [name for name, auto in classes.items() if type(default) in auto._model_mapping]
     if not fitting:
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
-    chosen = fitting[0] if task is None else task
+    both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
+    chosen = task or ("seq2seq_lm" if both else fitting[0])  # such a type may have a class for its decoder alone
     if chosen not in fitting:
         raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
     return chosen, classes[chosen]

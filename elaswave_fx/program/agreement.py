@@ -1,21 +1,36 @@
 """Does a captured program compute what its model computes? Both run on the same batch with the same random numbers.
 
 loss of the eager model 2011.88, of the graph 1674.97  ->  CaptureError
+gradient of layers.0.weight 0.31, of the graph 0       ->  CaptureError: what goes backward is derived from the graph
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.ir import Program, ResultKind, Role, is_aten, is_getitem, placeholders, source_of
+from elaswave_fx.program.ir import (
+    Program,
+    ResultKind,
+    Role,
+    is_aten,
+    is_getitem,
+    named_operator,
+    placeholders,
+    source_of,
+)
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_OF_OTHERS = 1e-2
+_GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_GRADIENT_TOLERANCE_OF_OTHERS = 0.1
+_Gradients = dict[str, torch.Tensor | None]
 
 
 def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
@@ -24,14 +39,8 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
     Raises CaptureError with both numbers when they differ by more than rounding, or when the model fails on the batch.
     """
     samples = len(next(iter(batch.values())))
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    before = {name: tensor.detach().clone() for name, tensor in state.items()}
-    try:
+    with _state_kept(model) as before:
         expected = _run_eager(model, batch, samples)
-    finally:
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(before[name])
     torch.manual_seed(0)
     with torch.no_grad():
         outputs = _SameDraws(program.graph).run(*_inputs(program, before, batch))
@@ -40,12 +49,31 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
     dtypes = {tensor.dtype for tensor in before.values() if tensor.is_floating_point()}
     tolerance = max((_RELATIVE_TOLERANCE.get(dtype, _TOLERANCE_OF_OTHERS) for dtype in dtypes), default=1e-5)
     for kind, value in zip((ResultKind.LOSS, ResultKind.COUNT), expected, strict=True):
+        if not math.isfinite(value):
+            raise CaptureError(
+                f"model: with {samples} samples and its first weights the {kind.value} of {type(model).__name__} is "
+                f"{value}; a model starts with a finite one"
+            )
         if not abs(value - got[kind]) <= tolerance * max(1.0, abs(value)):
             raise CaptureError(
                 f"model: with {samples} samples the {kind.value} of {type(model).__name__} is {value:.6g} and that of "
                 f"its captured graph {got[kind]:.6g}; something in it is not seen by the capture, such as a random "
-                "number drawn outside of torch or a branch on the batch size"
+                "number drawn outside of torch, or inside one of its layers, or a branch on the batch size; a way out "
+                "is to write that part with tensor operators"
             )
+
+
+@contextlib.contextmanager
+def _state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Parameters and buffers by name as they were, and as they are again afterwards."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(before[name])
 
 
 def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int) -> list[float]:
@@ -71,6 +99,74 @@ def _inputs(
         else:
             values.append(program.tensors[source.name] if source.role == Role.CONSTANT else state[source.name])
     return values
+
+
+def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
+    """Compare the gradient of the loss sum through the graph of a normalized program with that of the model.
+
+    What goes backward is derived from the graph, which holds forward calls alone: an autograd.Function whose backward
+    is not the derivative of its forward would train wrongly, as would a hook that changes gradients.
+
+    Raises CaptureError naming the operator without a derivative, or the parameter and what is likely the reason.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with _state_kept(model) as before:
+        torch.manual_seed(0)
+        loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
+        functions = _own_functions(loss)
+        expected = _gradients(model, program, loss, trained)
+    tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in before.items()}
+    torch.manual_seed(0)
+    outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))
+    losses = [v for v, result in zip(outputs, program.results, strict=True) if result.kind == ResultKind.LOSS]
+    got = _gradients(model, program, losses[0], {name: tensors[name] for name in trained})
+    least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
+    for name in reversed(trained):  # nearest to the loss first: the culprit is in front of it
+        tolerance = _GRADIENT_TOLERANCE.get(trained[name].dtype, _GRADIENT_TOLERANCE_OF_OTHERS)
+        ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
+        if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
+            raise CaptureError(
+                f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "
+                f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions)}"
+            )
+
+
+def _gradients(
+    model: nn.Module, program: Program, loss: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+) -> _Gradients:
+    if not loss.requires_grad:
+        raise CaptureError(f"model: the loss of {type(model).__name__} depends on none of its trained parameters")
+    try:
+        found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    except (RuntimeError, NotImplementedError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CaptureError(
+            f"model: {type(model).__name__} cannot be differentiated{named_operator(str(error), program.graph.graph)}: "
+            f"{first.strip()}; a way out is to give the operator a derivative, as torch.library.register_autograd does"
+        ) from error
+    return dict(zip(tensors, found, strict=True))
+
+
+def _own_functions(loss: torch.Tensor) -> list[str]:
+    """The names of the autograd.Functions that a loss was computed with."""
+    found: dict[str, None] = {}
+    seen, stack = set(), [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found[node._forward_cls.__name__] = None  # type: ignore[attr-defined]
+        stack.extend(source for source, _ in node.next_functions)
+    return list(found)
+
+
+def _gradient_reason(functions: list[str]) -> str:
+    way_out = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
+    if functions:
+        return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {way_out}"
+    return f"something changes gradients on their way, such as a hook on a tensor; {way_out}"
 
 
 class _SameDraws(fx.Interpreter):

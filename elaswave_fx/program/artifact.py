@@ -123,6 +123,8 @@ class Artifact:
     seconds: tuple[tuple[str, float], ...] = ()
     measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """Seconds per sample (forward, backward) by kind, where measured."""
+    modules: tuple[str, ...] = ()
+    """Python modules to import before programs run: those that register the model's own operators."""
     format: int = FORMAT
 
     def save(self, folder: Path, constants: Mapping[str, torch.Tensor]) -> None:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import logging
+import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._decomp import get_decompositions
 from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -46,6 +50,12 @@ TRACE_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
     SpecViolationError,
 )  # fmt: skip
+
+
+# One call over all steps of a sequence, which takes sizes as plain numbers in its backward pass: unrolled instead.
+_RECURRENT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
+              torch.ops.aten.rnn_relu.input]  # fmt: skip
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
@@ -122,7 +132,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     try:
         with _quiet():
             exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
-            return exported.run_decompositions({})
+            return exported.run_decompositions(dict(get_decompositions(_RECURRENT)))
     finally:
         hook.remove()
 
@@ -150,18 +160,23 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
-            frames.append(f"{type(owner).__name__}.forward, line {trace.tb_lineno}")
-        trace = trace.tb_next
-    where = f" in {frames[-1]}" if frames else ""
     return (
-        f"model: {type(model).__name__} cannot be exported{where}: {first}; "
-        "a way out is to write that part with tensor operators and without data-dependent control flow"
+        f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {first}; a way out is to write that "
+        "part with tensor operators and without data-dependent control flow, or to switch it off by an option"
     )
+
+
+def failing_line(error: Exception) -> str:
+    """ " in MODULE.METHOD, line N (its text)": the innermost line of a module that was running, of torch's own modules
+    only where there is no other; nothing if there was none."""
+    frames = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+        if isinstance(owner, nn.Module) and (not file.startswith(_TORCH) or frame.f_code.co_name == "forward"):
+            text = linecache.getline(file, line).strip().rstrip(":")
+            place = f" in {type(owner).__name__}.{frame.f_code.co_name}, line {line} ({text})"
+            frames.append((not file.startswith(_TORCH), place))
+    return max(enumerate(frames), key=lambda item: (item[1][0], item[0]))[1][1] if frames else ""
 
 
 def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynamic: bool) -> Program:
@@ -223,7 +238,9 @@ def _results(exported: ExportedProgram, buffer_owner: Mapping[str, str]) -> tupl
         elif spec.kind == OutputKind.USER_OUTPUT:
             raise CaptureError("model: returns more than two values; a model returns (loss sum, count)")
         else:
-            raise CaptureError(f"model: the forward pass mutates '{spec.target}'; only buffers may be updated")
+            raise CaptureError(
+                f"model: the forward pass mutates '{spec.target}'; only buffers may be updated; a way out is a clone"
+            )
     if users:
         raise CaptureError("model: returns a single value; a model returns (loss sum, count)")
     return tuple(results)

@@ -263,6 +263,8 @@ def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], toler
 
 
 def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    if a.is_complex() and b.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if not a.is_floating_point():
         return torch.equal(a, b)
     a, b = a.double(), b.double()

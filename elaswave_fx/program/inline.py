@@ -63,5 +63,6 @@ def refuse_control_flow(graph: fx.Graph) -> None:
     for node in calls(graph):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
-                f"model: {node.target} in {module_of(node)} is a control-flow operator; it cannot be cut"
+                f"model: {node.target} in {module_of(node)} is a control-flow operator; it cannot be cut; a way out is "
+                "to compute both branches and choose with torch.where"
             )

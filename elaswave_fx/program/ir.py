@@ -206,6 +206,14 @@ def module_of(node: fx.Node) -> str:
     return entries[-1] if entries else "the model"
 
 
+def named_operator(message: str, graph: fx.Graph) -> str:
+    """ " at OPERATOR in MODULE" for the first operator of a graph that an error's message names; else nothing."""
+    for node in calls(graph):
+        if isinstance(node.target, torch._ops.OpOverload) and str(node.target).rsplit(".", 1)[0] in message:
+            return f" at {node.target} in {module_of(node)}"
+    return ""
+
+
 def unit_of(node: fx.Node) -> int | None:
     """The unit that a node belongs to; None for what every unit makes for itself."""
     return node.meta.get("elaswave_unit")
@@ -294,9 +302,10 @@ def draws_randomness(node: fx.Node) -> bool:
     """True for an operator that draws from a hidden generator."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    # Attention kernels carry the tag of randomness even when their dropout is zero.
+    # Attention and recurrent layers carry the tag of randomness even when their dropout is zero.
     names = [argument.name for argument in node.target._schema.arguments]
-    return "dropout_p" not in names or argument(node, "dropout_p", 0.0) != 0.0
+    given = [argument(node, name, 0.0) for name in ("dropout_p", "dropout") if name in names]
+    return not given or given[0] != 0.0
 
 
 def fixed_size(size: Any) -> int:

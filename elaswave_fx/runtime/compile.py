@@ -17,16 +17,20 @@ import torch
 from torch import nn
 
 from elaswave_fx.config import Config
+from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import check_output
+from elaswave_fx.program.agreement import check_gradients
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.program.capture import capture
+from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
 from elaswave_fx.runtime.engine import cast_inputs
+from elaswave_fx.runtime.operators import defining_modules
 from elaswave_fx.runtime.optimizer import GROUPS, group_of
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
+from passes.normalize import Normalize
 from passes.pipeline import back_passes, front_passes, run_passes
 
 State = Mapping[str, torch.Tensor]
@@ -37,11 +41,12 @@ def compile_model(
     config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
 ) -> tuple[Artifact, State]:
     """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
-    with torch.no_grad():
-        check_output(model(**{name: tensor.clone() for name, tensor in batches[0].items()}))
+    _check_forward(model, batches[0])
     _to_precision(model, config.precision)
     batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
     program = capture(model, batches, config.parallel.granule)
+    part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
+    check_gradients(model, Normalize().apply(program), part)
     program, front = run_passes(program, front_passes(), dump)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     state = {name: tensor.detach() for name, tensor in state.items()}
@@ -49,6 +54,7 @@ def compile_model(
     program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
     exact = evaluation_agrees(program, model, state, batches[0])
     artifact = lower(program, _group_rule(config), exact)
+    artifact = replace(artifact, modules=defining_modules(artifact, model))
     return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
 
 
@@ -60,6 +66,21 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
     chain = Chain(artifact, constants, lambda name: tensors[name].detach())
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
     return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
+
+
+def _check_forward(model: nn.Module, batch: Batch) -> None:
+    """Refuse a model that does not run on the data, or whose results are no loss sum and count."""
+    try:
+        with torch.no_grad():
+            output = model(**{name: tensor.clone() for name, tensor in batch.items()})
+    except TRACE_ERRORS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
+        raise CaptureError(
+            f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
+            f"{reason}; forward takes them by these names, samples first"
+        ) from error
+    check_output(output)
 
 
 def _group_rule(config: Config) -> Any:

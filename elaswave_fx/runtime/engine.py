@@ -21,6 +21,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import eval_program, step_program
 from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec, FoldSpec
 from elaswave_fx.runtime.devices.emulated import Kernels
+from elaswave_fx.runtime.operators import import_modules
 from elaswave_fx.runtime.optimizer import Optimizer
 from elaswave_fx.runtime.state import InitialState
 
@@ -221,8 +222,10 @@ class RankEngine:
 
 
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:
-    """The artifact and its constants."""
-    return Artifact.load(folder), Artifact.load_constants(folder)
+    """The artifact and its constants; its operators are known afterwards."""
+    artifact = Artifact.load(folder)
+    import_modules(artifact)
+    return artifact, Artifact.load_constants(folder)
 
 
 def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:

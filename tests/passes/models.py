@@ -223,6 +223,19 @@ class ExponentialMean(Classifier):
         return features + self.mean if self.read else features
 
 
+class Recurrent(Classifier):
+    """Layers that walk along the tokens, with dropout between them."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(layers=1)
+        self.walk = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=dropout)
+        self.gated = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        walked, _ = self.walk(x)
+        return super().features(x + self.gated(walked)[0])
+
+
 class EncoderDecoder(nn.Module):
     """The encoder's output is read by every layer of the decoder."""
 

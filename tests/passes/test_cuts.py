@@ -49,6 +49,12 @@ def cut_gpt() -> Program:
 
 
 def test_operations_per_sample() -> None:
+    @torch.library.custom_op("elaswave_tests::product", mutates_args=())
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight.t()
+
+    product.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]))
+
     class Products(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -58,7 +64,9 @@ def test_operations_per_sample() -> None:
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             h = self.linear(x)
             scores = torch.matmul(h, h.transpose(1, 2))
-            return self.conv(scores @ x).sum() + nn.functional.scaled_dot_product_attention(h, h, h).sum(), y.sum()
+            own = product(x, self.linear.weight).sum()
+            mixed = nn.functional.scaled_dot_product_attention(h, h, h).sum()
+            return self.conv(scores @ x).sum() + mixed + own, y.sum()
 
     program = EstimateCost().apply(front(Products(), vectors))
     found: dict[str, float] = {}
@@ -69,6 +77,7 @@ def test_operations_per_sample() -> None:
     assert found["aten.conv1d.default"] == 2 * (3 * WIDTH) * (TOKENS * 5)
     assert found["aten.scaled_dot_product_attention.default"] == 2 * 2 * TOKENS * TOKENS * 16
     assert found["aten.transpose.int"] == 0
+    assert found["elaswave_tests.product.default"] == 2 * TOKENS * WIDTH * 16, "counted as the product it is"
 
 
 def test_a_fixed_batch_is_counted_by_sample() -> None:

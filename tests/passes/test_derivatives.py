@@ -173,7 +173,7 @@ def test_an_operator_without_a_derivative_is_refused() -> None:
         def features(self, x: Tensor) -> Tensor:
             return opaque(super().features(x))
 
-    message = "model: unit . cannot be differentiated: .*elaswave_tests.opaque.default"
+    message = "model: unit . cannot be differentiated at elaswave_tests.opaque.default in the model: .*a way out is to"
     with pytest.raises(CaptureError, match=message):
         compile_model(Opaque(layers=1), vectors)
 

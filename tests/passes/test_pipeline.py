@@ -78,6 +78,16 @@ def test_stages_are_assigned_to_an_artifact() -> None:
         AssignStages(dp=1, pp=9).apply(artifact, local_topology(9), global_batch=8, state_tensors=2)
 
 
+def test_what_does_not_fit_names_what_takes_the_memory() -> None:
+    artifact = artifact_of(compiled("tied"))
+    message = (
+        r"does not fit in memory: .*; the largest parameter is layer.up.weight in unit \d+ \(256 elements\), most is "
+        r"kept for backward by unit \d+ .*; recompute=full, precision=bf16 or copies.count=0 need less$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        AssignStages(dp=1, pp=1).apply(artifact, local_topology(1, memory_bytes=100), global_batch=8, state_tensors=2)
+
+
 def test_the_workload_of_an_artifact() -> None:
     artifact = artifact_of(compiled("tied"))
     workload = make_workload(artifact, global_batch=8, state_tensors=2)

@@ -197,7 +197,7 @@ class Autocast(Small):
     [
         (
             Branching(),
-            r"model: Branching cannot be exported in Branching\.forward, line \d+: Could not guard on data-dep",
+            r"model: Branching cannot be exported in Branching\.features, line \d+ \(.*\): Could not guard on data-dep",
         ),
         (Conditional(), "model: cond in .* is a control-flow operator; it cannot be cut"),
         (

@@ -1,0 +1,45 @@
+"""Operators that are not torch's: workers execute them, and have to import first what registers them.
+
+unit programs that call mine::swish, a model of class net.Net   ->   ("net",)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import torch
+from torch import nn
+
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.program.artifact import Artifact
+
+_KNOWN = ("aten", "elaswave", "prim", "prims", "int", "float")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def foreign_operators(artifact: Artifact) -> tuple[str, ...]:
+    """The operators that neither torch nor this library brings, in order of first use."""
+    instructions = [entry for program in artifact.programs.values() for entry in program["instructions"]]
+    return tuple(dict.fromkeys(e["op"] for e in instructions if e["op"].split("::")[0] not in _KNOWN))
+
+
+def defining_modules(artifact: Artifact, model: nn.Module) -> tuple[str, ...]:
+    """The Python modules of the model's classes, if it calls foreign operators: what ran with these imported runs."""
+    if not foreign_operators(artifact):
+        return ()
+    names = dict.fromkeys(type(part).__module__ for part in model.modules())
+    return tuple(name for name in names if not (getattr(sys.modules[name], "__file__", "") or "").startswith(_TORCH))
+
+
+def import_modules(artifact: Artifact) -> None:
+    """What `defining_modules` found. Raises ConfigError that names operator and module."""
+    for name in artifact.modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"model: {', '.join(foreign_operators(artifact))} cannot run in a worker: {name} cannot be imported "
+                f"({error}); a way out is to register operators in a module on the import path"
+            ) from error
