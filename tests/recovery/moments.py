@@ -142,7 +142,7 @@ def starting(layout: Layout, rank: int, seed: int) -> Scenario:
 
     def check(folder: Path, references: References) -> Finished:
         draw = random.Random(seed)
-        config = job_config(layout, "steps=12")
+        config = job_config(layout, "steps=120")  # more than are taken until the blow
         with Job(config, folder) as job:
             job.await_event("started")
             time.sleep(draw.uniform(0.0, 0.4))
