@@ -79,17 +79,32 @@ class Group:
     ) -> None: ...
 
 @final
-class Held:
-    """Values on their way from one program to another."""
-
-@final
 class Program:
     """A verified unit program; `passes.unit_program` makes its data."""
 
     def __init__(self, data: Mapping[str, Any]) -> None: ...
     @property
     def name(self) -> str: ...
-    def run(self, inputs: Sequence[Any], results: int | None = None) -> list[Any]: ...
+    def run(self, inputs: Sequence[Any]) -> list[Any]: ...
+
+@final
+class Chain:
+    """Programs of units one after another, forward and back; see runtime/chain.py."""
+
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        forward: Program,
+        fixed: Sequence[Any],
+        reads: Sequence[tuple[int, int]],
+        writes: Sequence[int],
+        backward: Program | None,
+        tangents: Sequence[int],
+        gradients: Sequence[tuple[int, int]],
+    ) -> None: ...
+    def step(
+        self, values: Sequence[Any], gradients: int, loss: int, loss_gradient: int
+    ) -> tuple[list[Any], list[Any], list[float], list[float]]: ...
 
 @final
 class Engine:

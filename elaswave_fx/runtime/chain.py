@@ -32,19 +32,6 @@ class ChainStep:
     backward_s: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class _Wires:
-    """One unit's two programs, with places of what they read and write in the lists of values and gradients."""
-
-    forward: Any
-    fixed: list[torch.Tensor | None]
-    reads: tuple[tuple[int, int], ...]
-    writes: tuple[int, ...]
-    backward: Any
-    tangents: tuple[int, ...]
-    gradients: tuple[tuple[int, int], ...]
-
-
 class _Places:
     """Numbers for bindings, in order of their first use."""
 
@@ -72,22 +59,25 @@ class Chain:
         self._tensor_of = tensor_of
         self._name = lambda binding: places[binding[1], binding[2]] if binding[0] == "param" else binding[1]
         self._values, self._gradients = _Places(), _Places()
-        self._wires = [self._wire(unit) for unit in artifact.units]
+        self._loss, self._count = self._values(("loss",)), self._values(("count",))
+        self._units = _native.Chain()
+        for unit in artifact.units:
+            self._add(unit)
 
-    def _wire(self, unit: UnitSpec) -> _Wires:
+    def _add(self, unit: UnitSpec) -> None:
         fixed = [self._fixed(binding) for binding in unit.inputs]
         given = enumerate(zip(unit.inputs, fixed, strict=True))
         values = self._artifact.values
         wanted = [o for o in unit.outputs if o[0] == "loss" or (o[0] == "value" and values[o[1]].has_grad)]
         returned = [(at, b) for at, b in enumerate(unit.grads) if b[0] in ("param", "value")]
-        return _Wires(
-            self._programs[f"{unit.kind}.forward"],
-            fixed,
-            tuple((at, self._values(binding)) for at, (binding, tensor) in given if tensor is None),
-            tuple(self._values(binding) for binding in unit.outputs),
-            self._programs.get(f"{unit.kind}.backward"),
-            tuple(self._gradients(binding) for binding in wanted),
-            tuple((at, self._gradients(self._name(b) if b[0] == "param" else b)) for at, b in returned),
+        self._units.add(
+            forward=self._programs[f"{unit.kind}.forward"],
+            fixed=fixed,
+            reads=[(at, self._values(binding)) for at, (binding, tensor) in given if tensor is None],
+            writes=[self._values(binding) for binding in unit.outputs],
+            backward=self._programs.get(f"{unit.kind}.backward"),
+            tangents=[self._gradients(binding) for binding in wanted],
+            gradients=[(at, self._gradients(self._name(b) if b[0] == "param" else b)) for at, b in returned],
         )
 
     def _fixed(self, binding: Binding) -> torch.Tensor | None:
@@ -100,41 +90,14 @@ class Chain:
     def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> ChainStep:
         """Forward and backward of one batch; `keys` int64 [samples] serve every unit alike."""
         given = {("keys",): keys, ("step_keys",): keys[:1], **{("input", name): batch[name] for name in batch}}
-        found: list[Any] = [given.get(key) for key in self._values.of]
-        gradients: list[Any] = [None] * len(self._gradients.of)
-        held: list[Any] = []
-        forward_s: list[float] = []
-        backward_s: list[float] = []
-        for wires in self._wires:
-            inputs: list[Any] = wires.fixed.copy()
-            for at, place in wires.reads:
-                inputs[at] = found[place]
-            start = time.perf_counter()
-            outputs = wires.forward.run(inputs, len(wires.writes))
-            forward_s.append(time.perf_counter() - start)
-            for place, value in zip(wires.writes, outputs, strict=False):
-                found[place] = value
-            held.append(outputs[-1])
-        loss, count = (found[self._values.of[key]] for key in (("loss",), ("count",)))
-        if ("loss",) in self._gradients.of:
-            gradients[self._gradients.of["loss",]] = torch.ones_like(loss)
-        for wires in reversed(self._wires):
-            backward_s.append(_run_backward(wires, held.pop(), gradients))
+        values, gradients, forward_s, backward_s = self._units.step(
+            values=[given.get(key) for key in self._values.of],
+            gradients=len(self._gradients.of),
+            loss=self._loss,
+            loss_gradient=self._gradients.of.get(("loss",), len(self._gradients.of)),
+        )
         named = {key: gradients[place] for key, place in self._gradients.of.items() if isinstance(key, str)}
-        return ChainStep(loss, count, named, tuple(forward_s), tuple(reversed(backward_s)))
-
-
-def _run_backward(wires: _Wires, held: Any, gradients: list[Any]) -> float:
-    """Adds to the gradients; seconds of the program alone."""
-    if wires.backward is None:
-        return 0.0
-    start = time.perf_counter()
-    outputs = wires.backward.run([held, *(gradients[place] for place in wires.tangents)])
-    seconds = time.perf_counter() - start
-    for at, place in wires.gradients:
-        known = gradients[place]
-        gradients[place] = outputs[at] if known is None else known + outputs[at]
-    return seconds
+        return ChainStep(values[self._loss], values[self._count], named, tuple(forward_s), tuple(backward_s))
 
 
 def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:

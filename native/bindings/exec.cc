@@ -1,13 +1,11 @@
-// Python's view of exec/: Program, Engine. Translates tuples and dicts to declarations; the rules are checked in C++.
+// Python's view of exec/: Engine. Translates tuples and dicts to declarations; the rules are checked in C++.
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,16 +13,15 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/program.h"
 #include "exec/engine.h"
 #include "exec/names.h"
-#include "exec/unit_program.h"
 
 namespace py = pybind11;
 
 namespace elaswave {
 namespace {
 
-using exec::Arg;
 using exec::Binding;
 using exec::Engine;
 using exec::ExecError;
@@ -45,122 +42,6 @@ at::ScalarType dtype_of(const py::handle& object) {
   if (name.starts_with("torch.")) name.erase(0, 6);
   return exec::dtype_from(name);
 }
-
-Arg arg_of(const py::handle& object) {
-  static const std::map<std::string, Arg::Kind> kinds = {
-      {"slot", Arg::Kind::kSlot},     {"none", Arg::Kind::kNone},
-      {"bool", Arg::Kind::kBool},     {"int", Arg::Kind::kInt},
-      {"float", Arg::Kind::kReal},    {"str", Arg::Kind::kString},
-      {"dtype", Arg::Kind::kDtype},   {"device", Arg::Kind::kDevice},
-      {"layout", Arg::Kind::kLayout}, {"memory_format", Arg::Kind::kMemoryFormat},
-      {"list", Arg::Kind::kList},
-  };
-  const auto parts = py::cast<py::sequence>(object);
-  const auto name = py::cast<std::string>(parts[0]);
-  const auto found = kinds.find(name);
-  if (found == kinds.end()) throw ExecError("program: unknown kind of argument \"" + name + "\"");
-  Arg arg;
-  arg.kind = found->second;
-  switch (arg.kind) {
-    case Arg::Kind::kNone:
-      break;
-    case Arg::Kind::kBool:
-      arg.integer = py::cast<bool>(parts[1]) ? 1 : 0;
-      break;
-    case Arg::Kind::kSlot:
-    case Arg::Kind::kInt:
-      arg.integer = py::cast<std::int64_t>(parts[1]);
-      break;
-    case Arg::Kind::kReal:
-      arg.real = py::cast<double>(parts[1]);
-      break;
-    case Arg::Kind::kList:
-      for (const py::handle item : py::cast<py::sequence>(parts[1])) arg.items.push_back(arg_of(item));
-      break;
-    default:
-      arg.text = py::cast<std::string>(parts[1]);
-  }
-  return arg;
-}
-
-exec::ProgramSpec program_of(const py::dict& data) {
-  exec::ProgramSpec spec;
-  spec.name = py::cast<std::string>(data["name"]);
-  spec.num_inputs = py::cast<int>(data["num_inputs"]);
-  spec.num_slots = py::cast<int>(data["num_slots"]);
-  spec.outputs = py::cast<std::vector<int>>(data["outputs"]);
-  for (const py::handle item : data["instructions"]) {
-    const auto entry = py::cast<py::dict>(item);
-    exec::Instruction instruction;
-    instruction.op = py::cast<std::string>(entry["op"]);
-    if (entry.contains("overload")) instruction.overload = py::cast<std::string>(entry["overload"]);
-    for (const py::handle arg : entry["args"]) instruction.args.push_back(arg_of(arg));
-    instruction.outs = py::cast<std::vector<int>>(entry["outs"]);
-    if (entry.contains("frees")) instruction.frees = py::cast<std::vector<int>>(entry["frees"]);
-    instruction.unpack = entry.contains("unpack") && py::cast<bool>(entry["unpack"]);
-    spec.instructions.push_back(std::move(instruction));
-  }
-  return spec;
-}
-
-c10::IValue ivalue_of(const py::handle& object) {
-  if (py::isinstance<py::bool_>(object)) return py::cast<bool>(object);
-  if (py::isinstance<py::int_>(object)) return py::cast<std::int64_t>(object);
-  if (py::isinstance<py::float_>(object)) return py::cast<double>(object);
-  if (object.is_none()) return {};
-  return py::cast<at::Tensor>(object);
-}
-
-py::object object_of(const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor().defined() ? py::cast(value.toTensor()) : py::none();
-  if (value.isBool()) return py::bool_(value.toBool());
-  if (value.isInt()) return py::int_(value.toInt());
-  if (value.isDouble()) return py::float_(value.toDouble());
-  if (value.isTensorList()) return py::cast(value.toTensorVector());
-  return py::none();
-}
-
-// Values on their way from one program to another, which Python does not look at.
-struct Held {
-  std::vector<c10::IValue> values;
-};
-
-// A unit program for Python. Threads that call it at once take turns.
-class PyProgram {
- public:
-  explicit PyProgram(const py::dict& data) : program_(program_of(data)) {}
-  const std::string& name() const { return program_.name(); }
-
-  // From output `results` on, all come out as one Held, which stands for them among the inputs of another program.
-  py::list run(const py::sequence& inputs, std::optional<std::size_t> results) {
-    std::vector<c10::IValue> values;
-    for (const py::handle input : inputs) {
-      if (py::isinstance<Held>(input)) {
-        const std::vector<c10::IValue>& held = input.cast<const Held&>().values;
-        values.insert(values.end(), held.begin(), held.end());
-      } else {
-        values.push_back(ivalue_of(input));
-      }
-    }
-    {
-      const py::gil_scoped_release release;
-      const std::lock_guard lock(mutex_);
-      values = program_.run(std::move(values));
-    }
-    py::list outputs;
-    const std::size_t shown = std::min(results.value_or(values.size()), values.size());
-    for (std::size_t i = 0; i < shown; ++i) outputs.append(object_of(values[i]));
-    if (results) {
-      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(shown));
-      outputs.append(Held{std::move(values)});
-    }
-    return outputs;
-  }
-
- private:
-  exec::UnitProgram program_;
-  std::mutex mutex_;
-};
 
 Binding binding_of(const Engine& engine, const py::handle& object) {
   using Kind = Binding::Kind;
@@ -473,14 +354,7 @@ void bind_state(py::class_<Engine>& engine) {
 
 void bind_exec(py::module_& module) {
   py::register_local_exception_translator(&translate);
-  py::class_<Held>(module, "Held", "Values on their way from one program to another.");
-  py::class_<PyProgram>(module, "Program", "A verified unit program; see passes.unit_program for its data.")
-      .def(py::init<const py::dict&>(), py::arg("data"))
-      .def_property_readonly("name", &PyProgram::name)
-      .def("run", &PyProgram::run, py::arg("inputs"), py::arg("results") = py::none(),
-           "Tensors and numbers in, tensors, numbers and None out. With `results`, only so many outputs come as they "
-           "are; the others follow as one Held, which stands for them among the inputs of another program.");
-
+  bind_program(module);
   py::class_<Engine> engine(module, "Engine",
                             "One rank's state and the interpreter of its step program. One thread at a time.");
   engine.def(py::init<int, std::shared_ptr<comm::Endpoint>, std::int64_t, std::int64_t, std::int64_t>(),

@@ -7,8 +7,22 @@
 #include <utility>
 
 #include "comm/errors.h"
+#include "kernels/versions.h"
 
 namespace elaswave::comm {
+
+template <typename T>
+void add_to(T* sum, const T* more, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] += more[i];
+}
+
+// Not in an anonymous namespace: compilers refuse versions of local functions.
+ELASWAVE_VERSIONS
+void add_to(float* sum, const float* more, std::size_t count) {
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) sum[i] += more[i];
+}
+
 namespace {
 
 // Tags of groups have the top bit set: | 1 | id 23 bits | sequence or the caller's tag 32 bits | phase 8 bits |.
@@ -26,9 +40,6 @@ constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
 constexpr int kOneRoundMembers = 4;
 // Slices travel in chunks, so that adding one chunk overlaps the transfer of the next.
 constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
-// In an all-reduce: small enough that a window of them per member stays in the cache.
-constexpr std::size_t kReducedBytes = std::size_t{256} << 10;
-constexpr std::size_t kWindow = 4;
 
 std::vector<Interval> chunks_of(Interval whole, std::size_t step) {
   std::vector<Interval> chunks;
@@ -45,7 +56,7 @@ void sum_in_order(std::span<const T* const> inputs, T* output, std::size_t count
     const std::size_t n = std::min(kBlock, count - at);
     std::copy_n(inputs[0] + at, n, block.data());
     for (const T* input : inputs.subspan(1)) {
-      for (std::size_t i = 0; i < n; ++i) block[i] += input[at + i];
+      add_to(block.data(), input + at, n);
     }
     std::copy_n(block.data(), n, output + at);
   }
@@ -172,65 +183,27 @@ void Group::all_reduce_small(T* data, std::size_t count, Deadline deadline) {
   batch.wait(deadline);
 }
 
-// Every member owns an even slice: it gets everybody's part of it, adds, and hands the sum to everybody. Chunk by
-// chunk, a few at a time: a chunk of a member's slice goes to it once its sum of an earlier one has come, so that what
-// is to be added is still in the cache and a receive always waits for it.
+// Every member owns an even slice: it gets everybody's part of it, adds, and hands the sum to everybody.
 template <typename T>
 void Group::all_reduce_large(T* data, std::size_t count, Deadline deadline) {
-  const auto members = static_cast<std::size_t>(size()), own = static_cast<std::size_t>(index_);
-  const std::size_t step = std::min(kReducedBytes / sizeof(T), std::max<std::size_t>(1, count / (members * kWindow)));
-  std::vector<std::vector<Interval>> chunks;
-  for (std::size_t m = 0; m < members; ++m) {
-    chunks.push_back(chunks_of({count * m / members, count * (m + 1) / members}, step));
-  }
-  if (scratch_.size() < members * kWindow * step * sizeof(T)) scratch_.resize(members * kWindow * step * sizeof(T));
-  const auto place = [&](std::size_t m, std::size_t c) {
-    return reinterpret_cast<T*>(scratch_.data()) + (m * kWindow + c % kWindow) * step;
-  };
+  const std::size_t members = ranks_.size();
+  std::vector<Interval> slices;
+  for (std::size_t m = 0; m < members; ++m) slices.push_back({count * m / members, count * (m + 1) / members});
   Batch batch(*this, next_tag());
-  std::vector<std::vector<Transfer>> parts(chunks[own].size()), sums(members);
-  const auto expect_part = [&](std::size_t m, std::size_t c) {
-    if (c >= chunks[own].size()) return;
-    batch.recv(static_cast<int>(m), kReducePhase, place(m, c), chunks[own][c].size() * sizeof(T));
-    parts[c].push_back(batch.last());
+  // A sum may come into its place as early as it likes: its owner can only send it after it has got our part of it.
+  for (int m = 0; m < size(); ++m) {
+    if (m == index_) continue;
+    for (const Interval chunk : chunks_of(slices[static_cast<std::size_t>(m)], kChunkBytes / sizeof(T))) {
+      batch.recv(m, kGatherPhase, data + chunk.lo, chunk.size() * sizeof(T));
+    }
+  }
+  const Interval own = slices[static_cast<std::size_t>(index_)];
+  const auto pass_on = [&](Interval chunk) {
+    for (int m = 0; m < size(); ++m) {
+      if (m != index_) batch.send(m, kGatherPhase, data + chunk.lo, chunk.size() * sizeof(T));
+    }
   };
-  const auto send_part = [&](std::size_t m, std::size_t c) {
-    if (c >= chunks[m].size()) return;
-    batch.send(static_cast<int>(m), kReducePhase, data + chunks[m][c].lo, chunks[m][c].size() * sizeof(T));
-  };
-  for (std::size_t m = 0; m < members; ++m) {
-    if (m == own) continue;
-    for (std::size_t c = 0; c < kWindow; ++c) expect_part(m, c);
-    // A sum may come into its place as early as it likes: its owner can only send it after it has got our part of it.
-    for (const Interval chunk : chunks[m]) {
-      batch.recv(static_cast<int>(m), kGatherPhase, data + chunk.lo, chunk.size() * sizeof(T));
-      sums[m].push_back(batch.last());
-    }
-  }
-  for (std::size_t c = 0; c < kWindow; ++c) {
-    for (std::size_t m = 0; m < members; ++m) {
-      if (m != own) send_part(m, c);
-    }
-  }
-  const std::size_t most = chunks[members - 1].size();  // the last slice is never the shorter one
-  for (std::size_t c = 0; c < most; ++c) {
-    for (std::size_t m = 0; c > 0 && m < members; ++m) {
-      if (m == own || c - 1 + kWindow >= chunks[m].size()) continue;
-      batch.wait({sums[m][c - 1]}, deadline);
-      send_part(m, c - 1 + kWindow);
-    }
-    if (c >= chunks[own].size()) continue;
-    batch.wait(parts[c], deadline);
-    const Interval chunk = chunks[own][c];
-    std::vector<const T*> inputs;
-    for (std::size_t m = 0; m < members; ++m) inputs.push_back(m == own ? data + chunk.lo : place(m, c));
-    sum_in_order<T>(inputs, data + chunk.lo, chunk.size());
-    for (std::size_t m = 0; m < members; ++m) {
-      if (m == own) continue;
-      expect_part(m, c + kWindow);
-      batch.send(static_cast<int>(m), kGatherPhase, data + chunk.lo, chunk.size() * sizeof(T));
-    }
-  }
+  reduce_own_slice<T>(data, slices, data + own.lo, batch, deadline, pass_on);
   batch.wait(deadline);
 }
 
@@ -238,14 +211,15 @@ template <typename T>
 void Group::reduce_scatter(const T* input, std::span<const Interval> intervals, T* output, Deadline deadline) {
   check_intervals(intervals);
   Batch batch(*this, next_tag());
-  reduce_own_slice<T>(input, intervals, output, batch, deadline);
+  reduce_own_slice<T>(input, intervals, output, batch, deadline, [](Interval) {});
   batch.wait(deadline);
 }
 
-// Sends the other members their intervals of `input` and sums the own one into `output`, chunk by chunk.
+// Sends the other members their intervals of `input` and sums the own one into `output`, chunk by chunk; calls
+// `finished` with each chunk (in elements of `input`) whose sum stands.
 template <typename T>
 void Group::reduce_own_slice(const T* input, std::span<const Interval> intervals, T* output, Batch& batch,
-                             Deadline deadline) {
+                             Deadline deadline, const std::function<void(Interval)>& finished) {
   const std::size_t step = kChunkBytes / sizeof(T);
   const Interval own = intervals[static_cast<std::size_t>(index_)];
   const std::vector<Interval> own_chunks = chunks_of(own, step);
@@ -279,6 +253,7 @@ void Group::reduce_own_slice(const T* input, std::span<const Interval> intervals
     std::vector<const T*> inputs;
     for (const T* part : parts) inputs.push_back(part + at);
     sum_in_order<T>(inputs, output + at, own_chunks[c].size());
+    finished(own_chunks[c]);
   }
 }
 

@@ -92,8 +92,8 @@ class Group {
   template <typename T>
   void all_reduce_large(T* data, std::size_t count, Deadline deadline);
   template <typename T>
-  void reduce_own_slice(const T* input, std::span<const Interval> intervals, T* output, Batch& batch,
-                        Deadline deadline);
+  void reduce_own_slice(const T* input, std::span<const Interval> intervals, T* output, Batch& batch, Deadline deadline,
+                        const std::function<void(Interval)>& finished);
   void copy_own_pieces(std::span<const SendPiece> sends, std::span<const RecvPiece> receives) const;
 
   Endpoint* endpoint_;
