@@ -281,10 +281,10 @@ class Agent:
         elif isinstance(message, Prepare | Activate | Ack):
             if isinstance(message, Activate):
                 self._news = message
-            else:
+            elif isinstance(message, Prepare):
                 self._look_at_links()
-            if isinstance(message, Prepare) and self._state.broken:
-                self._mend()
+                if self._state.broken:
+                    self._mend()
             self._feed(socket, message, now)
 
     def _look_at_links(self) -> None:
