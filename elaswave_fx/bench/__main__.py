@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME", help="which benchmark")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
     parser.add_argument(
-        "--repeats", type=_positive, metavar="N", help="paired runs (not executor); 20 if not said, 5 of startup"
+        "--repeats", type=_positive, metavar="N", help="paired runs; if not said 20, of startup 5, of executor by size"
     )
     parser.add_argument(
         "--ranks", type=_rank_counts, metavar="N,…", help="numbers of ranks, where a benchmark has several"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from elaswave_fx import _native
-from elaswave_fx.bench.edit_gloo import keep_store, on_loopback
+from elaswave_fx.bench.edit_gloo import on_loopback, start_store
 from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.launch.channel import Channel
@@ -82,8 +82,7 @@ def _reached(ranks: int, taken: dict[tuple[str, int], dict[str, list[float]]], c
 def _measure(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[tuple[str, int], dict[str, list[float]]]:
     names = [f"rank-{rank}" for rank in range(ranks)]
     with Processes() as processes:
-        processes.fork("store", keep_store)
-        port = processes.hear(["store"], "port")["store"]["port"]
+        port = start_store(processes)
         for rank, name in enumerate(names):
             processes.fork(name, _rank_body(rank, ranks, port, sizes, repeats))
         for _ in ("shm", "tcp"):

@@ -43,8 +43,7 @@ def lose_gloo(ranks: int, depth: int, victim: int, way: str) -> PeerEdit:
     names = [f"gloo-{rank}" for rank in range(ranks)]
     survivors = [name for rank, name in enumerate(names) if rank != victim]
     with Processes() as processes:
-        processes.fork("store", keep_store)
-        port = processes.hear(["store"], "port")["store"]["port"]
+        port = start_store(processes)
         for rank, name in enumerate(names):
             processes.fork(name, _rank_body(rank, Views.first(ranks, depth), victim, way, port))
         processes.hear(names, "ready")
@@ -56,8 +55,14 @@ def lose_gloo(ranks: int, depth: int, victim: int, way: str) -> PeerEdit:
         return PeerEdit(max(lap["done"] for lap in laps) - began, max(lap["affected"] for lap in laps) - began)
 
 
-def keep_store(channel: Channel) -> None:
-    """A TCPStore until the channel closes."""
+def start_store(processes: Processes) -> int:
+    """A TCPStore in a process of its own; its port."""
+    processes.fork("store", _keep_store)
+    return processes.hear(["store"], "port")["store"]["port"]
+
+
+def _keep_store(channel: Channel) -> None:
+    """Until the channel closes."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     channel.send("port", port=store.port)
     channel.receive(1e6)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from elaswave_fx.bench.edit_gloo import keep_store, on_loopback
+from elaswave_fx.bench.edit_gloo import on_loopback, start_store
 from elaswave_fx.bench.processes import PLENTY_S, Processes
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.config import Config
@@ -48,8 +48,7 @@ def pipelining_steps(workload: Workload, steps: int, warm_up: int) -> PeerRun:
     """One job. Raises BenchFailed."""
     names = [f"stage-{stage}" for stage in range(workload.stages)]
     with Processes() as processes:
-        processes.fork("store", keep_store)
-        port = processes.hear(["store"], "port")["store"]["port"]
+        port = start_store(processes)
         for stage, name in enumerate(names):
             processes.fork(name, _stage_body(workload, stage, port, steps, warm_up))
         done = processes.hear(names, "measured")

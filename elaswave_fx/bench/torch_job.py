@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
-from elaswave_fx.bench.edit_gloo import keep_store, on_loopback
+from elaswave_fx.bench.edit_gloo import on_loopback, start_store
 from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.errors import ConfigError
@@ -69,8 +69,7 @@ def need_torchft() -> None:
 def ddp_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, ...]:
     """Plain DDP, clipping and AdamW."""
     with Processes() as processes:
-        processes.fork("store", keep_store)
-        port = processes.hear(["store"], "port")["store"]["port"]
+        port = start_store(processes)
         for rank in range(workload.ranks):
             processes.fork(f"ddp-{rank}", _ddp_body(workload, rank, port, steps, warm_up))
         return _seconds(processes, [f"ddp-{rank}" for rank in range(workload.ranks)])
