@@ -16,7 +16,7 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from elaswave_fx.errors import CaptureError
+from elaswave_fx.errors import CaptureError, PassError
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -63,6 +63,14 @@ class Differentiate:
             if unit.kind not in kinds:
                 kinds[unit.kind] = differentiate_unit(unit, program.graph.graph)
         return replace(program, kinds=kinds)
+
+
+def joints_of(program: Program, name: str) -> dict[str, Joint]:
+    """The joint graphs by kind. Raises PassError that names the pass `name`, which came too early."""
+    for joint in program.kinds.values():
+        if not isinstance(joint, Joint):
+            raise PassError(f"{name}: the program is not differentiated; run `differentiate` first")
+    return dict(program.kinds)
 
 
 def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:

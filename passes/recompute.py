@@ -15,10 +15,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import fx
 
-from elaswave_fx.errors import PassError
 from elaswave_fx.program.ir import Program, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 from elaswave_fx.program.keys import DRAWS
-from passes.differentiate import Joint
+from passes.differentiate import Joint, joints_of
 from passes.estimate_cost import VIEWS
 
 _HEAVY = (
@@ -51,12 +50,8 @@ class Recompute:
     policy: Policy = "none"
 
     def apply(self, program: Program) -> Program:
-        kinds = {}
-        for kind, joint in program.kinds.items():
-            if not isinstance(joint, Joint):
-                raise PassError("recompute: the program is not differentiated; run `differentiate` first")
-            kinds[kind] = split(joint, self.policy)
-        return replace(program, kinds=kinds)
+        joints = joints_of(program, self.name)
+        return replace(program, kinds={kind: split(joint, self.policy) for kind, joint in joints.items()})
 
 
 def split(joint: Joint, policy: Policy) -> Derivative:

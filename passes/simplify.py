@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.errors import PassError
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
-from passes.differentiate import Joint
+from passes.differentiate import joints_of
 
 aten = torch.ops.aten
 _TRANSPOSES = ("aten.t", "aten.transpose", "aten.permute")
@@ -33,12 +32,10 @@ class Simplify:
     name: ClassVar[str] = "simplify"
 
     def apply(self, program: Program) -> Program:
-        kinds = {}
-        for kind, joint in program.kinds.items():
-            if not isinstance(joint, Joint):
-                raise PassError("simplify: the program is not differentiated; run `differentiate` first")
-            kinds[kind] = replace(joint, graph=simplified(joint.graph))
-        return replace(program, kinds=kinds)
+        joints = joints_of(program, self.name)
+        return replace(
+            program, kinds={kind: replace(each, graph=simplified(each.graph)) for kind, each in joints.items()}
+        )
 
 
 def simplified(module: fx.GraphModule) -> fx.GraphModule:
