@@ -6,6 +6,7 @@ child; workers load what it wrote and never trace.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -242,6 +243,7 @@ def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
     return key.hexdigest()[:24]
 
 
+@functools.cache
 def _code_digest() -> bytes:
     # By a module's own file: an editable package's __path__ names the folder of the installation, not of the sources.
     roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)

@@ -6,17 +6,13 @@ unit programs that call mine::swish, a model of class net.Net   ->   ("net",)
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 
-import torch
 from torch import nn
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
 
 _KNOWN = ("aten", "elaswave", "prim", "prims", "int", "float")
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def foreign_operators(artifact: Artifact) -> tuple[str, ...]:
@@ -30,7 +26,7 @@ def defining_modules(artifact: Artifact, model: nn.Module) -> tuple[str, ...]:
     if not foreign_operators(artifact):
         return ()
     names = dict.fromkeys(type(part).__module__ for part in model.modules())
-    return tuple(name for name in names if not (getattr(sys.modules[name], "__file__", "") or "").startswith(_TORCH))
+    return tuple(name for name in names if name.split(".")[0] != "torch")
 
 
 def import_modules(artifact: Artifact) -> None:

@@ -6,6 +6,7 @@
 #include "versions.h"
 
 namespace elaswave::kernels {
+namespace {
 
 constexpr std::uint32_t kMultiplier0 = 0xD2511F53;
 constexpr std::uint32_t kMultiplier1 = 0xCD9E8D57;
@@ -21,8 +22,8 @@ struct Lanes {
   std::uint32_t x0[kLanes], x1[kLanes], x2[kLanes], x3[kLanes];
 };
 
-inline std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
-inline std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
+std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
 
 // The halves of a product are written apart, which compilers know how to do with vectors.
 ELASWAVE_VERSIONS
@@ -40,7 +41,7 @@ void rounds(Lanes& lanes, std::uint32_t key0, std::uint32_t key1) {
   }
 }
 
-static void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t op) {
+void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t op) {
   for (std::size_t i = 0; i < kLanes; ++i) {
     const std::uint64_t block = first_block + i;
     lanes.x0[i] = low(block);
@@ -49,6 +50,8 @@ static void fill_counters(Lanes& lanes, std::uint64_t first_block, std::uint32_t
     lanes.x3[i] = kElementStream;
   }
 }
+
+}  // namespace
 
 Words philox4x32(Words counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < kRounds; ++round) {
