@@ -12,6 +12,7 @@ for stops that are planned, and for ranks that keep silent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class Patience:
 
     `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
     `mend_s`: for broken links between living ranks to be opened again, before one of the ranks has to go.
+    `ack_s`: a rank that nothing is to be told hears after so long that it was heard.
     `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
     `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
     """
@@ -66,16 +68,18 @@ class Patience:
     resend_s: float
     spread_s: float
     mend_s: float
+    ack_s: float
     unheard_s: float | None = None
     ahead: int = 1
 
 
 class Heard(NamedTuple):
-    """The last heartbeat of a rank, when it came, and since when it shows the same place."""
+    """The last heartbeat of a rank, when it came, since when it shows the same place, and when one was answered."""
 
     beat: Beat
     at_s: float
     since_s: float
+    acked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,10 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
     old = state.register
     state = replace(state, register=register, proposal=None)
     if old is None or old.epoch == register.epoch:
-        return _conclude(state, now_s) if state.phase == PREPARING else (state, ())
+        # Its writer repeats ledger lines until it hears that they are there.
+        ack = _ack(state, register, register.members[0])
+        state, actions = _conclude(state, now_s) if state.phase == PREPARING else (state, ())
+        return state, (ack, *actions)
     state = replace(
         state, phase=STEADY, targets=(), reports={}, planned=False, wanted_back=frozenset(), torn_s=None, began_s=now_s
     )
@@ -202,15 +209,15 @@ def _is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool
 def _on_beat(state: Coordinator, event: Beat, now_s: float) -> Result:
     before = state.heard.get(event.rank)
     same = before is not None and _place(before.beat) == _place(event)
-    heard = Heard(event, now_s, before.since_s if before is not None and same else now_s)
+    since_s = before.since_s if before is not None and same else now_s
+    heard = Heard(event, now_s, since_s, -math.inf if before is None else before.acked_s)
     condemned = state.condemned - {event.rank} if event.joining else state.condemned
     state = replace(state, heard={**state.heard, event.rank: heard}, condemned=condemned)
     register = state.register
     if register is None or state.phase == TAKING:
         return state, ()
+    state, actions = _answer(state, register, event, now_s)
     member = event.rank in register.members
-    ledgered = register.committed.version
-    actions: tuple[Act, ...] = (Send(event.rank, Ack(state.ballot.term, register.epoch, member, ledgered)),)
     if state.phase == STEADY and member and event.epoch < register.epoch:
         return state, (*actions, Send(event.rank, Activate(state.ballot, register.activation)))
     if state.proposal is None and event.lines and event.epoch == register.epoch:
@@ -224,6 +231,21 @@ def _on_beat(state: Coordinator, event: Beat, now_s: float) -> Result:
         state, more = _prepare(state, now_s, why, ask=EVERYBODY)
         actions += more
     return state, actions
+
+
+def _answer(state: Coordinator, register: Register, beat: Beat, now_s: float) -> Result:
+    """Of heartbeats that have nothing new on either side, one now and then is answered: a busy rank is woken by it."""
+    heard = state.heard[beat.rank]
+    written = bool(beat.lines) and beat.lines[0].stamp.version <= register.committed.version
+    outside = beat.rank not in register.members or beat.epoch != register.epoch
+    if not (written or outside or state.phase == OVER or now_s - heard.acked_s >= state.patience.ack_s):
+        return state, ()
+    state = replace(state, heard={**state.heard, beat.rank: heard._replace(acked_s=now_s)})
+    return state, (_ack(state, register, beat.rank),)
+
+
+def _ack(state: Coordinator, register: Register, rank: Rank) -> Send:
+    return Send(rank, Ack(state.ballot.term, register.epoch, rank in register.members, register.committed.version))
 
 
 def _place(beat: Beat) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from elaswave_fx.control.messages import Beat
 from elaswave_fx.control.words import Version
 from elaswave_fx.plan.topology import Rank
 
-BEAT_S = 0.1
+BEAT_S = 0.2
 """Between two heartbeats of a rank."""
 
 SILENT_FLOOR_S, SILENT_OVER_GAP = 2.0, 8.0
@@ -33,6 +33,7 @@ UNHEARD_S = 10.0
 RESEND_S = 0.3
 SPREAD_S = 0.05
 MEND_S = 0.5
+ACK_S = 0.5
 GAP_MOST_S = 4.0
 """One stop of the whole machine must not make the job deaf for long."""
 
@@ -57,6 +58,7 @@ def patience(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -
         resend_s=max(RESEND_S, gap_s),
         spread_s=SPREAD_S,
         mend_s=max(MEND_S, gap_s),
+        ack_s=ACK_S,
         unheard_s=max(UNHEARD_S, silent_s) if started else STARTING_S,
         ahead=ahead,
     )

@@ -34,7 +34,12 @@ from elaswave_fx.control.words import Assignment, BoxId, Stamp, Version
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Epoch, Rank
 
-TICK_S = 0.05
+TICK_S, IDLE_S = 0.05, 0.2
+"""Between two looks at the clock: while something is under way, and else."""
+
+LATE_S = 0.15
+"""A look that comes so much later than it should was held up, as the heartbeats of ranks may have been."""
+
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
 
@@ -126,7 +131,8 @@ class Service:
         self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
         self._forethought = Forethought(spec.planning)
         self._steady_s = 0.0
-        self._turn_s = self._heard_s = self._alive_s = time.monotonic()
+        self._thinks = False
+        self._turn_s = self._tick_s = self._heard_s = self._alive_s = time.monotonic()
         state, actions = membership.start(
             self._rhythm.patience(False, self._turn_s),
             self._replan,
@@ -143,12 +149,12 @@ class Service:
         poller.register(self._socket.pollable, zmq.POLLIN)
         if self._channel is not None:
             poller.register(self._channel.fileno(), zmq.POLLIN)
-        next_s = 0.0
         while self._state.phase != membership.RETIRED:
-            poller.poll(max(0, math.ceil(1e3 * (next_s - time.monotonic()))))
+            due_s = self._tick_s + self._pause_s
+            poller.poll(max(0, math.ceil(1e3 * (due_s - time.monotonic()))))
             now = time.monotonic()
-            if now - self._turn_s > 4 * TICK_S:
-                self._rhythm.gap(now - self._turn_s, now)  # this process had to wait for its turn, as ranks may have
+            if now - due_s > LATE_S:
+                self._rhythm.gap(now - self._turn_s, now)
             self._turn_s = now
             # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
             while (message := self._socket.receive()) is not None:
@@ -158,8 +164,8 @@ class Service:
                 self._feed(message)
             if self._channel is not None:
                 self._listen(poller, self._channel)
-            if now >= next_s:
-                next_s = now + TICK_S
+            if now >= self._tick_s + self._pause_s:
+                self._tick_s = now
                 self._tick(now)
                 if self._is_alone(now):
                     return ENDED
@@ -169,6 +175,12 @@ class Service:
     def is_last(self) -> bool:
         """Whether nobody is left to clear up after the job: the launcher is gone."""
         return self._channel is None
+
+    @property
+    def _pause_s(self) -> float:
+        """Until the next look at the clock."""
+        idle = self._state.phase == membership.STEADY and self._state.proposal is None and not self._thinks
+        return IDLE_S if idle else TICK_S
 
     def _tick(self, now: float) -> None:
         register = self._state.register
@@ -303,7 +315,7 @@ class Service:
         """One plan per tick for a loss that may come, once the epoch has settled."""
         state = self._state
         if state.phase != membership.STEADY or state.proposal is not None or state.register is None:
-            self._steady_s = now
+            self._steady_s, self._thinks = now, False
             return
         if now - self._steady_s < THINK_AFTER_S:
             return
@@ -313,7 +325,7 @@ class Service:
             plan.box: tuple(rank for rank in keepers(plan) if rank not in plan.catching or rank in complete)
             for plan in boxes
         }
-        self._forethought.think(self._plan(state.register.key.plan_hash), held)
+        self._thinks = self._forethought.think(self._plan(state.register.key.plan_hash), held)
 
     def _wants_move(self, register: Register) -> bool:
         """Asked with every tick while nothing is under way; the answer changes with the plan only."""

@@ -44,7 +44,9 @@ from elaswave_fx.sim.faults import Fault, Moment, draw
 from elaswave_fx.sim.outcome import MARKS, Excused, Outcome
 
 BEAT_S = 0.02
-PATIENCE = membership.Patience(silent_s=0.09, accused_s=0.04, stalled_s=0.15, resend_s=0.03, spread_s=0.01, mend_s=0.03)
+PATIENCE = membership.Patience(
+    silent_s=0.09, accused_s=0.04, stalled_s=0.15, resend_s=0.03, spread_s=0.01, mend_s=0.03, ack_s=0.05
+)
 DEADLINES = Deadlines(paused_s=0.06, lease_s=0.2)
 QUIET_STEPS = 2
 """Steps that must be committed after the last fault has ended."""

@@ -47,7 +47,7 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment, replan
 
-PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5)
+PATIENCE = Patience(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5, ack_s=0.5)
 WORLD = 4
 
 
@@ -289,9 +289,23 @@ def test_ledger_lines_follow_each_other_and_are_acknowledged() -> None:
     assert job.register.committed == SEED
     job.beat(0, lines=(line(1), line(2)))
     assert job.register.committed.version == 2 and job.register.previous.version == 1
-    job.beat(0)
-    ack = job.sent(Ack)[-1].message
-    assert isinstance(ack, Ack) and ack.ledgered == 2
+    ack = job.sent(Ack)[-1]
+    assert isinstance(ack.message, Ack) and ack.message.ledgered == 2 and ack.target == 0
+    job.beat(0, lines=(line(1), line(2)))
+    assert len(job.sent(Ack)) == 3, "a writer that repeats them has not heard it"
+    assert job.register.committed.version == 2
+
+
+def test_heartbeats_without_news_are_answered_now_and_then() -> None:
+    job = Driver()
+    for turn in range(10):
+        job.now_s = 0.3 * turn * PATIENCE.ack_s
+        job.beats(1, 2)
+    assert [a.target for a in job.sent(Ack)] == [1, 2] * 3, "with the 1st, the 5th and the 9th"
+    job.beat(1, joining=True, epoch=Epoch(-1))
+    job.beat(3)
+    job.beat(3)
+    assert [a.target for a in job.sent(Ack)][6:] == [1, 3], "a rank that is not in step, or new, is answered at once"
 
 
 def test_a_superseded_coordinator_retires() -> None:

@@ -21,7 +21,7 @@ WITHIN = {
     "two_owners": 20,
     "holder_not_applied": 5,
     "vote_without_base": 50,
-    "stale_frame_accepted": 400,
+    "stale_frame_accepted": 1000,
     "known_commit_dropped": 100,
     "unreachable_taken_for_dead": 400,
 }
