@@ -247,9 +247,11 @@ std::vector<double> Boxes::finish() {
     sum(at(index));
   }
   unsummed_.clear();
-  std::vector<double> squares;
+  std::vector<double> squares(boxes_.size());
   std::string differing;
-  for (BoxState& box : boxes_) {
+  // The backward pass goes through buckets from the last to the first: what comes first is looked at first.
+  for (auto index = size() - 1; index >= 0; --index) {
+    BoxState& box = at(index);
     courier_.wait(box.receives);
     if (!box.receives.empty() && !accept(box)) differing += (differing.empty() ? "" : ", ") + place(box);
     box.receives.clear();
@@ -259,7 +261,7 @@ std::vector<double> Boxes::finish() {
     } else if (box.catching) {
       catch_up(box, nullptr, box.backlog.size() + 1 >= kBacklog);
     }
-    squares.push_back(owns(box) && box.reducing ? sum_of_squares(box.gradient) : 0.0);
+    if (owns(box) && box.reducing) squares[static_cast<std::size_t>(index)] = sum_of_squares(box.gradient);
   }
   // Accumulators are written again in the next step.
   for (BoxState& box : boxes_) {

@@ -16,12 +16,20 @@ std::vector<std::uint32_t> words(std::size_t count) {
   return made;
 }
 
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
 // The first sum alone, one word after the other.
 std::uint64_t first_sum(const std::vector<std::uint32_t>& data, std::uint64_t first, std::uint32_t salt) {
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
   std::uint64_t sum = 0;
-  for (std::uint32_t i = 0; i < data.size(); ++i) {
-    const std::uint32_t a = (static_cast<std::uint32_t>(first) + i) * 0x9e3779b1U + salt * 0xc2b2ae3dU;
-    sum += std::uint64_t{data[i]} * ((a ^ a >> 15) | 1);
+  for (std::uint64_t i = 0; i < data.size(); ++i) {
+    const std::uint64_t at = first + i, place = at % 1024 / 2, block = at / 1024;
+    const std::uint64_t factor = (mix((place + 1) * kGolden) | 1) * (mix((block + 1) * kGolden + salt) | 1);
+    sum += (std::uint64_t{data[i]} << (at % 2 * 32)) * factor;
   }
   return sum;
 }
@@ -31,7 +39,9 @@ std::uint64_t first_sum(const std::vector<std::uint32_t>& data, std::uint64_t fi
 TEST(every_length_gives_the_same_sum) {
   for (std::size_t count = 0; count < 70; ++count) {
     const std::vector<std::uint32_t> data = words(count);
-    CHECK_EQUAL(digest_words(data.data(), count, 5, 7).lo, first_sum(data, 5, 7));
+    for (const std::uint64_t first : {0, 5, 1000, 1023, 1024, 4090}) {
+      CHECK_EQUAL(digest_words(data.data(), count, first, 7).lo, first_sum(data, first, 7));
+    }
   }
 }
 
