@@ -311,6 +311,7 @@ class Agent:
             self._state = replace(self._state, complete=self._state.complete | asked.boxes)
         elif isinstance(asked, _Close):
             self._closing, self._close_by_s = asked, now + FLUSH_S
+            self._state = replace(self._state, finished=asked.finished)
             self._feed(socket, Tick(), now)
         else:
             self._on_leave(socket, asked, now)

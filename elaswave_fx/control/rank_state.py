@@ -95,6 +95,7 @@ class RankState:
 
     `complete`: boxes whose base has been in step since; they must stay so for this rank to vote.
     `owed`: copies still to be sent to holders that have none. `answer`: a report is owed to the coordinator.
+    `finished`: there are no more steps to take.
     """
 
     rank: Rank
@@ -126,6 +127,7 @@ class RankState:
     store_seen_s: float = 0.0
     tick_s: float = 0.0
     quiet: bool = False
+    finished: bool = False
 
     @property
     def next_version(self) -> Version:
@@ -221,8 +223,9 @@ def awaited(state: RankState) -> Rank | None:
 
 
 def beat(state: RankState) -> Beat:
-    """The heartbeat. The lowest member repeats ledger lines until they are acknowledged."""
-    writes = bool(state.members) and state.rank == state.members[0] and not state.joining
+    """The heartbeat. The lowest member repeats ledger lines until they are acknowledged; at the end everybody does,
+    for nobody takes the place of one that is lost then."""
+    writes = bool(state.members) and not state.joining and (state.finished or state.rank == state.members[0])
     return Beat(
         state.rank,
         state.epoch,

@@ -62,12 +62,22 @@ def test_the_coordinator_dies_and_nobody_notices(tmp_path: Path) -> None:
 
 
 def test_steps_go_on_without_a_coordinator(tmp_path: Path) -> None:
-    with ToyJob(tmp_path, world=2, steps=150, pause_s=0.002) as job:
+    with ToyJob(tmp_path, world=2, steps=100, pause_s=0.01) as job:
         job.until_committed(5)
         job.kill_coordinator()
         job.until(lambda: all("end" in where for where in job.places()), "all steps, without a coordinator")
         job.start_coordinator()
         check(job, job.wait(), {0, 1})
+
+
+def test_the_rank_that_writes_the_ledger_dies_at_the_end(tmp_path: Path) -> None:
+    with ToyJob(tmp_path, world=3, steps=100, pause_s=0.01) as job:
+        job.until_committed(5)
+        job.kill_coordinator()
+        job.until(lambda: all("end" in where for where in job.places()), "all steps, without a coordinator")
+        job.signal(0, signal.SIGKILL)
+        job.start_coordinator()
+        check(job, job.wait(), {1, 2})
 
 
 def test_the_coordinator_and_a_rank_die_together(tmp_path: Path) -> None:
