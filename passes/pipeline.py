@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
 from elaswave_fx.program.verify import verify
+from passes.choose_kernels import ChooseKernels
 from passes.cut_units import CutUnits
 from passes.differentiate import Differentiate
 from passes.estimate_cost import EstimateCost
@@ -53,7 +54,9 @@ def front_passes() -> tuple[Pass, ...]:
 
 def back_passes(recompute: Policy) -> tuple[Pass, ...]:
     """From there to split derivatives of every distinct unit."""
-    return (EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Simplify(), Recompute(recompute))
+    return (
+        EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Simplify(), ChooseKernels(), Recompute(recompute)
+    )  # fmt: skip
 
 
 def run_passes(

@@ -17,7 +17,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.program.artifact import Artifact, Binding, UnitSpec
 
-_RUNS_MIN, _RUNS_MAX = 3, 30
+_RUNS_MIN, _RUNS_MAX = 3, 60
 _MEASURE_S = 1.0
 
 

@@ -1,5 +1,7 @@
 // The torch library `elaswave`: schemas, shape kernels and the derivative of keyed_dropout.
 //
+// Activations come into programs after differentiation and need no derivative.
+//
 // keyed_dropout is linear in x with a mask that depends on the keys only, so its derivative is itself on the gradient:
 // tracers see one operator in either direction and nothing but the keys is kept for the backward pass.
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -73,6 +75,10 @@ at::Tensor keyed_draw_meta(const at::Tensor& /*keys*/, c10::SymIntArrayRef size,
   return at::empty_symint(size, at::TensorOptions(dtype).device(at::kMeta));
 }
 
+at::Tensor gelu_tanh_meta(const at::Tensor& x) { return at::empty_like(x); }
+
+at::Tensor gelu_tanh_backward_meta(const at::Tensor& /*grad*/, const at::Tensor& x) { return at::empty_like(x); }
+
 }  // namespace
 
 TORCH_LIBRARY(elaswave, library) {
@@ -84,12 +90,16 @@ TORCH_LIBRARY(elaswave, library) {
   library.def(
       "keyed_normal(Tensor keys, SymInt[] size, int op, int axis, SymInt period, *, ScalarType dtype, Device device) "
       "-> Tensor");
+  library.def("gelu_tanh(Tensor x) -> Tensor");
+  library.def("gelu_tanh_backward(Tensor grad, Tensor x) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(elaswave, Meta, library) {
   library.impl("keyed_dropout", keyed_dropout_meta);
   library.impl("keyed_uniform", keyed_draw_meta);
   library.impl("keyed_normal", keyed_draw_meta);
+  library.impl("gelu_tanh", gelu_tanh_meta);
+  library.impl("gelu_tanh_backward", gelu_tanh_backward_meta);
 }
 
 TORCH_LIBRARY_IMPL(elaswave, Autograd, library) {

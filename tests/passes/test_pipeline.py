@@ -22,7 +22,8 @@ from tests.passes.zoo import compiled
 
 ORDER = [
     *("normalize", "replicate_invariants", "recognize_causal", "expand_attention", "rewrite_rng", "fold_buffers"),
-    *("estimate_cost", "find_cuts", "cut_units", "differentiate", "simplify", "recompute"),
+    *("estimate_cost", "find_cuts", "cut_units", "differentiate", "simplify", "choose_kernels"),
+    "recompute",
 ]
 
 
@@ -40,7 +41,7 @@ def test_the_runner_dumps_numbered_graphs(tmp_path: Path) -> None:
     program, front = run_passes(captured(Classifier(layers=1), vectors, 1), front_passes(), tmp_path)
     program, back = run_passes(program, back_passes("none"), tmp_path, first=len(front.seconds))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{i:02d}-{name}.txt" for i, name in enumerate(ORDER)]
-    assert (tmp_path / "11-recompute.txt").read_text() == render(program)
+    assert (tmp_path / "12-recompute.txt").read_text() == render(program)
     assert [name for name, _ in (*front.seconds, *back.seconds)] == ORDER
     assert "0x" not in "".join(path.read_text() for path in tmp_path.iterdir()), "no addresses"
 
