@@ -50,10 +50,11 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
     )
 
 
-def per_parameter(plan: Plan) -> dict[str, float]:
+def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
     """Bytes per trained parameter over all ranks together, by purpose, with every box in full at all its keepers.
 
     `records`: what owner and holders keep of a step; `parameters`, `gradients`: of every rank that computes with them.
+    `mode`: of copies; holders keep no records where the whole state is sent to them.
     """
     workload = plan.workload
     total = sum(bucket.numel for bucket in workload.buckets)
@@ -63,7 +64,7 @@ def per_parameter(plan: Plan) -> dict[str, float]:
     parts = {
         "state": base * total,
         "copies": base * held,
-        "records": GRADIENT_BYTES * (total + held),
+        "records": GRADIENT_BYTES * (total + (held if mode == "log" else 0)),
         "parameters": workload.work_bytes_per_element * computed,
         "gradients": GRADIENT_BYTES * computed,
     }

@@ -162,14 +162,14 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         lines=(
             f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
             f"plan: {plan.reason}",
-            _memory_line(plan),
+            _memory_line(plan, config.copies.mode),
             *start.lines,
         ),
     )
 
 
-def _memory_line(plan: Plan) -> str:
-    parts = per_parameter(plan)
+def _memory_line(plan: Plan, mode: str) -> str:
+    parts = per_parameter(plan, mode)
     words = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
     return f"memory per parameter, all ranks: {sum(parts.values()):.1f} bytes on the host ({words}), none on a device"
 

@@ -21,7 +21,7 @@ _TAG = 7 << 56  # the kind of tag for handing state back, apart from those of a 
 
 def hand_back(
     artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: Any, endpoint: Any, run_dir: Path,
-    timeout_s: float,
+    copy_mode: str, timeout_s: float,
 ) -> Mapping[str, Any]:  # fmt: skip
     """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
 
@@ -41,7 +41,7 @@ def hand_back(
     digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
     return {
         "params_digest": params_digest(artifact, digests),
-        "memory_per_parameter": {"host": per_parameter(plan), "device": {}},
+        "memory_per_parameter": {"host": per_parameter(plan, copy_mode), "device": {}},
     }
 
 

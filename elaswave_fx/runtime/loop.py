@@ -242,7 +242,7 @@ class Training:
         worker.checkpoints.finish(worker.committed.version)
         share = hand_back(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
-            worker.context.run_dir, _FLOOR_S,
+            worker.context.run_dir, worker.config.copies.mode, _FLOOR_S,
         )  # fmt: skip
         emulated = self._emulation.report(worker.plan, worker.rank, worker.group) if self._emulation is not None else {}
         if emulated and worker.is_first:

@@ -111,5 +111,5 @@ def test_memory_per_parameter_counts_every_copy() -> None:
     ours, bare = per_parameter(plan), per_parameter(alone)
     base = plan.workload.state_bytes_per_element - 4
     assert (ours["state"], ours["copies"], bare["copies"]) == (base, base, 0)
-    assert (ours["records"], bare["records"]) == (8, 4)
+    assert (ours["records"], bare["records"], per_parameter(plan, "state")["records"]) == (8, 4, 4)
     assert ours["parameters"] == bare["parameters"] >= 2 * plan.workload.work_bytes_per_element
