@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "compiled.h"
 #include "kernels/versions.h"
 
 namespace elaswave::exec {
@@ -72,6 +73,7 @@ class Elementwise::Builder {
       if (slot < spec_.num_inputs) return std::nullopt;
       made_.outputs_.push_back(registers_.at(slot));
     }
+    made_.compiled_ = compiled_form(made_.arrays_, made_.operations_, made_.outputs_);
     return std::move(made_);
   }
 
@@ -159,6 +161,7 @@ void Elementwise::set_numbers(std::span<const float> numbers) {
 
 void Elementwise::run(std::span<const float* const> inputs, std::span<float* const> outputs, std::int64_t first,
                       std::int64_t last) {
+  if (compiled_ != nullptr) return run_compiled(inputs, outputs, first, last);
   std::vector<float*> registers(arrays_);
   for (Register& each : own_) registers.push_back(each.lanes);
   for (std::int64_t at = first; at < last; at += kPiece) {
@@ -168,6 +171,17 @@ void Elementwise::run(std::span<const float* const> inputs, std::span<float* con
     run_operations(operations_.data(), operations_.size(), registers.data(), count);
     for (std::size_t i = 0; i < outputs.size(); ++i) std::copy_n(registers[outputs_[i]], count, outputs[i] + at);
   }
+}
+
+void Elementwise::run_compiled(std::span<const float* const> inputs, std::span<float* const> outputs,
+                               std::int64_t first, std::int64_t last) const {
+  std::vector<const float*> from;
+  std::vector<float*> to;
+  std::vector<float> numbers;
+  for (std::size_t i = 0; i < arrays_; ++i) from.push_back(inputs[i] + first);
+  for (float* output : outputs) to.push_back(output + first);
+  for (const Register& each : own_) numbers.push_back(each.lanes[0]);
+  compiled_(from.data(), numbers.data(), to.data(), last - first);
 }
 
 }  // namespace elaswave::exec

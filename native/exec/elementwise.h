@@ -1,5 +1,5 @@
 // A program of elementwise fp32 operators as one pass over memory: a piece of every array goes through all instructions
-// while it lies in the first cache. No torch in here.
+// while it lies in the first cache; some programs are compiled (compiled.h). No torch in here.
 //
 //   aten::mul(slot 0, slot 2) -> slot 3            for each piece of 128 elements:
 //   aten::lerp(slot 1, slot 3, 0.1) -> slot 4        r3 = r0 * r2;  t = r3 - r1;  r4 = fma(0.1, t, r1)
@@ -35,10 +35,19 @@ class Elementwise {
   struct Operation {
     Code code;
     std::size_t to, a, b, c;
+    bool operator==(const Operation&) const = default;
   };
+
+  // A program in machine code: `count` elements of the outputs from those of the inputs and the numbers that are in the
+  // other registers.
+  using Compiled = void (*)(const float* const* inputs, const float* numbers, float* const* outputs,
+                            std::int64_t count);
+  bool compiled() const { return compiled_ != nullptr; }
 
  private:
   class Builder;
+  void run_compiled(std::span<const float* const> inputs, std::span<float* const> outputs, std::int64_t first,
+                    std::int64_t last) const;
   // Short: memory is read ahead while a piece is computed.
   static constexpr std::int64_t kPiece = 128;
   struct alignas(64) Register {
@@ -49,6 +58,7 @@ class Elementwise {
   std::vector<Register> own_;  // then numbers, constants and results
   std::vector<Operation> operations_;
   std::vector<std::size_t> outputs_;
+  Compiled compiled_ = nullptr;
 };
 
 }  // namespace elaswave::exec

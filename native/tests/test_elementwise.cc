@@ -124,6 +124,51 @@ TEST(a_part_of_an_array_in_its_place) {
   for (std::size_t i = 0; i < kCount; ++i) CHECK_EQUAL(array[i], i >= 3 && i < 520 ? whole[i] : kA[i]);
 }
 
+// As elaswave_fx/runtime/optimizer.py has it: parameter, gradient, moments; then scale, keep, step size, root.
+ProgramSpec adamw() {
+  const auto of = [](const std::string& op, const std::string& form, std::vector<Arg> args, int out) {
+    return Instruction{"aten::" + op, form, std::move(args), {out}, {}, false};
+  };
+  return {"update",
+          8,
+          19,
+          {18, 9, 11},
+          {of("mul", "Tensor", {slot(1), slot(4)}, 8), of("lerp", "Scalar", {slot(2), slot(8), real(0.1)}, 9),
+           of("mul", "Tensor", {slot(3), real(0.999)}, 10),
+           of("addcmul", "", {slot(10), slot(8), slot(8), real(0.001)}, 11), of("sqrt", "", {slot(11)}, 12),
+           of("div", "Tensor", {slot(12), slot(7)}, 13), of("add", "Tensor", {slot(13), real(1e-8), integer(1)}, 14),
+           of("mul", "Tensor", {slot(0), slot(5)}, 15), of("div", "Tensor", {slot(9), slot(14)}, 16),
+           of("mul", "Tensor", {slot(16), slot(6)}, 17), of("sub", "Tensor", {slot(15), slot(17), integer(1)}, 18)}};
+}
+
+TEST(a_compiled_program_gives_the_bits_of_its_operations) {
+  ProgramSpec spec = adamw();
+  Elementwise compiled = *Elementwise::of(spec, 4);
+  spec.num_slots = 20;
+  spec.instructions.push_back({"aten::sqrt", "", {slot(11)}, {19}, {}, false});  // nobody wants it
+  Elementwise interpreted = *Elementwise::of(spec, 4);
+  CHECK_EQUAL(compiled.compiled() && !interpreted.compiled(), true);
+  std::vector<float> second(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) second[i] = std::abs(kB[i]);
+  const auto update = [&second](Elementwise& program) {
+    std::vector<float> arrays[] = {kA, kB, kC, second};
+    const float* inputs[] = {arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data()};
+    float* outputs[] = {arrays[0].data(), arrays[2].data(), arrays[3].data()};
+    for (const float step : {1.0F, 0.5F}) {
+      program.set_numbers(std::vector<float>{0.25F, 0.999F, 1e-3F, step});
+      program.run(inputs, outputs, 0, 300);
+      program.run(inputs, outputs, 300, kCount);
+    }
+    return std::vector<std::vector<float>>(std::begin(arrays), std::end(arrays));
+  };
+  const auto got = update(compiled), wanted = update(interpreted);
+  for (std::size_t array = 0; array < got.size(); ++array) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      CHECK_EQUAL(std::bit_cast<std::uint32_t>(got[array][i]), std::bit_cast<std::uint32_t>(wanted[array][i]));
+    }
+  }
+}
+
 TEST(what_is_not_known_is_left_to_others) {
   const auto known = [](const ProgramSpec& spec) { return Elementwise::of(spec, 3).has_value(); };
   CHECK_EQUAL(known(of_one("aten::sqrt", "", {slot(0)})), true);
