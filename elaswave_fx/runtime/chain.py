@@ -107,14 +107,14 @@ def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Te
     """
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
-    steps: list[ChainStep] = []
+    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # nothing else, or memory would be new each time
     end = time.perf_counter() + _MEASURE_S
-    while len(steps) < _RUNS_MIN or (len(steps) < _RUNS_MAX and time.perf_counter() < end):
-        steps.append(chain.step(batch, keys))
+    while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
+        step = chain.step(batch, keys)
+        times.append((step.forward_s, step.backward_s))
     found: dict[str, list[tuple[float, float]]] = {}
     for unit in artifact.units:
-        forward = min(step.forward_s[unit.index] for step in steps)
-        backward = min(step.backward_s[unit.index] for step in steps)
+        forward, backward = (min(each[way][unit.index] for each in times) for way in (0, 1))
         found.setdefault(unit.kind, []).append((forward, backward))
     return {
         kind: tuple(math.fsum(pair[way] for pair in pairs) / len(pairs) / samples for way in (0, 1))

@@ -25,6 +25,7 @@ from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.runtime.chain import Chain, measure_kinds
+from elaswave_fx.runtime.devices import make_device
 from elaswave_fx.runtime.engine import cast_inputs
 from elaswave_fx.runtime.operators import defining_modules
 from elaswave_fx.runtime.optimizer import GROUPS, group_of
@@ -59,7 +60,8 @@ def compile_model(
 
 
 def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
-    """Seconds per sample of every kind of unit, on this machine with one thread."""
+    """Seconds per sample of every kind of unit, in a process set up as a worker is."""
+    make_device(config.device).set_up(threads=1)
     _to_precision(model, config.precision)
     artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

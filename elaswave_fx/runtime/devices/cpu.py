@@ -1,5 +1,6 @@
 """The CPU as a device. Memory is that of the process, as Linux counts it; its limit is that of the control group."""
 
+import ctypes
 import os
 import platform
 from collections.abc import Mapping
@@ -12,6 +13,12 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _RESET_PEAK = "5"  # proc(5), clear_refs
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
+
+_KEPT_BYTES = 1 << 30
+"""What a step has freed stays with the process up to so much: the system hands memory out empty, page by page."""
+
 
 class CpuDevice:
     """A CPU; see `Device`."""
@@ -21,6 +28,7 @@ class CpuDevice:
 
     def set_up(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        _keep_freed_memory()
         try:
             # A forked worker inherits its parent's peak.
             _CLEAR_REFS.write_text(_RESET_PEAK)
@@ -48,6 +56,14 @@ class CpuDevice:
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         }
+
+
+def _keep_freed_memory() -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return  # another C library
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
 def _kibibytes(path: Path, key: str) -> int:
