@@ -142,6 +142,7 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
     Raises JobOver.
     """
     worker.attend(plan)
+    worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
     if saves and worker.checkpoints is not None:
         worker.checkpoints.finish(worker.committed.version)
     raise JobOver(plan.ends)
