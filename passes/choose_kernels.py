@@ -8,7 +8,7 @@ fp32 on the CPU alone: at width 64 torch's GELU was a tenth of the time of a tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 
 from elaswave_fx.program import keys  # noqa: F401  registers torch.ops.elaswave
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
-from passes.differentiate import joints_of
+from passes.differentiate import rewrite_joints
 
 _KERNELS: dict[str, tuple[Any, int]] = {
     "aten.gelu": (torch.ops.elaswave.gelu_tanh.default, 1),
@@ -32,10 +32,7 @@ class ChooseKernels:
     name: ClassVar[str] = "choose_kernels"
 
     def apply(self, program: Program) -> Program:
-        joints = joints_of(program, self.name)
-        return replace(
-            program, kinds={kind: replace(each, graph=with_own_kernels(each.graph)) for kind, each in joints.items()}
-        )
+        return rewrite_joints(program, self.name, with_own_kernels)
 
 
 def with_own_kernels(module: fx.GraphModule) -> fx.GraphModule:

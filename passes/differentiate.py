@@ -8,6 +8,7 @@ Units of one kind share it, so moving a unit never traces again, and a deep mode
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -71,6 +72,12 @@ def joints_of(program: Program, name: str) -> dict[str, Joint]:
         if not isinstance(joint, Joint):
             raise PassError(f"{name}: the program is not differentiated; run `differentiate` first")
     return dict(program.kinds)
+
+
+def rewrite_joints(program: Program, name: str, rewrite: Callable[[fx.GraphModule], fx.GraphModule]) -> Program:
+    """The program with every joint graph rewritten, by the pass `name`. Raises PassError."""
+    joints = joints_of(program, name)
+    return replace(program, kinds={kind: replace(each, graph=rewrite(each.graph)) for kind, each in joints.items()})
 
 
 def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:

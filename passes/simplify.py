@@ -12,14 +12,14 @@ calls take longer than the products between them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
-from passes.differentiate import joints_of
+from passes.differentiate import rewrite_joints
 
 aten = torch.ops.aten
 _TRANSPOSES = ("aten.t", "aten.transpose", "aten.permute")
@@ -32,10 +32,7 @@ class Simplify:
     name: ClassVar[str] = "simplify"
 
     def apply(self, program: Program) -> Program:
-        joints = joints_of(program, self.name)
-        return replace(
-            program, kinds={kind: replace(each, graph=simplified(each.graph)) for kind, each in joints.items()}
-        )
+        return rewrite_joints(program, self.name, simplified)
 
 
 def simplified(module: fx.GraphModule) -> fx.GraphModule:
