@@ -81,10 +81,10 @@ ELASWAVE_INLINE float value_of(const float* const* inputs, const float* numbers,
 
 template <const auto& kProgram, std::size_t... kOutput>
 ELASWAVE_INLINE void run_all(const float* const* __restrict inputs, const float* __restrict numbers,
-                             float* const* __restrict outputs, std::int64_t count,
+                             float* const* __restrict outputs, std::int64_t first, std::int64_t last,
                              std::index_sequence<kOutput...> /*all*/) {
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = first; i < last; ++i) {
     const float results[] = {value_of<kProgram, kProgram.outputs[kOutput]>(inputs, numbers, i)...};
     ((outputs[kOutput][i] = results[kOutput]), ...);  // after all were computed: an output may be an input
   }
@@ -94,8 +94,9 @@ ELASWAVE_INLINE void run_all(const float* const* __restrict inputs, const float*
 
 // Not in an anonymous namespace: compilers refuse versions of local functions.
 ELASWAVE_VERSIONS
-void run_adamw(const float* const* inputs, const float* numbers, float* const* outputs, std::int64_t count) {
-  run_all<kAdamW>(inputs, numbers, outputs, count, std::make_index_sequence<kAdamW.outputs.size()>());
+void run_adamw(const float* const* inputs, const float* numbers, float* const* outputs, std::int64_t first,
+               std::int64_t last) {
+  run_all<kAdamW>(inputs, numbers, outputs, first, last, std::make_index_sequence<kAdamW.outputs.size()>());
 }
 
 Elementwise::Compiled compiled_form(std::size_t arrays, std::span<const Operation> operations,

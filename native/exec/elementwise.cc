@@ -74,6 +74,7 @@ class Elementwise::Builder {
       made_.outputs_.push_back(registers_.at(slot));
     }
     made_.compiled_ = compiled_form(made_.arrays_, made_.operations_, made_.outputs_);
+    made_.set_numbers({});
     return std::move(made_);
   }
 
@@ -157,11 +158,13 @@ std::optional<Elementwise> Elementwise::of(const ProgramSpec& spec, std::size_t 
 
 void Elementwise::set_numbers(std::span<const float> numbers) {
   for (std::size_t i = 0; i < numbers.size(); ++i) std::fill_n(own_[i].lanes, kPiece, numbers[i]);
+  numbers_.clear();
+  for (const Register& each : own_) numbers_.push_back(each.lanes[0]);
 }
 
 void Elementwise::run(std::span<const float* const> inputs, std::span<float* const> outputs, std::int64_t first,
                       std::int64_t last) {
-  if (compiled_ != nullptr) return run_compiled(inputs, outputs, first, last);
+  if (compiled_ != nullptr) return compiled_(inputs.data(), numbers_.data(), outputs.data(), first, last);
   std::vector<float*> registers(arrays_);
   for (Register& each : own_) registers.push_back(each.lanes);
   for (std::int64_t at = first; at < last; at += kPiece) {
@@ -171,17 +174,6 @@ void Elementwise::run(std::span<const float* const> inputs, std::span<float* con
     run_operations(operations_.data(), operations_.size(), registers.data(), count);
     for (std::size_t i = 0; i < outputs.size(); ++i) std::copy_n(registers[outputs_[i]], count, outputs[i] + at);
   }
-}
-
-void Elementwise::run_compiled(std::span<const float* const> inputs, std::span<float* const> outputs,
-                               std::int64_t first, std::int64_t last) const {
-  std::vector<const float*> from;
-  std::vector<float*> to;
-  std::vector<float> numbers;
-  for (std::size_t i = 0; i < arrays_; ++i) from.push_back(inputs[i] + first);
-  for (float* output : outputs) to.push_back(output + first);
-  for (const Register& each : own_) numbers.push_back(each.lanes[0]);
-  compiled_(from.data(), numbers.data(), to.data(), last - first);
 }
 
 }  // namespace elaswave::exec

@@ -38,16 +38,14 @@ class Elementwise {
     bool operator==(const Operation&) const = default;
   };
 
-  // A program in machine code: `count` elements of the outputs from those of the inputs and the numbers that are in the
-  // other registers.
-  using Compiled = void (*)(const float* const* inputs, const float* numbers, float* const* outputs,
-                            std::int64_t count);
+  // A program in machine code: elements [first, last) of the outputs from those of the inputs and the numbers that are
+  // in the other registers.
+  using Compiled = void (*)(const float* const* inputs, const float* numbers, float* const* outputs, std::int64_t first,
+                            std::int64_t last);
   bool compiled() const { return compiled_ != nullptr; }
 
  private:
   class Builder;
-  void run_compiled(std::span<const float* const> inputs, std::span<float* const> outputs, std::int64_t first,
-                    std::int64_t last) const;
   // Short: memory is read ahead while a piece is computed.
   static constexpr std::int64_t kPiece = 128;
   struct alignas(64) Register {
@@ -59,6 +57,7 @@ class Elementwise {
   std::vector<Operation> operations_;
   std::vector<std::size_t> outputs_;
   Compiled compiled_ = nullptr;
+  std::vector<float> numbers_;  // what the own registers hold, for it
 };
 
 }  // namespace elaswave::exec
