@@ -12,6 +12,7 @@
 
 #include "comm/endpoint.h"
 #include "comm/socket.h"
+#include "comm/window.h"
 
 namespace elaswave::comm {
 
@@ -38,6 +39,8 @@ class Channel {
   virtual std::string trouble() const = 0;
   virtual int fd() const = 0;
   virtual LinkKind kind() const = 0;
+  // The peer's; null where no memory is shared.
+  virtual std::shared_ptr<const WindowView> window() const { return nullptr; }
 };
 
 std::unique_ptr<Channel> make_tcp_channel(Fd socket);

@@ -24,6 +24,7 @@
 #include "comm/endpoint.h"
 #include "comm/handshake.h"
 #include "comm/link.h"
+#include "comm/window.h"
 
 namespace elaswave::comm {
 
@@ -41,7 +42,8 @@ class EndpointCore {
   void disconnect(int peer);
   // Links by rank; lost ones too, until the rank comes back.
   std::map<int, std::shared_ptr<Link>> links() const;
-  std::shared_ptr<Link> find(int peer) const;  // null when never linked
+  std::shared_ptr<Link> find(int peer) const;       // null when never linked
+  Window* window() const { return window_.get(); }  // null where shared memory is not allowed
 
   Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
                 std::uint32_t generation);
@@ -103,6 +105,7 @@ class EndpointCore {
   [[noreturn]] void raise_deadline(std::span<Request* const> pending) const;
 
   const EndpointOptions options_;
+  const std::unique_ptr<Window> window_;  // null where shared memory is not allowed
   const Identity identity_;
   Fd listener_;
   std::uint16_t port_ = 0;

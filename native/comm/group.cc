@@ -1,27 +1,15 @@
 #include "comm/group.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "comm/errors.h"
-#include "kernels/versions.h"
+#include "comm/group_batch.h"
+#include "comm/sums.h"
 
 namespace elaswave::comm {
-
-template <typename T>
-void add_to(T* sum, const T* more, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) sum[i] += more[i];
-}
-
-// Not in an anonymous namespace: compilers refuse versions of local functions.
-ELASWAVE_VERSIONS
-void add_to(float* sum, const float* more, std::size_t count) {
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < count; ++i) sum[i] += more[i];
-}
 
 namespace {
 
@@ -30,8 +18,6 @@ constexpr std::uint64_t kGroupBit = std::uint64_t{1} << 63;
 constexpr int kIdShift = 40;
 constexpr int kSequenceShift = 8;
 constexpr std::uint32_t kIdBound = 1u << 23;
-constexpr std::uint64_t kReducePhase = 0;
-constexpr std::uint64_t kGatherPhase = 1;
 constexpr std::uint64_t kPointPhase = 0xff;
 
 // Up to this, time goes by messages and not by bytes.
@@ -41,55 +27,19 @@ constexpr int kOneRoundMembers = 4;
 // Slices travel in chunks, so that adding one chunk overlaps the transfer of the next.
 constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
+bool is_large(std::span<const Interval> intervals, std::size_t element_bytes) {
+  std::size_t elements = 0;
+  for (const Interval& interval : intervals) elements += interval.size();
+  return elements * element_bytes > kSmallBytes;
+}
+
 std::vector<Interval> chunks_of(Interval whole, std::size_t step) {
   std::vector<Interval> chunks;
   for (std::size_t lo = whole.lo; lo < whole.hi; lo += step) chunks.push_back({lo, std::min(whole.hi, lo + step)});
   return chunks;
 }
 
-// output[i] = inputs[0][i] + inputs[1][i] + ..., in that order. `output` may be one of the inputs.
-template <typename T>
-void sum_in_order(std::span<const T* const> inputs, T* output, std::size_t count) {
-  constexpr std::size_t kBlock = 1024;
-  std::array<T, kBlock> block;
-  for (std::size_t at = 0; at < count; at += kBlock) {
-    const std::size_t n = std::min(kBlock, count - at);
-    std::copy_n(inputs[0] + at, n, block.data());
-    for (const T* input : inputs.subspan(1)) {
-      add_to(block.data(), input + at, n);
-    }
-    std::copy_n(block.data(), n, output + at);
-  }
-}
-
 }  // namespace
-
-// Cancels what is not done when a collective is left by an exception: none of its buffers is touched afterwards.
-class Group::Batch {
- public:
-  Batch(Group& group, std::uint64_t tag) : group_(group), tag_(tag) {}
-  ~Batch() { group_.endpoint_->cancel(transfers_); }
-  Batch(const Batch&) = delete;
-  Batch& operator=(const Batch&) = delete;
-
-  void send(int member, std::uint64_t phase, const void* data, std::size_t bytes) {
-    transfers_.push_back(group_.endpoint_->send(group_.rank_of(member), tag_ | phase, data, bytes, group_.generation_));
-  }
-  void recv(int member, std::uint64_t phase, void* data, std::size_t bytes) {
-    transfers_.push_back(group_.endpoint_->recv(group_.rank_of(member), tag_ | phase, data, bytes, group_.generation_));
-  }
-  void add(Transfer transfer) { transfers_.push_back(std::move(transfer)); }
-  void wait(Deadline deadline) { group_.endpoint_->wait(transfers_, deadline, group_.ranks_); }
-  void wait(const std::vector<Transfer>& some, Deadline deadline) {
-    group_.endpoint_->wait(some, deadline, group_.ranks_);
-  }
-  const Transfer& last() const { return transfers_.back(); }
-
- private:
-  Group& group_;
-  std::uint64_t tag_;
-  std::vector<Transfer> transfers_;
-};
 
 Group::Group(Endpoint& endpoint, std::uint32_t id, std::vector<int> ranks, std::uint32_t generation)
     : endpoint_(&endpoint), id_(id), ranks_(std::move(ranks)), generation_(generation), index_(-1) {
@@ -189,6 +139,9 @@ void Group::all_reduce_large(T* data, std::size_t count, Deadline deadline) {
   const std::size_t members = ranks_.size();
   std::vector<Interval> slices;
   for (std::size_t m = 0; m < members; ++m) slices.push_back({count * m / members, count * (m + 1) / members});
+  if (on_one_host(deadline)) {
+    return reduce_on_host<T>(data, slices, data + slices[static_cast<std::size_t>(index_)].lo, data, deadline);
+  }
   Batch batch(*this, next_tag());
   // A sum may come into its place as early as it likes: its owner can only send it after it has got our part of it.
   for (int m = 0; m < size(); ++m) {
@@ -210,6 +163,9 @@ void Group::all_reduce_large(T* data, std::size_t count, Deadline deadline) {
 template <typename T>
 void Group::reduce_scatter(const T* input, std::span<const Interval> intervals, T* output, Deadline deadline) {
   check_intervals(intervals);
+  if (is_large(intervals, sizeof(T)) && on_one_host(deadline)) {
+    return reduce_on_host<T>(input, intervals, output, nullptr, deadline);
+  }
   Batch batch(*this, next_tag());
   reduce_own_slice<T>(input, intervals, output, batch, deadline, [](Interval) {});
   batch.wait(deadline);
@@ -261,6 +217,9 @@ void Group::reduce_own_slice(const T* input, std::span<const Interval> intervals
 
 void Group::all_gather(void* data, std::span<const Interval> intervals, Deadline deadline) {
   check_intervals(intervals);
+  if (is_large(intervals, 1) && on_one_host(deadline)) {
+    return gather_on_host(static_cast<std::byte*>(data), intervals, deadline);
+  }
   Batch batch(*this, next_tag());
   auto* bytes = static_cast<std::byte*>(data);
   const Interval own = intervals[static_cast<std::size_t>(index_)];

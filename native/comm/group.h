@@ -4,7 +4,8 @@
 // newer generation. Members are numbered 0..size-1 in the order of `ranks`; every member must build the group with the
 // same id, ranks and generation and call the same collectives in the same order.
 //
-// Threads: one thread at a time calls a group; different groups (different ids) of one endpoint are independent.
+// Threads: one thread at a time calls a group; different groups (different ids) of one endpoint are independent, four
+// of them in collectives at a time (more is a CommError).
 //
 // Sums are formed in member order whatever arrives first: the same inputs give the same bits, on all members.
 //
@@ -16,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -82,7 +84,8 @@ class Group {
   void route(std::span<const SendPiece> sends, std::span<const RecvPiece> receives, Deadline deadline);
 
  private:
-  class Batch;  // the transfers of one collective
+  class Batch;    // the transfers of one collective
+  class Windows;  // the members' windows during one collective
 
   std::uint64_t next_tag();
   std::size_t member_at(int member) const;
@@ -94,6 +97,11 @@ class Group {
   template <typename T>
   void reduce_own_slice(const T* input, std::span<const Interval> intervals, T* output, Batch& batch, Deadline deadline,
                         const std::function<void(Interval)>& finished);
+  // Whether all members read each other's windows; they agree on it once.
+  bool on_one_host(Deadline deadline);
+  template <typename T>
+  void reduce_on_host(const T* input, std::span<const Interval> intervals, T* output, T* everywhere, Deadline deadline);
+  void gather_on_host(std::byte* data, std::span<const Interval> intervals, Deadline deadline);
   void copy_own_pieces(std::span<const SendPiece> sends, std::span<const RecvPiece> receives) const;
 
   Endpoint* endpoint_;
@@ -102,6 +110,7 @@ class Group {
   std::uint32_t generation_;
   int index_;
   std::uint32_t sequence_ = 0;
+  std::optional<bool> on_one_host_;
   std::vector<std::byte> scratch_;  // incoming summands; grows to the largest call
 };
 

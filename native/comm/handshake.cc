@@ -15,7 +15,7 @@
 namespace elaswave::comm {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x316b6e696c776c65;  // "elwlink1", little-endian
+constexpr std::uint64_t kMagic = 0x326b6e696c776c65;  // "elwlink2", little-endian
 constexpr std::uint32_t kAllowsShm = 1;
 constexpr char kYes = 'Y', kNo = 'N', kMapped = 'M';
 
@@ -105,12 +105,15 @@ std::unique_ptr<Channel> offer_segment(const Identity& own, const Fd& socket, De
   Fd pipe(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!pipe) throw CommError("the dialer's unix socket is gone: " + describe_errno(errno));
   send_file(pipe, segment, deadline);
+  send_file(pipe, own.window->file(), deadline);
   if (get<char>(socket, deadline) != kMapped) return nullptr;
-  return make_shm_channel(segment, std::move(pipe), true);
+  const Fd window = recv_file(pipe, deadline);
+  return make_shm_channel(segment, std::move(pipe), window, true);
 }
 
 // The dialer's side; null when the link falls back to TCP.
-std::unique_ptr<Channel> take_segment(const Fd& socket, const Verdict& verdict, Deadline deadline) {
+std::unique_ptr<Channel> take_segment(const Identity& own, const Fd& socket, const Verdict& verdict,
+                                      Deadline deadline) {
   std::string name(verdict.unix_name, strnlen(verdict.unix_name, sizeof verdict.unix_name));
   Fd pipe = dial_unix(name);
   put(socket, pipe ? kYes : kNo, deadline);
@@ -118,7 +121,9 @@ std::unique_ptr<Channel> take_segment(const Fd& socket, const Verdict& verdict, 
   std::unique_ptr<Channel> channel;
   try {
     const Fd segment = recv_file(pipe, deadline);
-    channel = make_shm_channel(segment, std::move(pipe), false);
+    const Fd window = recv_file(pipe, deadline);
+    send_file(pipe, own.window->file(), deadline);
+    channel = make_shm_channel(segment, std::move(pipe), window, false);
   } catch (const CommError&) {
     channel = nullptr;  // say so to the acceptor; TCP works as well
   }
@@ -197,7 +202,7 @@ Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
   if (challenge.rank != peer) raise_refusal(Refusal::kWrongRank, own, peer);
   tune_tcp(socket);
   Dialed result;
-  if (verdict.shm != 0) result.channel = take_segment(socket, verdict, deadline);
+  if (verdict.shm != 0) result.channel = take_segment(own, socket, verdict, deadline);
   if (!result.channel) result.channel = make_tcp_channel(std::move(socket));
   return result;
 }

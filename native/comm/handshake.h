@@ -6,7 +6,7 @@
 //   dialer -> acceptor   PROOF      HMAC(token, "dial" HELLO CHALLENGE)
 //   acceptor -> dialer   VERDICT    welcome and link kind, or a refusal
 // and for shared memory: the dialer reaches a unix socket named in the verdict ('Y', else 'N': TCP it is), gets the
-// segment over it, and says whether it could map it ('M', else 'N').
+// segment and the acceptor's window over it, gives its own window, and says whether it could map them ('M', else 'N').
 //
 // The token never travels. Data is neither encrypted nor signed: the network is trusted not to forge packets.
 #pragma once
@@ -27,6 +27,7 @@ struct Identity {
   Digest host;  // of the host id
   bool allow_shm;
   std::size_t ring_bytes;
+  const Window* window;  // null when allow_shm is false
 };
 
 enum class Refusal : std::uint32_t { kNone = 0, kWrongToken = 1, kWrongRank = 2, kAlreadyLinked = 3 };

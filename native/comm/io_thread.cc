@@ -37,7 +37,9 @@ void watch(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t number) 
 
 EndpointCore::EndpointCore(EndpointOptions options)
     : options_(std::move(options)),
-      identity_{options_.rank, options_.token, sha256(options_.host_id), options_.allow_shm, options_.ring_bytes},
+      window_(options_.allow_shm ? std::make_unique<Window>() : nullptr),
+      identity_{options_.rank,      options_.token,      sha256(options_.host_id),
+                options_.allow_shm, options_.ring_bytes, window_.get()},
       listener_(listen_tcp(options_.host, options_.port)),
       port_(port_of(listener_)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),

@@ -28,6 +28,7 @@ Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits 
     : own_rank_(own_rank),
       peer_(peer),
       kind_(channel->kind()),
+      window_(channel->window()),
       limits_(limits),
       signal_(signal),
       notice_(notice),

@@ -40,6 +40,8 @@ class Link {
 
   int peer() const { return peer_; }
   LinkKind kind() const { return kind_; }
+  // The peer's; null where no memory is shared. Stays readable when the link is over.
+  const std::shared_ptr<const WindowView>& window() const { return window_; }
 
   // Accept a request. True: the IO thread has to look at this link. Throw CommError at the bound of pending transfers.
   bool post_send(const RequestPtr& request);
@@ -133,6 +135,7 @@ class Link {
   const int own_rank_;
   const int peer_;
   const LinkKind kind_;
+  const std::shared_ptr<const WindowView> window_;
   const LinkLimits limits_;
   Signal& signal_;
   Notice& notice_;

@@ -37,22 +37,6 @@ constexpr std::size_t kSmallestRing = 4096;
 // Bytes copied between two moves of an index: the other side works on the previous piece meanwhile.
 constexpr std::size_t kPiece = std::size_t{128} << 10;
 
-class Mapping {
- public:
-  Mapping(const Fd& segment, std::size_t bytes)
-      : bytes_(bytes), at_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.get(), 0)) {
-    if (at_ == MAP_FAILED) throw CommError("a shared segment cannot be mapped: " + describe_errno(errno));
-  }
-  ~Mapping() { ::munmap(at_, bytes_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  std::byte* at(std::size_t offset) const { return static_cast<std::byte*>(at_) + offset; }
-
- private:
-  std::size_t bytes_;
-  void* at_;
-};
-
 struct Ring {
   RingHeader* header;
   std::byte* data;
@@ -60,8 +44,11 @@ struct Ring {
 
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(const Fd& segment, std::size_t ring_bytes, Fd socket, bool creator)
-      : mapping_(segment, 2 * (kHeaderBytes + ring_bytes)), capacity_(ring_bytes), socket_(std::move(socket)) {
+  ShmChannel(const Fd& segment, std::size_t ring_bytes, Fd socket, const Fd& window, bool creator)
+      : mapping_(segment, 2 * (kHeaderBytes + ring_bytes), true),
+        capacity_(ring_bytes),
+        socket_(std::move(socket)),
+        window_(std::make_shared<const WindowView>(window)) {
     const auto ring = [&](std::size_t base) {
       return Ring{reinterpret_cast<RingHeader*>(mapping_.at(base)), mapping_.at(base + kHeaderBytes)};
     };
@@ -148,6 +135,7 @@ class ShmChannel final : public Channel {
   std::string trouble() const override { return trouble_; }
   int fd() const override { return socket_.get(); }
   LinkKind kind() const override { return LinkKind::kSharedMemory; }
+  std::shared_ptr<const WindowView> window() const override { return window_; }
 
  private:
   // A full socket means that doorbells lie there unread: one more would add nothing. A broken one shows in on_event.
@@ -176,6 +164,7 @@ class ShmChannel final : public Channel {
   Mapping mapping_;
   std::size_t capacity_;
   Fd socket_;
+  std::shared_ptr<const WindowView> window_;
   Ring out_{};
   Ring in_{};
   bool gone_ = false;
@@ -197,7 +186,7 @@ Fd make_segment(std::size_t ring_bytes) {
   return segment;  // zeros: both rings are empty
 }
 
-std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, bool creator) {
+std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, const Fd& window, bool creator) {
   struct stat info{};
   if (::fstat(segment.get(), &info) != 0) throw CommError("a shared segment is unreadable: " + describe_errno(errno));
   const std::size_t ring_bytes = static_cast<std::size_t>(info.st_size) / 2 - kHeaderBytes;
@@ -205,7 +194,7 @@ std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, bool cre
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || !std::has_single_bit(ring_bytes) || ring_bytes < kSmallestRing) {
     throw CommError("a shared segment of " + std::to_string(info.st_size) + " bytes is not one of a link");
   }
-  return std::make_unique<ShmChannel>(segment, ring_bytes, std::move(socket), creator);
+  return std::make_unique<ShmChannel>(segment, ring_bytes, std::move(socket), window, creator);
 }
 
 }  // namespace elaswave::comm

@@ -6,6 +6,7 @@
 
 #include "cluster.h"
 #include "comm/group.h"
+#include "comm/window.h"
 
 using namespace elaswave::comm;
 using namespace elaswave::tests;
@@ -75,10 +76,10 @@ TEST_BOTH(reduce_scatter_with_uneven_intervals) {
 
 TEST_BOTH(all_gather_with_uneven_intervals) {
   Cluster three(3, kind);
-  const std::vector<Interval> intervals{{0, 5}, {2000, 1002000}, {5, 5}};
+  const std::vector<Interval> intervals{{0, 5}, {2000, 3002000}, {5, 5}};
   in_threads(3, [&](int rank) {
     Group group(three.at(rank), 1, {0, 1, 2}, 0);
-    std::vector<std::uint8_t> data(1002000, 0);
+    std::vector<std::uint8_t> data(3002000, 0);
     const Interval own = intervals[static_cast<std::size_t>(rank)];
     for (std::size_t i = own.lo; i < own.hi; ++i) data[i] = static_cast<std::uint8_t>(i * 7 + 1);
     group.all_gather(data.data(), intervals, plenty());
@@ -119,6 +120,88 @@ TEST_BOTH(groups_on_one_endpoint_do_not_mix) {
         CHECK_EQUAL(value, 2 * (which * 1000 + round));
       }
     });
+  });
+}
+
+// All sizes of one collective in turn, and two groups at once, each with places of its own in the windows.
+TEST_BOTH(large_collectives_of_two_groups_run_at_once) {
+  Cluster three(3, kind);
+  const std::vector<Interval> slices{{0, 1 << 20}, {1 << 20, 2 << 20}, {2 << 20, 3 << 20}};
+  in_threads(3, [&](int rank) {
+    in_threads(2, [&](int which) {
+      Group group(three.at(rank), static_cast<std::uint32_t>(1 + which), {0, 1, 2}, 0);
+      std::vector<std::uint8_t> bytes(3 << 20);
+      std::vector<std::int64_t> numbers(200000);
+      for (int round = 0; round < 5; ++round) {
+        const int salt = 7 * which + round;
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<std::int64_t>(i) * (rank + salt);
+        group.all_reduce(numbers.data(), numbers.size(), plenty());
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          CHECK_EQUAL(numbers[i], static_cast<std::int64_t>(i) * (3 + 3 * salt));
+        }
+        const Interval own = slices[static_cast<std::size_t>(rank)];
+        std::fill_n(bytes.data() + own.lo, own.size(), static_cast<std::uint8_t>(rank + salt));
+        group.all_gather(bytes.data(), slices, plenty());
+        for (std::size_t i = 0; i < bytes.size(); ++i) {
+          CHECK_EQUAL(bytes[i], static_cast<std::uint8_t>(static_cast<int>(i >> 20) + salt));
+        }
+      }
+    });
+  });
+}
+
+TEST(members_of_two_hosts_reduce_by_messages) {
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  std::map<int, PeerAddress> table;
+  for (int rank = 0; rank < 3; ++rank) {
+    EndpointOptions options;
+    options.rank = rank;
+    options.token = "the job's token";
+    options.host_id = rank < 2 ? "one" : "two";
+    endpoints.push_back(std::make_unique<Endpoint>(options));
+    table[rank] = {"127.0.0.1", endpoints.back()->port(), options.host_id};
+  }
+  in_threads(3, [&](int rank) { endpoints[static_cast<std::size_t>(rank)]->connect(table, plenty()); });
+  CHECK(endpoints[0]->link_kind(1) == LinkKind::kSharedMemory);
+  CHECK(endpoints[0]->link_kind(2) == LinkKind::kTcp);
+  in_threads(3, [&](int rank) {
+    Group group(*endpoints[static_cast<std::size_t>(rank)], 1, {2, 0, 1}, 0);
+    std::vector<float> data(300001);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value_of<float>(rank, i);
+    group.all_reduce(data.data(), data.size(), plenty());
+    for (std::size_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum_of<float>({2, 0, 1}, i));
+  });
+}
+
+namespace {
+
+// Rank 1 says what a member of a collective says, without being in one: its window holds nothing for rank 0.
+void check_against_impostor(const Claim& claim, const std::function<void(Group&, std::vector<float>&)>& check) {
+  Cluster pair(2, LinkKind::kSharedMemory);
+  constexpr std::uint64_t kGroup = std::uint64_t{1} << 63 | std::uint64_t{1} << 40;
+  constexpr std::uint64_t kFirst = kGroup, kSecond = kGroup | 1u << 8 | 2;  // the vote; a meeting of what comes next
+  const std::int64_t yes = 1;
+  std::int64_t vote = 0;
+  const std::vector<Transfer> transfers{pair.at(1).send(0, kFirst, &yes, sizeof yes),
+                                        pair.at(1).recv(0, kFirst, &vote, sizeof vote),
+                                        pair.at(1).send(0, kSecond, &claim, sizeof claim)};
+  Group group(pair.at(0), 1, {0, 1}, 0);
+  std::vector<float> data(300000, 1.0f);
+  check(group, data);
+  pair.at(1).wait(transfers, plenty());
+}
+
+}  // namespace
+
+TEST(what_a_member_wrote_for_another_collective_is_not_taken) {
+  check_against_impostor({0, 1}, [](Group& group, std::vector<float>& data) {
+    CHECK_THROWS(Aborted, "rank 1 left a collective of group 1", group.all_reduce(data.data(), data.size(), plenty()));
+  });
+}
+
+TEST(a_place_that_no_window_has_is_refused) {
+  check_against_impostor({Window::kPlaces, 1}, [](Group& group, std::vector<float>& data) {
+    CHECK_THROWS(CommError, "which has 4", group.all_reduce(data.data(), data.size(), plenty()));
   });
 }
 
