@@ -2,11 +2,12 @@
 
 Shared memory, as ranks of one host have it, and plain TCP; gloo has TCP over loopback, as torch gives it. A sample is
 the first rank's time for a few calls in a row; before each all ranks meet. Latency is an all-reduce of 1 KB; send/recv
-is there and back.
+is there and back, and a bare socket (blocking calls, nothing else) says what the kernel takes for it.
 """
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -32,7 +33,6 @@ RANKS = (2, 4, 8)
 LARGE = 1 << 20
 WANTED = {"all-reduce": 2.0, "reduce-scatter": 2.0, "all-gather": 2.0, "send/recv": 1.3}
 LATENCY_WANTED, TCP_WANTED = 2.0, 1.0
-SIDES = ("gloo", "shm", "tcp")
 _FEW_BYTES, _MOST_CALLS = 4 << 20, 20
 """Calls of a sample: so many that they move a few MB, and not too many."""
 
@@ -44,15 +44,24 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     torch.set_num_threads(1)
     sizes = SIZES[:3] if options.tiny else SIZES
     copied = _memcpy_bytes_per_s()
-    entries, reached = [], []
+    entries, reached, bare = [], [], []
     for ranks in options.ranks or RANKS:
         progress(f"{ranks} ranks")
         taken = _measure(ranks, sizes, options.repeats or REPEATS)
         entries += [_entry(ranks, what, size, side, samples) for (what, size), samples in taken.items()
                     for side in ("shm", "tcp")]  # fmt: skip
         reached += _reached(ranks, taken, copied)
+        bare += _bare(ranks, taken)
     return Outcome(
-        entries, ("", f"one thread copies {copied / 1e9:.1f} GB/s in memory; of that, by shared memory:", *reached)
+        entries,
+        (
+            "",
+            f"one thread copies {copied / 1e9:.1f} GB/s in memory; of that, by shared memory:",
+            *reached,
+            "",
+            "there and back over TCP, against a bare socket:",
+            *bare,
+        ),
     )
 
 
@@ -79,6 +88,18 @@ def _reached(ranks: int, taken: dict[tuple[str, int], dict[str, list[float]]], c
     return lines
 
 
+def _bare(ranks: int, taken: dict[tuple[str, int], dict[str, list[float]]]) -> list[str]:
+    lines = []
+    for (what, size), samples in taken.items():
+        if what != "send/recv" or size < LARGE:
+            continue
+        ours, socket_s, gloo = (1e3 * statistics.median(samples[side]) for side in ("tcp", "socket", "gloo"))
+        lines.append(
+            f"  {ranks} ranks, {_text(size)}: socket {socket_s:.2f} ms, ours {ours:.2f} ms, gloo {gloo:.2f} ms"
+        )
+    return lines
+
+
 def _measure(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[tuple[str, int], dict[str, list[float]]]:
     names = [f"rank-{rank}" for rank in range(ranks)]
     with Processes() as processes:
@@ -102,7 +123,10 @@ def _rank_body(rank: int, ranks: int, port: int, sizes: tuple[int, ...], repeats
         on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PLENTY_S))
-        sides: dict[str, dict[str, Call]] = {"gloo": _gloo_calls(rank, ranks)}
+        sides: dict[str, dict[str, Call]] = {
+            "gloo": _gloo_calls(rank, ranks),
+            "socket": {"send/recv": _socket_call(rank, store)},
+        }
         endpoints = []
         for side in ("shm", "tcp"):
             endpoint = _native.Endpoint(rank, "t" * 32, host_id="host", allow_shm=side == "shm")
@@ -112,7 +136,8 @@ def _rank_body(rank: int, ranks: int, port: int, sizes: tuple[int, ...], repeats
         taken = []
         for size in sizes:
             for what in WANTED:
-                samples = _sample({side: calls[what] for side, calls in sides.items()}, size, repeats)
+                chosen = {side: calls[what] for side, calls in sides.items() if what in calls}
+                samples = _sample(chosen, size, repeats)
                 taken += [(what, size, side, found) for side, found in samples.items()]
         channel.send("measured", samples=taken)
         channel.receive(PLENTY_S)
@@ -126,8 +151,8 @@ def _sample(calls: dict[str, Call], size: int, repeats: int) -> dict[str, list[f
     number = max(1, min(_MOST_CALLS, _FEW_BYTES // size))
     found: dict[str, list[float]] = {side: [] for side in calls}
     for turn in range(1 + repeats):
-        first = turn % len(SIDES)
-        for side in SIDES[first:] + SIDES[:first]:
+        first = turn % len(calls)
+        for side in [*calls][first:] + [*calls][:first]:
             dist.barrier()
             began = time.perf_counter()
             for _ in range(number):
@@ -156,6 +181,35 @@ def _gloo_calls(rank: int, ranks: int) -> dict[str, Call]:
             dist.send(data, 0)
 
     return {"all-reduce": dist.all_reduce, "reduce-scatter": scatter, "all-gather": gather, "send/recv": pass_on}
+
+
+def _socket_call(rank: int, store: TCPStore) -> Call:
+    """There and back between the first two ranks."""
+    link = None
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            store.set("socket", str(server.getsockname()[1]))
+            link, _ = server.accept()
+    elif rank == 1:
+        link = socket.create_connection(("127.0.0.1", int(store.get("socket"))))
+    if link is None:
+        return lambda data: None
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def give(whole: memoryview) -> None:
+        link.sendall(whole)
+
+    def take(whole: memoryview) -> None:
+        at = 0
+        while at < len(whole):
+            at += link.recv_into(whole[at:])
+
+    def pass_on(data: torch.Tensor) -> None:
+        whole = memoryview(data.numpy()).cast("B")
+        for turn in (give, take) if rank == 0 else (take, give):
+            turn(whole)
+
+    return pass_on
 
 
 def _own_calls(endpoint: Any, rank: int, ranks: int) -> dict[str, Call]:
