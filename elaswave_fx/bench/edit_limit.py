@@ -1,96 +1,130 @@
-"""The least time in which ranks that share this machine's cores can edit their groups: processor time of messages.
+"""The bare course of an edit: the messages that it needs and nothing else, in loops that have run before.
 
-In: the groups after the loss. Out: seconds. Each survivor says that it has stopped and hears of the new epoch, which
-is first made durable by one write; an all-reduce of n members takes 2 (n - 1) messages. A message is one write, one
-wake-up and one read over loopback TCP, as measured here; nothing is allowed for deciding, interpreters or waiting.
+In: the number of ranks. Out: seconds, from the first survivor's end of its all-reduce to the last checked all-reduce on
+the new groups. Links and groups are ours. Each survivor says one word to a registrar, which writes a page durably once
+it has heard all, and answers each; nothing is decided, checked, planned or copied, and nobody is told to leave. So it
+is what is left for any agreement with a central store, however it is programmed, on these links and this machine.
 
-    least(views, Costs(message_s=7e-6, durable_s=4e-4))   ->  (7.4e-4, 97)
+    lose_bare(ranks=16, depth=2, victim=5)   ->  0.0065
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
-import statistics
-import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.bench.processes import PLENTY_S, Processes
-from elaswave_fx.bench.views import Views
+from elaswave_fx import _native
+from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
+from elaswave_fx.bench.views import Checks, Group, Views, summand
+from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel
 
-ROUND_TRIPS, TRIALS = 4000, 3
-WRITES = 21
-BYTES = 4096
-"""Of a message and of a durable write: the size of the checked all-reduce."""
+RANKS_PER_HOST = 2
+WARM_ROUNDS = 5
+"""The same course with nobody lost, before the clock runs."""
+
+PAGE_BYTES = 4096
+WORD = bytes(64)
+QUIET_S = 0.3
+"""Until everybody stands in the all-reduce that the victim does not enter."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Of this machine: processor seconds of a message at both ends, seconds of a write that survives a crash."""
-
-    message_s: float
-    durable_s: float
+def messages(after: Views) -> int:
+    """Of the course: to the registrar and back, and 2 (n - 1) per all-reduce of n members."""
+    groups = (after.world, *after.stages, *after.pipelines)
+    return 2 * len(after.world) + sum(2 * (len(group) - 1) for group in groups)
 
 
-def costs() -> Costs:
-    """Measured now; of the messages the quickest trial counts, for nothing can be below it."""
-    return Costs(min(_message_s() for _ in range(TRIALS)), _durable_s())
+def lose_bare(ranks: int, depth: int, victim: int) -> float:
+    """Kill `victim` and take the time. Raises BenchFailed."""
+    names = [f"rank-{rank}" for rank in range(ranks)]
+    with socket.create_server(("127.0.0.1", 0), backlog=ranks) as listener, Processes() as processes:
+        port = listener.getsockname()[1]
+        for rank, name in enumerate(names):
+            processes.fork(name, _rank_body(rank, Views.first(ranks, depth), victim, port))
+        processes.fork("registrar", _registrar_body(listener, ranks, processes.folder / "page"))
+        processes.introduce(names)
+        processes.hear(names, "ready")
+        time.sleep(QUIET_S)
+        processes.kill(names[victim])
+        laps = processes.hear([name for name in names if name != names[victim]], "done").values()
+        return max(lap["done"] for lap in laps) - min(lap["delivered"] for lap in laps)
 
 
-def least(after: Views, costs: Costs) -> tuple[float, int]:
-    """Seconds, and the messages that they are made of."""
-    agreement = 2 * len(after.world)
-    groups = sum(2 * (len(group) - 1) for group in (after.world, *after.stages, *after.pipelines))
-    messages = agreement + groups
-    return messages * costs.message_s / len(os.sched_getaffinity(0)) + costs.durable_s, messages
-
-
-def _message_s() -> float:
-    """Two processes throw a message to and fro."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-
-    def serve(channel: Channel) -> None:
-        link, _ = listener.accept()
-        channel.send("done", cpu_s=_throw(link, first=False))
+def _registrar_body(listener: socket.socket, ranks: int, page: Path) -> Callable[[Channel], None]:
+    def body(channel: Channel) -> None:
+        links = {link.fileno(): link for link in (listener.accept()[0] for _ in range(ranks))}
+        poll = select.epoll()
+        for number, link in links.items():
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            poll.register(number, select.EPOLLIN)
+        for turn in range(WARM_ROUNDS + 1):
+            _one_turn(links, poll, page, awaited=ranks if turn < WARM_ROUNDS else ranks - 1)
         channel.receive(PLENTY_S)
 
-    def call(channel: Channel) -> None:
-        channel.send("done", cpu_s=_throw(socket.create_connection(("127.0.0.1", port)), first=True))
+    return body
+
+
+def _one_turn(links: dict[int, socket.socket], poll: select.epoll, page: Path, awaited: int) -> None:
+    """Hear so many words, write, answer."""
+    heard = []
+    while len(heard) < awaited:
+        for number, _ in poll.poll():
+            if links[number].recv(len(WORD), socket.MSG_WAITALL):
+                heard.append(number)
+            else:
+                poll.unregister(number)  # the victim's
+    with page.open("wb") as file:
+        file.write(bytes(PAGE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    for number in heard:
+        links[number].sendall(WORD)
+
+
+def _rank_body(rank: int, views: Views, victim: int, port: int) -> Callable[[Channel], None]:
+    def body(channel: Channel) -> None:
+        endpoint = _native.Endpoint(rank, "t" * 32, host_id=_host_of(rank))
+        meet(endpoint, channel, _host_of)
+        registrar = socket.create_connection(("127.0.0.1", port))
+        registrar.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        before, after = views.of(rank), views.less(victim).of(rank) if rank != victim else ()
+        checks = Checks(rank, {*before, *after})
+        for epoch in range(1, WARM_ROUNDS + 1):
+            _course(registrar, endpoint, before, checks, epoch)
+        world = _native.Group(endpoint, 1, list(views.world), WARM_ROUNDS)
+        channel.send("ready")
+        if rank != victim:
+            delivered = _stand(world, rank)
+            _course(registrar, endpoint, after, checks, WARM_ROUNDS + 1)
+            channel.send("done", delivered=delivered, done=time.monotonic())
         channel.receive(PLENTY_S)
 
-    with listener, Processes() as processes:
-        processes.fork("serve", serve)
-        processes.fork("call", call)
-        said: dict[str, Any] = dict(processes.hear(["serve", "call"], "done"))
-    return sum(fields["cpu_s"] for fields in said.values()) / (2 * ROUND_TRIPS)
+    return body
 
 
-def _throw(link: socket.socket, first: bool) -> float:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    ball = memoryview(bytearray(BYTES))
-    began = time.process_time()
-    if first:
-        link.sendall(ball)
-    for number in range(ROUND_TRIPS):
-        link.recv_into(ball, BYTES, socket.MSG_WAITALL)
-        if not first or number + 1 < ROUND_TRIPS:
-            link.sendall(ball)
-    return time.process_time() - began
+def _host_of(rank: int) -> str:
+    return f"host-{rank // RANKS_PER_HOST}"
 
 
-def _durable_s() -> float:
-    with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as folder:
-        path, taken = Path(folder) / "register", []
-        for _ in range(WRITES):
-            began = time.perf_counter()
-            with path.open("wb") as file:
-                file.write(bytes(BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+def _stand(world: Any, rank: int) -> float:
+    """In an all-reduce that cannot end; when it was left."""
+    try:
+        world.all_reduce(summand(rank), PLENTY_S)
+    except CommError:
+        return time.monotonic()
+    raise ValueError(f"rank {rank}: an all-reduce went through without the victim")
+
+
+def _course(registrar: socket.socket, endpoint: Any, groups: tuple[Group, ...], checks: Checks, epoch: int) -> None:
+    registrar.sendall(WORD)
+    registrar.recv(len(WORD), socket.MSG_WAITALL)
+    endpoint.advance(epoch)
+    for number, members in enumerate(groups):
+        group = _native.Group(endpoint, 1 + number, list(members), epoch)
+        checks(members, lambda data, group=group: group.all_reduce(data, PLENTY_S))
