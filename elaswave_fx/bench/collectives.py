@@ -205,7 +205,7 @@ def _socket_call(rank: int, store: TCPStore) -> Call:
             at += link.recv_into(whole[at:])
 
     def pass_on(data: torch.Tensor) -> None:
-        whole = memoryview(data.numpy()).cast("B")
+        whole = data.numpy().data.cast("B")
         for turn in (give, take) if rank == 0 else (take, give):
             turn(whole)
 
