@@ -1,6 +1,6 @@
 // A nonblocking pipe of bytes in both directions: what a Link frames its messages on. Private to comm/.
 //
-// All methods but fd() and kind() are called under the lock of the link that owns the channel.
+// All methods but fd(), kind() and window() are called under the lock of the link that owns the channel.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,7 +1,7 @@
 // What an Endpoint is made of: the table of links, the IO thread, and the threads that make links. Private to comm/.
 //
 // Locks, in the order in which they may be nested: table_mutex_, then a link's own, then kicks_mutex_. The linkers'
-// lock is taken alone.
+// lock and the window's are taken alone.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ class EndpointCore {
   // Links by rank; lost ones too, until the rank comes back.
   std::map<int, std::shared_ptr<Link>> links() const;
   std::shared_ptr<Link> find(int peer) const;       // null when never linked
-  Window* window() const { return window_.get(); }  // null where shared memory is not allowed
+  Window* window() const { return window_.get(); }  // null: no shared memory
 
   Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
                 std::uint32_t generation);
@@ -105,7 +105,7 @@ class EndpointCore {
   [[noreturn]] void raise_deadline(std::span<Request* const> pending) const;
 
   const EndpointOptions options_;
-  const std::unique_ptr<Window> window_;  // null where shared memory is not allowed
+  const std::unique_ptr<Window> window_;  // null where memory is not shared, by option or for want of it
   const Identity identity_;
   Fd listener_;
   std::uint16_t port_ = 0;

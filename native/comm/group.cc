@@ -108,6 +108,7 @@ void Group::all_reduce(T* data, std::size_t count, Deadline deadline) {
 // 2 (n - 1) messages, of which all but the first member have two.
 template <typename T>
 void Group::all_reduce_small(T* data, std::size_t count, Deadline deadline) {
+  std::vector<T> incoming;  // outlives the batch, which takes back what is under way
   Batch batch(*this, next_tag());
   const std::size_t bytes = count * sizeof(T);
   const bool everybody_adds = size() <= kOneRoundMembers;
@@ -117,7 +118,7 @@ void Group::all_reduce_small(T* data, std::size_t count, Deadline deadline) {
     batch.send(0, kReducePhase, data, bytes);
     return batch.wait(deadline);
   }
-  std::vector<T> incoming(count * ranks_.size());
+  incoming.resize(count * ranks_.size());
   std::vector<const T*> inputs;
   for (int m = 0; m < size(); ++m) {
     T* place = incoming.data() + static_cast<std::size_t>(m) * count;

@@ -1,5 +1,6 @@
 #include "comm/handshake.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -104,25 +105,38 @@ std::unique_ptr<Channel> offer_segment(const Identity& own, const Fd& socket, De
   // It has connected, so this does not wait.
   Fd pipe(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!pipe) throw CommError("the dialer's unix socket is gone: " + describe_errno(errno));
-  send_file(pipe, segment, deadline);
-  send_file(pipe, own.window->file(), deadline);
-  if (get<char>(socket, deadline) != kMapped) return nullptr;
-  const Fd window = recv_file(pipe, deadline);
-  return make_shm_channel(segment, std::move(pipe), window, true);
+  std::unique_ptr<Channel> channel;
+  try {
+    const Fd window = recv_file(pipe, deadline);
+    const Fd handle(::fcntl(pipe.get(), F_DUPFD_CLOEXEC, 0));
+    // Mapped before it is given away: once the dialer has mapped its part, both have a channel.
+    channel = make_shm_channel(segment, std::move(pipe), window, true);
+    send_file(handle, segment, deadline);
+    send_file(handle, own.window->file(), deadline);
+  } catch (const CommError&) {
+    channel = nullptr;  // the dialer notices by the end of its socket; TCP works as well
+    pipe = Fd();
+  }
+  return get<char>(socket, deadline) == kMapped ? std::move(channel) : nullptr;
 }
 
 // The dialer's side; null when the link falls back to TCP.
 std::unique_ptr<Channel> take_segment(const Identity& own, const Fd& socket, const Verdict& verdict,
                                       Deadline deadline) {
+  if (own.window == nullptr) throw CommError("shared memory is offered that was not asked for");
   std::string name(verdict.unix_name, strnlen(verdict.unix_name, sizeof verdict.unix_name));
   Fd pipe = dial_unix(name);
+  try {
+    if (pipe) send_file(pipe, own.window->file(), deadline);
+  } catch (const CommError&) {
+    pipe = Fd();
+  }
   put(socket, pipe ? kYes : kNo, deadline);
   if (!pipe) return nullptr;
   std::unique_ptr<Channel> channel;
   try {
     const Fd segment = recv_file(pipe, deadline);
     const Fd window = recv_file(pipe, deadline);
-    send_file(pipe, own.window->file(), deadline);
     channel = make_shm_channel(segment, std::move(pipe), window, false);
   } catch (const CommError&) {
     channel = nullptr;  // say so to the acceptor; TCP works as well
@@ -148,7 +162,7 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
 
   Challenge challenge;
   challenge.rank = own.rank;
-  challenge.flags = own.allow_shm ? kAllowsShm : 0;
+  challenge.flags = own.window != nullptr ? kAllowsShm : 0;
   challenge.host = own.host;
   challenge.nonce = random_digest();
   put(socket, challenge, deadline);
@@ -169,7 +183,7 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
     return result;
   }
   tune_tcp(socket);
-  if (own.allow_shm && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) {
+  if (own.window != nullptr && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) {
     result.channel = offer_segment(own, socket, deadline);
   } else {
     put(socket, Verdict{}, deadline);
@@ -182,7 +196,7 @@ Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
   Hello hello;
   hello.from = own.rank;
   hello.to = peer;
-  hello.flags = own.allow_shm ? kAllowsShm : 0;
+  hello.flags = own.window != nullptr ? kAllowsShm : 0;
   hello.host = own.host;
   hello.nonce = random_digest();
   put(socket, hello, deadline);

@@ -5,8 +5,9 @@
 //   acceptor -> dialer   CHALLENGE  rank, host digest, nonce, HMAC(token, "accept" HELLO CHALLENGE)
 //   dialer -> acceptor   PROOF      HMAC(token, "dial" HELLO CHALLENGE)
 //   acceptor -> dialer   VERDICT    welcome and link kind, or a refusal
-// and for shared memory: the dialer reaches a unix socket named in the verdict ('Y', else 'N': TCP it is), gets the
-// segment and the acceptor's window over it, gives its own window, and says whether it could map them ('M', else 'N').
+// and for shared memory: the dialer reaches a unix socket named in the verdict and gives its window over it ('Y', else
+// 'N': TCP it is); the acceptor maps that and gives a segment and its own window, or ends the socket; the dialer says
+// whether it could map them ('M', else 'N': TCP).
 //
 // The token never travels. Data is neither encrypted nor signed: the network is trusted not to forge packets.
 #pragma once
@@ -25,9 +26,8 @@ struct Identity {
   int rank;
   std::string token;
   Digest host;  // of the host id
-  bool allow_shm;
   std::size_t ring_bytes;
-  const Window* window;  // null when allow_shm is false
+  const Window* window;  // null: no shared memory
 };
 
 enum class Refusal : std::uint32_t { kNone = 0, kWrongToken = 1, kWrongRank = 2, kAlreadyLinked = 3 };

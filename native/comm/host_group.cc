@@ -4,6 +4,7 @@
 // Time goes in rounds of a part each. Between two rounds all members meet, so what one wrote before a meeting the
 // others read after it. Halves of a window take turns: what is written in a round is not what is read in it.
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,16 +31,44 @@ std::size_t rounds_of(std::span<const Interval> intervals, std::size_t step) {
   return (longest + step - 1) / step;
 }
 
+// Of a call: members that call something else, or with other sizes, say another number.
+std::uint64_t signature(std::uint64_t operation, std::size_t element_bytes, std::span<const Interval> intervals) {
+  std::uint64_t hash = 1469598103934665603u;
+  const auto add = [&](std::uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
+  add(operation);
+  add(element_bytes);
+  for (const Interval& interval : intervals) {
+    add(interval.lo);
+    add(interval.hi);
+  }
+  return hash;
+}
+
+constexpr std::uint64_t kAllReduce = 1, kReduceScatter = 2, kAllGather = 3;
+
+// What members say when they meet.
+struct Greeting {
+  Claim claim;
+  std::uint64_t call = 0;
+};
+
 }  // namespace
 
 class Group::Windows {
  public:
-  explicit Windows(Group& group)
-      : group_(group), tag_(group.next_tag()), lease_(*group.endpoint_->core_->window()), claims_(group.ranks_.size()) {
+  Windows(Group& group, std::uint64_t call)
+      : group_(group),
+        tag_(group.next_tag()),
+        call_(call),
+        lease_(*group.endpoint_->core_->window()),
+        claims_(group.ranks_.size()) {
     claims_[static_cast<std::size_t>(group.index_)] = lease_.claim();
     for (const int rank : group.ranks_) {
-      const auto link = rank == group.endpoint_->rank() ? nullptr : group.endpoint_->core_->find(rank);
+      const bool own = rank == group.endpoint_->rank();
+      const auto link = own ? nullptr : group.endpoint_->core_->find(rank);
       views_.push_back(link ? link->window() : nullptr);
+      // It was broken and opened anew, without memory: messages of this generation are lost with it anyway.
+      if (!own && !views_.back()) throw CommError(complaint(rank, "shares no memory any more"));
     }
   }
 
@@ -50,33 +79,38 @@ class Group::Windows {
 
   // Returns once every member has come here as often as we have.
   void meet(Deadline deadline) {
-    std::vector<Claim> theirs(claims_);
+    const Greeting own{lease_.claim(), call_};
+    std::vector<Greeting> theirs(claims_.size(), own);
     Batch batch(group_, tag_);
     for (int m = 0; m < group_.size(); ++m) {
-      if (m != group_.index_) batch.recv(m, kMeetPhase, &theirs[static_cast<std::size_t>(m)], sizeof(Claim));
+      if (m != group_.index_) batch.recv(m, kMeetPhase, &theirs[static_cast<std::size_t>(m)], sizeof own);
     }
-    const Claim own = lease_.claim();
     for (int m = 0; m < group_.size(); ++m) {
       if (m != group_.index_) batch.send(m, kMeetPhase, &own, sizeof own);
     }
     batch.wait(deadline);
-    claims_ = theirs;
+    for (std::size_t m = 0; m < claims_.size(); ++m) {
+      if (theirs[m].call != call_) throw CommError(complaint(group_.ranks_[m], "calls another one, or other sizes"));
+      claims_[m] = theirs[m].claim;
+    }
   }
 
-  // Throws Aborted unless all that was read since the last meeting was meant for this collective: a member may have
+  // Throws CommError unless all that was read since the last meeting was meant for this collective: a member may have
   // left it and given its place to another.
   void check() const {
     for (std::size_t m = 0; m < views_.size(); ++m) {
-      if (!views_[m] || views_[m]->stands(claims_[m])) continue;
-      throw Aborted("rank " + std::to_string(group_.endpoint_->rank()) + ": rank " + std::to_string(group_.ranks_[m]) +
-                        " left a collective of group " + std::to_string(group_.id_),
-                    -1);
+      if (views_[m] && !views_[m]->stands(claims_[m])) throw CommError(complaint(group_.ranks_[m], "left it"));
     }
   }
 
  private:
+  std::string complaint(int rank, const std::string& fact) const {
+    return "rank " + std::to_string(group_.endpoint_->rank()) + ": a collective of group " +
+           std::to_string(group_.id_) + ": rank " + std::to_string(rank) + " " + fact;
+  }
+
   Group& group_;
-  const std::uint64_t tag_;
+  const std::uint64_t tag_, call_;
   Window::Lease lease_;
   std::vector<Claim> claims_;
   std::vector<std::shared_ptr<const WindowView>> views_;  // null for the own one
@@ -85,7 +119,7 @@ class Group::Windows {
 // A link of one host that could share no memory is TCP, and only its two ends know.
 bool Group::on_one_host(Deadline deadline) {
   if (!on_one_host_) {
-    std::int64_t can = endpoint_->core_->window() != nullptr ? 1 : 0;
+    std::int64_t can = endpoint_->core_->window() != nullptr && ranks_.size() <= Window::kMembers ? 1 : 0;
     for (const int rank : ranks_) {
       if (rank == endpoint_->rank()) continue;
       const auto link = endpoint_->core_->find(rank);
@@ -103,10 +137,9 @@ void Group::reduce_on_host(const T* input, std::span<const Interval> intervals, 
                            Deadline deadline) {
   const std::size_t members = ranks_.size();
   const auto self = static_cast<std::size_t>(index_);
-  constexpr std::size_t kLine = 64 / sizeof(T);
-  const std::size_t step = std::max(kLine, Window::kPartBytes / sizeof(T) / members / kLine * kLine);
+  const std::size_t step = Window::kPartBytes / members / Window::kLineBytes * Window::kLineBytes / sizeof(T);
   const std::size_t rounds = rounds_of(intervals, step);
-  Windows windows(*this);
+  Windows windows(*this, signature(everywhere != nullptr ? kAllReduce : kReduceScatter, sizeof(T), intervals));
 
   const auto give = [&](std::size_t round) {
     auto* part = reinterpret_cast<T*>(windows.own_part(round));
@@ -150,7 +183,7 @@ void Group::gather_on_host(std::byte* data, std::span<const Interval> intervals,
   constexpr std::size_t kStep = Window::kPartBytes;
   const auto self = static_cast<std::size_t>(index_);
   const std::size_t rounds = rounds_of(intervals, kStep);
-  Windows windows(*this);
+  Windows windows(*this, signature(kAllGather, 1, intervals));
 
   const auto give = [&](std::size_t round) {
     const Interval own = piece_of(intervals[self], round, kStep);

@@ -33,13 +33,21 @@ void watch(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t number) 
   }
 }
 
+// Null where the system gives no shared memory: links are TCP then.
+std::unique_ptr<Window> make_window() {
+  try {
+    return std::make_unique<Window>();
+  } catch (const CommError&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 EndpointCore::EndpointCore(EndpointOptions options)
     : options_(std::move(options)),
-      window_(options_.allow_shm ? std::make_unique<Window>() : nullptr),
-      identity_{options_.rank,      options_.token,      sha256(options_.host_id),
-                options_.allow_shm, options_.ring_bytes, window_.get()},
+      window_(options_.allow_shm ? make_window() : nullptr),
+      identity_{options_.rank, options_.token, sha256(options_.host_id), options_.ring_bytes, window_.get()},
       listener_(listen_tcp(options_.host, options_.port)),
       port_(port_of(listener_)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),

@@ -42,6 +42,9 @@ class Window {
   static constexpr std::size_t kPartBytes = std::size_t{1} << 20;
   static constexpr std::size_t kSumBytes = kPartBytes / 2;
   static constexpr std::size_t kPlaceBytes = 2 * (kPartBytes + kSumBytes);
+  static constexpr std::size_t kLineBytes = 64;
+  // More could not each have a line of a part.
+  static constexpr std::size_t kMembers = kPartBytes / kLineBytes;
 
   Window();  // throws CommError
   // For the peers to map; an anonymous memory file that takes memory once it is written to, and cannot be shrunk.

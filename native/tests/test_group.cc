@@ -173,35 +173,104 @@ TEST(members_of_two_hosts_reduce_by_messages) {
   });
 }
 
-namespace {
-
 // Rank 1 says what a member of a collective says, without being in one: its window holds nothing for rank 0.
-void check_against_impostor(const Claim& claim, const std::function<void(Group&, std::vector<float>&)>& check) {
-  Cluster pair(2, LinkKind::kSharedMemory);
+TEST(what_a_member_wrote_for_another_collective_is_not_taken) {
+  struct Greeting {
+    Claim claim;
+    std::uint64_t call = 0;
+  };
   constexpr std::uint64_t kGroup = std::uint64_t{1} << 63 | std::uint64_t{1} << 40;
-  constexpr std::uint64_t kFirst = kGroup, kSecond = kGroup | 1u << 8 | 2;  // the vote; a meeting of what comes next
-  const std::int64_t yes = 1;
-  std::int64_t vote = 0;
-  const std::vector<Transfer> transfers{pair.at(1).send(0, kFirst, &yes, sizeof yes),
-                                        pair.at(1).recv(0, kFirst, &vote, sizeof vote),
-                                        pair.at(1).send(0, kSecond, &claim, sizeof claim)};
-  Group group(pair.at(0), 1, {0, 1}, 0);
-  std::vector<float> data(300000, 1.0f);
-  check(group, data);
-  pair.at(1).wait(transfers, plenty());
+  constexpr std::uint64_t kFirst = kGroup, kSecond = kGroup | 1u << 8 | 2;  // the vote; meetings of what comes next
+  const auto against = [&](const Claim& claim, bool same_call) {
+    Cluster pair(2, LinkKind::kSharedMemory);
+    in_threads(2, [&](int rank) {
+      if (rank == 0) {
+        Group group(pair.at(0), 1, {0, 1}, 0);
+        std::vector<float> data(300000, 1.0f);
+        const std::string fact = !same_call ? "rank 1 calls another one" : claim.place < 4 ? "rank 1 left it" : "has 4";
+        CHECK_THROWS(CommError, fact, group.all_reduce(data.data(), data.size(), plenty()));
+        return;
+      }
+      const std::int64_t yes = 1;
+      std::int64_t vote = 0;
+      Greeting theirs;
+      pair.at(1).wait(pair.at(1).send(0, kFirst, &yes, sizeof yes), plenty());
+      pair.at(1).wait(pair.at(1).recv(0, kFirst, &vote, sizeof vote), plenty());
+      pair.at(1).wait(pair.at(1).recv(0, kSecond, &theirs, sizeof theirs), plenty());
+      const Greeting ours{claim, same_call ? theirs.call : theirs.call + 1};
+      pair.at(1).wait(pair.at(1).send(0, kSecond, &ours, sizeof ours), plenty());
+    });
+  };
+  against({0, 1}, true);
+  against({Window::kPlaces, 1}, true);
+  against({0, 0}, false);
 }
 
-}  // namespace
-
-TEST(what_a_member_wrote_for_another_collective_is_not_taken) {
-  check_against_impostor({0, 1}, [](Group& group, std::vector<float>& data) {
-    CHECK_THROWS(Aborted, "rank 1 left a collective of group 1", group.all_reduce(data.data(), data.size(), plenty()));
+TEST(members_that_call_different_collectives_are_told) {
+  Cluster pair(2, LinkKind::kSharedMemory);
+  in_threads(2, [&](int rank) {
+    Group group(pair.at(rank), 1, {0, 1}, 0);
+    std::vector<float> data(4000, 1.0f);
+    CHECK_THROWS(CommError, "calls another one, or other sizes",
+                 group.all_reduce(data.data(), rank == 0 ? 3000 : 4000, plenty()));
   });
 }
 
-TEST(a_place_that_no_window_has_is_refused) {
-  check_against_impostor({Window::kPlaces, 1}, [](Group& group, std::vector<float>& data) {
-    CHECK_THROWS(CommError, "which has 4", group.all_reduce(data.data(), data.size(), plenty()));
+TEST_BOTH(collectives_of_one_and_of_many) {
+  constexpr int kMany = 6;
+  Cluster many(kMany, kind);
+  in_threads(kMany, [&](int rank) {
+    Group all(many.at(rank), 1, {5, 4, 3, 2, 1, 0}, 0);
+    std::vector<float> data(400001);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value_of<float>(rank, i);
+    all.all_reduce(data.data(), data.size(), plenty());
+    for (std::size_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum_of<float>({5, 4, 3, 2, 1, 0}, i));
+    Group alone(many.at(rank), static_cast<std::uint32_t>(2 + rank), {rank}, 0);
+    const std::vector<Interval> whole{{0, data.size()}};
+    std::vector<float> copy(data.size());
+    alone.reduce_scatter<float>(data.data(), whole, copy.data(), plenty());
+    CHECK(copy == data);
+    alone.all_gather(copy.data(), std::vector<Interval>{{0, copy.size() * sizeof(float)}}, plenty());
+    CHECK(copy == data);
+  });
+}
+
+// Sums that fill their place in the window, and one element more.
+TEST(sums_of_two_members_at_the_bound_of_a_window) {
+  constexpr std::size_t kFull = 2 * Window::kSumBytes / sizeof(float);
+  check_all_reduce<float>(LinkKind::kSharedMemory, {kFull, kFull + 1});
+  Cluster pair(2, LinkKind::kSharedMemory);
+  in_threads(2, [&](int rank) {
+    Group group(pair.at(rank), 1, {0, 1}, 0);
+    for (const std::size_t count : {kFull, kFull + 1}) {
+      std::vector<float> data(count, static_cast<float>(1 + rank));
+      group.all_reduce(data.data(), count, plenty());
+      CHECK(data == std::vector<float>(count, 3.0f));
+    }
+  });
+}
+
+TEST(a_member_that_shares_no_memory_reduces_by_messages) {
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  std::map<int, PeerAddress> table;
+  for (int rank = 0; rank < 3; ++rank) {
+    EndpointOptions options;
+    options.rank = rank;
+    options.token = "the job's token";
+    options.host_id = "host";
+    options.allow_shm = rank != 1;
+    endpoints.push_back(std::make_unique<Endpoint>(options));
+    table[rank] = {"127.0.0.1", endpoints.back()->port(), options.host_id};
+  }
+  in_threads(3, [&](int rank) { endpoints[static_cast<std::size_t>(rank)]->connect(table, plenty()); });
+  CHECK(endpoints[0]->link_kind(2) == LinkKind::kSharedMemory);
+  CHECK(endpoints[0]->link_kind(1) == LinkKind::kTcp);
+  in_threads(3, [&](int rank) {
+    Group group(*endpoints[static_cast<std::size_t>(rank)], 1, {0, 1, 2}, 0);
+    std::vector<double> data(100001);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value_of<double>(rank, i);
+    group.all_reduce(data.data(), data.size(), plenty());
+    for (std::size_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum_of<double>({0, 1, 2}, i));
   });
 }
 
