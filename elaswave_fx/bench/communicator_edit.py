@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from elaswave_fx.bench.edit_gloo import PeerEdit, lose_gloo
-from elaswave_fx.bench.edit_limit import lose_bare, messages
+from elaswave_fx.bench.edit_limit import Bare, lose_bare, messages
 from elaswave_fx.bench.edit_own import Edit, lose_own
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, paired
 from elaswave_fx.bench.views import Views
@@ -47,12 +47,12 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 
 @dataclass(frozen=True)
 class Sides:
-    """What was measured of one size, in the order of the runs. `bare`: seconds."""
+    """What was measured of one size, in the order of the runs."""
 
     own: list[Edit] = field(default_factory=list)
     full: list[PeerEdit] = field(default_factory=list)
     partial: list[PeerEdit] = field(default_factory=list)
-    bare: list[float] = field(default_factory=list)
+    bare: list[Bare] = field(default_factory=list)
 
 
 def _take_turns(ranks: int, repeats: int, progress: Callable[[str], None]) -> Sides:
@@ -102,10 +102,14 @@ def _explain() -> tuple[str, ...]:
 
 
 def _limit(ranks: int, sides: Sides) -> str:
-    bare_s, own_s = statistics.median(sides.bare), statistics.median(edit.total_s for edit in sides.own)
+    bare_s, own_s = (
+        statistics.median(run.total_s for run in sides.bare),
+        statistics.median(e.total_s for e in sides.own),
+    )
     full_s = statistics.median(edit.total_s for edit in sides.full)
+    reduces_ms = 1e3 * statistics.median(run.reduces_s for run in sides.bare)
     count = messages(Views.first(ranks, DEPTH).less(ranks - 1))
     return (
-        f"{1e3 * bare_s:.2f} ms for {count} messages, gloo's full rebuild takes {full_s / bare_s:.1f}x that, "
-        f"ours {own_s / bare_s:.1f}x"
+        f"{1e3 * bare_s:.2f} ms for {count} messages, {reduces_ms:.2f} ms of it after the last answer; "
+        f"gloo's full rebuild takes {full_s / bare_s:.1f}x that, ours {own_s / bare_s:.1f}x"
     )
