@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_communicator_edit(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert set(entries[0]["parts"]) == {"notice", "report", "store", "activate", "views", "all-reduce"}
     assert "links opened 0, bytes between ranks 0" in shown
+    assert re.search(r"4 ranks: [\d.]+ ms for 16 messages, [\d.]+ ms of it after the last answer", shown)
 
 
 def test_collectives(tmp_path: Path) -> None:
@@ -80,6 +82,7 @@ def test_collectives(tmp_path: Path) -> None:
     sizes, calls, sides = 3, 4, 2
     assert len(entries) == sizes * calls * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
     assert "2 ranks, all-gather, 1 MB: " in shown
+    assert re.search(r"2 ranks, 1 MB: socket [\d.]+ ms, ours [\d.]+ ms, gloo [\d.]+ ms", shown)
 
 
 def test_pipeline(tmp_path: Path) -> None:
