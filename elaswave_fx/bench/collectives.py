@@ -196,9 +196,6 @@ def _socket_call(rank: int, store: TCPStore) -> Call:
         return lambda data: None
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def give(whole: memoryview) -> None:
-        link.sendall(whole)
-
     def take(whole: memoryview) -> None:
         at = 0
         while at < len(whole):
@@ -206,7 +203,7 @@ def _socket_call(rank: int, store: TCPStore) -> Call:
 
     def pass_on(data: torch.Tensor) -> None:
         whole = data.numpy().data.cast("B")
-        for turn in (give, take) if rank == 0 else (take, give):
+        for turn in (link.sendall, take) if rank == 0 else (take, link.sendall):
             turn(whole)
 
     return pass_on

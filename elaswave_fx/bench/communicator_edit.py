@@ -102,10 +102,8 @@ def _explain() -> tuple[str, ...]:
 
 
 def _limit(ranks: int, sides: Sides) -> str:
-    bare_s, own_s = (
-        statistics.median(run.total_s for run in sides.bare),
-        statistics.median(e.total_s for e in sides.own),
-    )
+    bare_s = statistics.median(run.total_s for run in sides.bare)
+    own_s = statistics.median(edit.total_s for edit in sides.own)
     full_s = statistics.median(edit.total_s for edit in sides.full)
     reduces_ms = 1e3 * statistics.median(run.reduces_s for run in sides.bare)
     count = messages(Views.first(ranks, DEPTH).less(ranks - 1))

@@ -15,18 +15,17 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elaswave_fx import _native
+from elaswave_fx.bench.edit_own import check_all, groups_of, host_of, stand
 from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
-from elaswave_fx.bench.views import Checks, Group, Views, summand
-from elaswave_fx.errors import CommError
+from elaswave_fx.bench.views import Checks, Group, Views
 from elaswave_fx.launch.channel import Channel
 
-RANKS_PER_HOST = 2
 WARM_ROUNDS = 5
 """The same course with nobody lost, before the clock runs."""
 
@@ -100,18 +99,18 @@ def _one_turn(links: dict[int, socket.socket], poll: select.epoll, page: Path, a
 
 def _rank_body(rank: int, views: Views, victim: int, port: int) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
-        endpoint = _native.Endpoint(rank, "t" * 32, host_id=_host_of(rank))
-        meet(endpoint, channel, _host_of)
+        endpoint = _native.Endpoint(rank, "t" * 32, host_id=host_of(rank))
+        meet(endpoint, channel, host_of)
         registrar = socket.create_connection(("127.0.0.1", port))
         registrar.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         before, after = views.of(rank), views.less(victim).of(rank) if rank != victim else ()
         checks = Checks(rank, {*before, *after})
         for epoch in range(1, WARM_ROUNDS + 1):
             _course(registrar, endpoint, before, checks, epoch)
-        world = _native.Group(endpoint, 1, list(views.world), WARM_ROUNDS)
+        world, *_ = groups_of(endpoint, before, WARM_ROUNDS)
         channel.send("ready")
         if rank != victim:
-            delivered = _stand(world, rank)
+            delivered, _ = stand(rank, world, victim)
             answered = _course(registrar, endpoint, after, checks, WARM_ROUNDS + 1)
             channel.send("done", delivered=delivered, answered=answered, done=time.monotonic())
         channel.receive(PLENTY_S)
@@ -119,26 +118,11 @@ def _rank_body(rank: int, views: Views, victim: int, port: int) -> Callable[[Cha
     return body
 
 
-def _host_of(rank: int) -> str:
-    return f"host-{rank // RANKS_PER_HOST}"
-
-
-def _stand(world: Any, rank: int) -> float:
-    """In an all-reduce that cannot end; when it was left."""
-    try:
-        world.all_reduce(summand(rank), PLENTY_S)
-    except CommError:
-        return time.monotonic()
-    raise ValueError(f"rank {rank}: an all-reduce went through without the victim")
-
-
-def _course(registrar: socket.socket, endpoint: Any, groups: tuple[Group, ...], checks: Checks, epoch: int) -> float:
+def _course(registrar: socket.socket, endpoint: Any, views: Iterable[Group], checks: Checks, epoch: int) -> float:
     """When the answer came."""
     registrar.sendall(WORD)
     registrar.recv(len(WORD), socket.MSG_WAITALL)
     answered = time.monotonic()
     endpoint.advance(epoch)
-    for number, members in enumerate(groups):
-        group = _native.Group(endpoint, 1 + number, list(members), epoch)
-        checks(members, lambda data, group=group: group.all_reduce(data, PLENTY_S))
+    check_all(checks, groups_of(endpoint, views, epoch))
     return answered

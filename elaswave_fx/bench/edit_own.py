@@ -13,7 +13,7 @@ import secrets
 import select
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import msgspec
 
 from elaswave_fx import _native
 from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes, meet
-from elaswave_fx.bench.views import Checks, Views, summand
+from elaswave_fx.bench.views import Checks, Group, Views, summand
 from elaswave_fx.control.agent import Agent, Go, Holdings, Progress
 from elaswave_fx.control.file_store import FileStore
 from elaswave_fx.control.planning import Held, Planned
@@ -174,15 +174,15 @@ def _rank_body(
     rank: int, views: Views, victim: int, address: ControlAddress, first: Activation
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
-        endpoint = _native.Endpoint(rank, address.token, host_id=_host_of(rank))
-        meet(endpoint, channel, _host_of)
+        endpoint = _native.Endpoint(rank, address.token, host_id=host_of(rank))
+        meet(endpoint, channel, host_of)
         agent = Agent(
             Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None),
             lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(PLENTY_S),
         )  # fmt: skip
         agent.start()
-        groups = [_native.Group(endpoint, 1 + number, list(group)) for number, group in enumerate(views.of(rank))]
-        _check_all(Checks(rank, views.of(rank)), groups)
+        groups = groups_of(endpoint, views.of(rank), int(first.epoch))
+        check_all(Checks(rank, views.of(rank)), groups)
         channel.send("ready")
         if rank == victim:
             _wait(channel)  # for ever
@@ -192,7 +192,8 @@ def _rank_body(
     return body
 
 
-def _host_of(rank: int) -> str:
+def host_of(rank: int) -> str:
+    """Neighbours share a host."""
     return f"host-{rank // RANKS_PER_HOST}"
 
 
@@ -207,12 +208,8 @@ def _survive(
     """Stand in a step, leave it, agree, take the new views; the moments of it."""
     after = views.less(victim).of(rank)
     checks = Checks(rank, after)
-    try:
-        world.all_reduce(summand(rank), PLENTY_S)
-        raise ValueError(f"rank {rank}: an all-reduce went through without rank {victim}")
-    except CommError as error:
-        delivered = time.monotonic()
-        suspect = getattr(error, "rank", -1)
+    delivered, error = stand(rank, world, victim)
+    suspect = getattr(error, "rank", -1)
     links = set(endpoint.peers) - {victim}
     endpoint.flood(suspect)
     decision = agent.leave(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
@@ -222,15 +219,30 @@ def _survive(
     epoch = int(decision.activation.epoch)
     endpoint.disconnect(victim)
     endpoint.advance(epoch)
-    groups = [_native.Group(endpoint, 1 + number, list(group), epoch) for number, group in enumerate(after)]
+    groups = groups_of(endpoint, after, epoch)
     viewed, moved = time.monotonic(), endpoint.bytes_sent - sent
-    _check_all(checks, groups)
+    check_all(checks, groups)
     done = time.monotonic()
     opened = len(set(endpoint.peers) - links)
     return {"delivered": delivered, "agreed": agreed, "viewed": viewed, "done": done, "opened": opened, "moved": moved}
 
 
-def _check_all(checks: Checks, groups: list[Any]) -> None:
+def stand(rank: int, world: Any, victim: int) -> tuple[float, CommError]:
+    """In an all-reduce that `victim` never enters: when it was left, and why."""
+    try:
+        world.all_reduce(summand(rank), PLENTY_S)
+    except CommError as error:
+        return time.monotonic(), error
+    raise ValueError(f"rank {rank}: an all-reduce went through without rank {victim}")
+
+
+def groups_of(endpoint: Any, views: Iterable[Group], epoch: int) -> list[Any]:
+    """A rank's groups of an epoch."""
+    return [_native.Group(endpoint, 1 + number, list(group), epoch) for number, group in enumerate(views)]
+
+
+def check_all(checks: Checks, groups: Iterable[Any]) -> None:
+    """A checked all-reduce on each."""
     for group in groups:
         checks(tuple(group.ranks), lambda data, group=group: group.all_reduce(data, PLENTY_S))
 

@@ -1,11 +1,7 @@
 #include "comm/shm_channel.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,9 +9,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <new>
 
 #include "comm/errors.h"
+#include "comm/shared_file.h"
 
 namespace elaswave::comm {
 namespace {
@@ -175,24 +171,14 @@ class ShmChannel final : public Channel {
 
 Fd make_segment(std::size_t ring_bytes) {
   const std::size_t capacity = std::bit_ceil(std::max(ring_bytes, kSmallestRing));
-  Fd segment(::memfd_create("elaswave-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!segment) throw CommError("no shared segment: " + describe_errno(errno));
-  const auto bytes = static_cast<off_t>(2 * (kHeaderBytes + capacity));
-  // Sealed, so that neither end can shrink it under the other (which would be a SIGBUS there).
-  if (::ftruncate(segment.get(), bytes) != 0 ||
-      ::fcntl(segment.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw CommError("no shared segment of " + std::to_string(bytes) + " bytes: " + describe_errno(errno));
-  }
-  return segment;  // zeros: both rings are empty
+  return make_shared_file("elaswave-link", 2 * (kHeaderBytes + capacity));  // zeros: both rings are empty
 }
 
 std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, const Fd& window, bool creator) {
-  struct stat info{};
-  if (::fstat(segment.get(), &info) != 0) throw CommError("a shared segment is unreadable: " + describe_errno(errno));
-  const std::size_t ring_bytes = static_cast<std::size_t>(info.st_size) / 2 - kHeaderBytes;
-  const int seals = ::fcntl(segment.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || !std::has_single_bit(ring_bytes) || ring_bytes < kSmallestRing) {
-    throw CommError("a shared segment of " + std::to_string(info.st_size) + " bytes is not one of a link");
+  const std::size_t bytes = sealed_bytes(segment);
+  const std::size_t ring_bytes = bytes / 2 - kHeaderBytes;
+  if (bytes == 0 || !std::has_single_bit(ring_bytes) || ring_bytes < kSmallestRing) {
+    throw CommError("a shared segment of " + std::to_string(bytes) + " bytes is not one of a link");
   }
   return std::make_unique<ShmChannel>(segment, ring_bytes, std::move(socket), window, creator);
 }

@@ -1,8 +1,7 @@
 // Two rings of bytes in a segment that two processes of one host map, and a unix socket between them. Private to comm/.
 //
 // The socket carries no data: a byte on it is a doorbell (rung only when the other side's IO thread sleeps), and its
-// end is the end of the peer, however it died. The segment is an anonymous memory file: it has no name that could be
-// left behind, is not bound by the size of /dev/shm, and is gone when both ends are.
+// end is the end of the peer, however it died. The segment is a shared file, gone when both ends are.
 #pragma once
 
 #include <memory>

@@ -1,12 +1,7 @@
 #include "comm/window.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <string>
 
 #include "comm/errors.h"
@@ -16,7 +11,6 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = 4096;
 constexpr std::size_t kWindowBytes = kHeaderBytes + Window::kPlaces * Window::kPlaceBytes;
-constexpr int kNeededSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 struct alignas(64) Place {
   std::atomic<std::uint64_t> turn;
@@ -36,23 +30,8 @@ std::size_t sum_offset(std::uint64_t place, std::size_t half) {
   return kHeaderBytes + place * Window::kPlaceBytes + 2 * Window::kPartBytes + half * Window::kSumBytes;
 }
 
-Fd make_file() {
-  Fd file(::memfd_create("elaswave-window", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  // Sealed, so that nobody can shrink it under a reader (which would be a SIGBUS there).
-  if (!file || ::ftruncate(file.get(), static_cast<off_t>(kWindowBytes)) != 0 ||
-      ::fcntl(file.get(), F_ADD_SEALS, kNeededSeals) != 0) {
-    throw CommError("no shared window of " + std::to_string(kWindowBytes) + " bytes: " + describe_errno(errno));
-  }
-  return file;
-}
-
 const Fd& checked(const Fd& file) {
-  struct stat info{};
-  const int seals = ::fcntl(file.get(), F_GET_SEALS);
-  if (::fstat(file.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) != kWindowBytes || seals < 0 ||
-      (seals & kNeededSeals) != kNeededSeals) {
-    throw CommError("what a peer shares is not a window");
-  }
+  if (sealed_bytes(file) != kWindowBytes) throw CommError("what a peer shares is not a window");
   return file;
 }
 
@@ -72,14 +51,7 @@ void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 }  // namespace
 
-Mapping::Mapping(const Fd& file, std::size_t bytes, bool writable)
-    : bytes_(bytes), at_(::mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, file.get(), 0)) {
-  if (at_ == MAP_FAILED) throw CommError("shared memory cannot be mapped: " + describe_errno(errno));
-}
-
-Mapping::~Mapping() { ::munmap(at_, bytes_); }
-
-Window::Window() : file_(make_file()), mapping_(file_, kWindowBytes, true) {}
+Window::Window() : file_(make_shared_file("elaswave-window", kWindowBytes)), mapping_(file_, kWindowBytes, true) {}
 
 Window::Lease::Lease(Window& window) : window_(window) {
   const std::lock_guard lock(window_.mutex_);

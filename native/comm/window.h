@@ -12,22 +12,9 @@
 #include <cstdint>
 #include <mutex>
 
-#include "comm/socket.h"
+#include "comm/shared_file.h"
 
 namespace elaswave::comm {
-
-class Mapping {
- public:
-  Mapping(const Fd& file, std::size_t bytes, bool writable);  // throws CommError
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  std::byte* at(std::size_t offset) const { return static_cast<std::byte*>(at_) + offset; }
-
- private:
-  std::size_t bytes_;
-  void* at_;
-};
 
 // What a member tells the others, once it has a place.
 struct Claim {
@@ -47,7 +34,7 @@ class Window {
   static constexpr std::size_t kMembers = kPartBytes / kLineBytes;
 
   Window();  // throws CommError
-  // For the peers to map; an anonymous memory file that takes memory once it is written to, and cannot be shrunk.
+  // For the peers to map.
   const Fd& file() const { return file_; }
 
   // The use of one place. Throws CommError when all are taken.

@@ -43,6 +43,33 @@ void check_all_reduce(LinkKind kind, const std::vector<std::size_t>& counts) {
   });
 }
 
+// Three endpoints, of which `apart` shares memory with neither of the others.
+template <typename T>
+void check_three(const std::function<void(EndpointOptions&)>& choose, int apart, const std::vector<int>& order,
+                 std::size_t count) {
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  std::map<int, PeerAddress> table;
+  for (int rank = 0; rank < 3; ++rank) {
+    EndpointOptions options;
+    options.rank = rank;
+    options.token = "the job's token";
+    options.host_id = "host";
+    choose(options);
+    endpoints.push_back(std::make_unique<Endpoint>(options));
+    table[rank] = {"127.0.0.1", endpoints.back()->port(), options.host_id};
+  }
+  in_threads(3, [&](int rank) { endpoints[static_cast<std::size_t>(rank)]->connect(table, plenty()); });
+  CHECK(endpoints[0]->link_kind(3 - apart) == LinkKind::kSharedMemory);
+  CHECK(endpoints[0]->link_kind(apart) == LinkKind::kTcp);
+  in_threads(3, [&](int rank) {
+    Group group(*endpoints[static_cast<std::size_t>(rank)], 1, order, 0);
+    std::vector<T> data(count);
+    for (std::size_t i = 0; i < count; ++i) data[i] = value_of<T>(rank, i);
+    group.all_reduce(data.data(), count, plenty());
+    for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == sum_of<T>(order, i));
+  });
+}
+
 }  // namespace
 
 TEST_BOTH(all_reduce_adds_floats_in_member_order) {
@@ -151,26 +178,8 @@ TEST_BOTH(large_collectives_of_two_groups_run_at_once) {
 }
 
 TEST(members_of_two_hosts_reduce_by_messages) {
-  std::vector<std::unique_ptr<Endpoint>> endpoints;
-  std::map<int, PeerAddress> table;
-  for (int rank = 0; rank < 3; ++rank) {
-    EndpointOptions options;
-    options.rank = rank;
-    options.token = "the job's token";
-    options.host_id = rank < 2 ? "one" : "two";
-    endpoints.push_back(std::make_unique<Endpoint>(options));
-    table[rank] = {"127.0.0.1", endpoints.back()->port(), options.host_id};
-  }
-  in_threads(3, [&](int rank) { endpoints[static_cast<std::size_t>(rank)]->connect(table, plenty()); });
-  CHECK(endpoints[0]->link_kind(1) == LinkKind::kSharedMemory);
-  CHECK(endpoints[0]->link_kind(2) == LinkKind::kTcp);
-  in_threads(3, [&](int rank) {
-    Group group(*endpoints[static_cast<std::size_t>(rank)], 1, {2, 0, 1}, 0);
-    std::vector<float> data(300001);
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value_of<float>(rank, i);
-    group.all_reduce(data.data(), data.size(), plenty());
-    for (std::size_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum_of<float>({2, 0, 1}, i));
-  });
+  check_three<float>([](EndpointOptions& options) { options.host_id = options.rank < 2 ? "one" : "two"; }, 2, {2, 0, 1},
+                     300001);
 }
 
 // Rank 1 says what a member of a collective says, without being in one: its window holds nothing for rank 0.
@@ -251,27 +260,7 @@ TEST(sums_of_two_members_at_the_bound_of_a_window) {
 }
 
 TEST(a_member_that_shares_no_memory_reduces_by_messages) {
-  std::vector<std::unique_ptr<Endpoint>> endpoints;
-  std::map<int, PeerAddress> table;
-  for (int rank = 0; rank < 3; ++rank) {
-    EndpointOptions options;
-    options.rank = rank;
-    options.token = "the job's token";
-    options.host_id = "host";
-    options.allow_shm = rank != 1;
-    endpoints.push_back(std::make_unique<Endpoint>(options));
-    table[rank] = {"127.0.0.1", endpoints.back()->port(), options.host_id};
-  }
-  in_threads(3, [&](int rank) { endpoints[static_cast<std::size_t>(rank)]->connect(table, plenty()); });
-  CHECK(endpoints[0]->link_kind(2) == LinkKind::kSharedMemory);
-  CHECK(endpoints[0]->link_kind(1) == LinkKind::kTcp);
-  in_threads(3, [&](int rank) {
-    Group group(*endpoints[static_cast<std::size_t>(rank)], 1, {0, 1, 2}, 0);
-    std::vector<double> data(100001);
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value_of<double>(rank, i);
-    group.all_reduce(data.data(), data.size(), plenty());
-    for (std::size_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum_of<double>({0, 1, 2}, i));
-  });
+  check_three<double>([](EndpointOptions& options) { options.allow_shm = options.rank != 1; }, 1, {0, 1, 2}, 100001);
 }
 
 // Samples [0,4) and [4,10) on two senders go to [0,3), [3,5), [5,10) on three receivers; ranks are both at once.
