@@ -1,8 +1,10 @@
 """copies: step time and bytes with a redo log in another rank's memory, with the whole state there, with none.
 
 Model, batch and link rate are fixed in `workload.py`. Jobs take turns, one of each kind per run; a run's sample is the
-median of its steps. Bytes are counted on the endpoints: what a step sends with copies, less what it sends without.
-`state` sends a box's master and moments after every update instead of its summed gradient before it.
+median of its steps. The bytes of copies are counted where engines send records and states. Beside them stands what a
+step sends in all, counted on the endpoints, more than one without copies: holders of records make parameters that they
+would be sent otherwise. `state` sends a box's master and moments after every update instead of its summed gradient
+before it.
 """
 
 from __future__ import annotations
@@ -39,28 +41,31 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         runs = take_turns(program, VARIANTS, options.repeats or REPEATS, STEPS, WARM_UP, progress)
         elements = program.elements()
     samples = {name: medians_ms(taken) for name, taken in runs.items()}
-    sent = {name: [run.bytes_per_step for run in taken] for name, taken in runs.items()}
-    extra = {name: [a - b for a, b in zip(sent[name], sent["none"], strict=True)] for name in runs}
+    copied = {name: [run.copied_per_step for run in taken] for name, taken in runs.items() if name != "none"}
+    more = {name: runs[name][0].bytes_per_step - runs["none"][0].bytes_per_step for name in copied}
     entries = [
         *(paired(f"step with {name}, against none", samples[name], samples["none"], "ms", OVERHEAD_WANTED)
           for name in BYTES_WANTED),
         paired("step with state, against none", samples["state"], samples["none"], "ms"),
         *(paired(f"step with {name}, against state", samples[name], samples["state"], "ms") for name in BYTES_WANTED),
-        *(_bytes_entry(name, extra[name], extra["state"]) for name in BYTES_WANTED),
+        *(_bytes_entry(name, copied[name], copied["state"]) for name in BYTES_WANTED),
     ]  # fmt: skip
-    notes = _notes(workload, elements, {name: extra[name][0] for name in runs if name != "none"})
+    notes = _notes(workload, elements, {name: counts[0] for name, counts in copied.items()}, more)
     return Outcome(
         entries, (*notes, cpu_line({name: [run.cpu_s_per_step for run in taken] for name, taken in runs.items()}))
     )
 
 
-def _notes(workload: Workload, elements: int, extra: dict[str, float]) -> tuple[str, ...]:
+def _notes(workload: Workload, elements: int, copied: dict[str, float], more: dict[str, float]) -> tuple[str, ...]:
     """What was measured, and what each kind of copy would take of a real link."""
-    per_rank_ms = {name: count / workload.ranks * 8e-6 / LINK_GBIT_S for name, count in extra.items()}
+    per_rank_ms = {name: count / workload.ranks * 8e-6 / LINK_GBIT_S for name, count in copied.items()}
     return (
         "",
         workload.text() + f"; {elements:,} parameters",
-        "bytes per parameter and step: " + ", ".join(f"{n} {count / elements:.4f}" for n, count in extra.items()),
+        "bytes of copies per parameter and step: "
+        + ", ".join(f"{name} {count / elements:.4f}" for name, count in copied.items()),
+        "sent in all per parameter and step, more than without copies: "
+        + ", ".join(f"{name} {count / elements:+.4f}" for name, count in more.items()),
         f"on a link of {LINK_GBIT_S:g} Gbit/s a rank's share would take (worked out, not measured): "
         + ", ".join(f"{name} {ms:.2f} ms" for name, ms in per_rank_ms.items()),
     )
@@ -101,6 +106,6 @@ def _bytes_entry(name: str, ours: list[float], state: list[float]) -> Entry:
     """The state's bytes over the records'."""
     mib = 2.0**20
     return paired(
-        f"bytes of a step, {name}, against state", [count / mib for count in ours], [count / mib for count in state],
-        "MiB", BYTES_WANTED[name],
+        f"bytes of copies in a step, {name}, against state",
+        [count / mib for count in ours], [count / mib for count in state], "MiB", BYTES_WANTED[name],
     )  # fmt: skip

@@ -58,7 +58,8 @@ class Resident:
 
 @dataclass(frozen=True)
 class Run:
-    """Of one job: seconds of its steps as the first rank saw them; bytes sent and CPU seconds of all ranks in a step.
+    """Of one job: seconds of its steps as the first rank saw them; bytes sent, bytes sent for copies and CPU seconds of
+    all ranks in a step.
 
     CPU seconds count all threads of the ranks. They hardly depend on what else the machine does. `losses`: of all
     steps, those that do not count too. `resident`: by rank.
@@ -66,6 +67,7 @@ class Run:
 
     seconds: tuple[float, ...]
     bytes_per_step: float
+    copied_per_step: float
     cpu_s_per_step: float
     losses: tuple[float, ...] = ()
     resident: tuple[Resident, ...] = ()
@@ -117,10 +119,12 @@ class Program:
             places = {rank: ["127.0.0.1", ports[name], self._workload.host_of(rank)] for rank, name in enumerate(names)}
             processes.tell(names, "peers", places=places)
             done = processes.hear(names, "measured")
-            sums = {what: sum(rank[what] for rank in done.values()) / steps for what in ("bytes", "cpu_s")}
+            sums = {what: sum(rank[what] for rank in done.values()) / steps for what in ("bytes", "copied", "cpu_s")}
             said = done[names[0]]
             resident = tuple(Resident(rank["forked"], rank["peak"]) for rank in done.values())
-            return Run(tuple(said["seconds"]), sums["bytes"], sums["cpu_s"], tuple(said["losses"]), resident)
+            return Run(
+                tuple(said["seconds"]), sums["bytes"], sums["copied"], sums["cpu_s"], tuple(said["losses"]), resident
+            )
 
     def _build(self, config: Config, copies: int) -> BuildResult:
         """Once per number of copies, in a child: tracing leaves threads behind."""
@@ -187,19 +191,27 @@ def _rank_body(
 
 
 def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int) -> dict[str, Any]:
-    seconds, losses, sent, cpu_s = [], [], 0, 0.0
+    seconds, losses = [], []
     lap = time.perf_counter()
     for step in range(steps):
         if step == warm_up:
             worker.engine.native.sync(PLENTY_S)
-            sent, cpu_s = worker.endpoint.bytes_sent, time.process_time()
+            before = _counts(worker)
         losses.append(_step(worker, variant, step))
         now = time.perf_counter()
         seconds.append(now - lap)
         lap = now
     worker.engine.native.sync(PLENTY_S)
-    sent, cpu_s = worker.endpoint.bytes_sent - sent, time.process_time() - cpu_s
-    return {"seconds": seconds[warm_up:], "losses": losses, "bytes": sent, "cpu_s": cpu_s}
+    counted = {what: count - before[what] for what, count in _counts(worker).items()}
+    return {"seconds": seconds[warm_up:], "losses": losses, **counted}
+
+
+def _counts(worker: Worker) -> dict[str, float]:
+    return {
+        "bytes": worker.endpoint.bytes_sent,
+        "copied": worker.engine.native.copied_bytes,
+        "cpu_s": time.process_time(),
+    }
 
 
 def _step(worker: Worker, variant: Variant, step: int) -> float:

@@ -59,7 +59,7 @@ class VoteCast:
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """Owner to readers: working parameters of one version, with the digests they were made from."""
+    """Owner to readers without a copy: working parameters of one version, with the digests they were made from."""
 
     epoch: Epoch
     version: Version

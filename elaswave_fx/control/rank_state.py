@@ -50,11 +50,16 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An assignment as one rank sees it; `kept` are the boxes it owns or holds."""
+    """An assignment as one rank sees it; `kept` are the boxes it owns or holds.
+
+    `made`: those whose parameters it makes from its copy; `senders`: the owners who send it the others'.
+    """
 
     owned: tuple[BoxPlan, ...]
     kept: tuple[BoxPlan, ...]
+    made: tuple[BoxPlan, ...]
     owners: frozenset[Rank]
+    senders: frozenset[Rank]
     others: tuple[Rank, ...]
     units: Span
     samples: Span
@@ -66,7 +71,9 @@ class View:
         return View(
             owned=tuple(b for b in assignment.boxes if b.owner == rank),
             kept=tuple(b for b in assignment.boxes if b.owner == rank or rank in b.holders),
+            made=tuple(b for b in assignment.boxes if rank in b.makers),
             owners=frozenset(b.owner for b in assignment.boxes),
+            senders=frozenset(b.owner for b in assignment.boxes if rank not in b.makers),
             others=tuple(r for r in assignment.members if r != rank),
             units=tile.units,
             samples=tile.samples,
@@ -202,13 +209,18 @@ def wrong_boxes(state: RankState) -> tuple[BoxPlan, ...]:
     return tuple(found)
 
 
+def computed_with(state: RankState, boxes: tuple[BoxPlan, ...]) -> bool:
+    """Whether any of these copies is one that parameters are made from."""
+    return state.view is not None and any(plan in state.view.made for plan in boxes)
+
+
 def awaited(state: RankState) -> Rank | None:
     """The rank whose next frame this one cannot do without; None while it works itself."""
     version, view = state.next_version, state.view
     if view is None:
         return None
     if state.phase == GATHER:
-        missing = [r for r in view.owners if (state.committed.version, r) not in state.params]
+        missing = [r for r in view.senders if (state.committed.version, r) not in state.params]
         return min(missing, default=None)
     if state.phase == VOTED:
         return next((r for r in state.members if (version, r) not in state.votes), None)

@@ -82,6 +82,8 @@ class Rules:
     is_committed: Callable[[RankState], bool] = rank_state.is_committed
     due_update: Callable[[RankState], BoxPlan | None] = rank_state.due_update
     may_vote: Callable[[RankState], bool] = rank_state.may_vote
+    wrong_boxes: Callable[[RankState], tuple[BoxPlan, ...]] = rank_state.wrong_boxes
+    computed_with: Callable[[RankState, tuple[BoxPlan, ...]], bool] = rank_state.computed_with
 
 
 RULES = Rules()
@@ -178,19 +180,19 @@ def _run(state: RankState, instruction: Load | Update | Compute) -> Result:
 
 
 def _publish(state: RankState, rules: Rules) -> Result:
-    """All copies stand at the committed version: give readers their parameters, new holders their base."""
+    """All copies stand at the committed version: parameters to readers without a copy, bases to new holders."""
     assert state.view is not None
-    owned, version = rules.owned(state), state.committed.version
+    view, version, copies = state.view, state.committed.version, state.copies
+    owned = [plan for plan in rules.owned(state) if plan.box in copies]
     actions: list[Action] = [
-        Send(target, Shard(state.epoch, box, state.copies[box]), bulk=True) for box, target in state.owed
+        Send(target, Shard(state.epoch, box, copies[box]), bulk=True) for box, target in state.owed
     ]
-    params = state.params
-    if owned:
-        digests = tuple((plan.box, state.copies[plan.box].digest) for plan in owned if plan.box in state.copies)
-        frame = Params(state.epoch, version, digests)
-        actions += [Send(other, frame) for other in state.view.others]
-        params = {**params, (version, state.rank): digests}
-    state = replace(state, phase=GATHER, params=params, owed=())
+    for other in view.others:
+        digests = tuple((plan.box, copies[plan.box].digest) for plan in owned if other not in plan.makers)
+        if digests:
+            actions.append(Send(other, Params(state.epoch, version, digests)))
+    own = tuple((plan.box, copies[plan.box].digest) for plan in view.made if plan.box in copies)
+    state = replace(state, phase=GATHER, params={**state.params, (version, state.rank): own}, owed=())
     return (state, tuple(actions)) if actions else _gather(state)
 
 
@@ -199,7 +201,7 @@ def _gather(state: RankState) -> Result:
     version = state.committed.version
     if state.stop_after is not None and version >= state.stop_after:
         return stop(state, None)
-    if state.running is not None or any((version, owner) not in state.params for owner in state.view.owners):
+    if state.running is not None or any((version, sender) not in state.params for sender in state.view.senders):
         return state, ()
     return _run(replace(state, phase=COMPUTE), Compute(state.serial + 1, state.next_version))
 
@@ -219,23 +221,24 @@ def _reduce(state: RankState, now_s: float, rules: Rules) -> Result:
             actions += [Send(h, RecordOf(state.epoch, plan.box, record)) for h in plan.holders if h != state.rank]
     if records is not state.records:
         return replace(state, records=records), tuple(actions)
-    wrong = rank_state.wrong_boxes(state)
+    wrong = rules.wrong_boxes(state)
     if wrong:
-        return _fetch(state, wrong)
+        return _drop_wrong(state, wrong, rules)
     if not rules.may_vote(state) or _paused(state, now_s):
         return state, ()
     return _vote(state)
 
 
-def _fetch(state: RankState, wrong: tuple[BoxPlan, ...]) -> Result:
+def _drop_wrong(state: RankState, wrong: tuple[BoxPlan, ...], rules: Rules) -> Result:
+    """Copies that differ go. One that was computed with takes the step with it; others are fetched before the vote."""
     boxes = frozenset(plan.box for plan in wrong)
-    state = replace(
-        state,
-        copies={box: copy for box, copy in state.copies.items() if box not in boxes},
-        fetching=state.fetching | boxes,
-    )
-    actions: list[Action] = [Send(plan.owner, Fetch(state.epoch, plan.box)) for plan in wrong]
-    return state, (*actions, Note(f"rank {state.rank}: boxes {sorted(boxes)} differ from their owners; fetched again"))
+    note = Note(f"rank {state.rank}: boxes {sorted(boxes)} differ from their owners")
+    state = replace(state, copies={box: copy for box, copy in state.copies.items() if box not in boxes})
+    if rules.computed_with(state, wrong):
+        state, actions = _call_off(state, None)
+        return state, (note, *actions)
+    fetches = tuple(Send(plan.owner, Fetch(state.epoch, plan.box)) for plan in wrong)
+    return replace(state, fetching=state.fetching | boxes), (note, *fetches)
 
 
 def _paused(state: RankState, now_s: float) -> bool:

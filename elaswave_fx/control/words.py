@@ -103,6 +103,11 @@ class BoxPlan:
     catching: tuple[Rank, ...]
     group: tuple[Rank, ...]
 
+    @property
+    def makers(self) -> frozenset[Rank]:
+        """Who makes its working parameters from a copy of its own; the others get them from the owner."""
+        return frozenset((self.owner, *self.holders)) - frozenset(self.catching)
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -189,7 +189,10 @@ def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], 
 def _exchange_bytes(
     workload: Workload, boxes: Sequence[PlannedBox], groups: Mapping[str, tuple[Rank, ...]]
 ) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
-    """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to the group."""
+    """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to readers.
+
+    Readers that hold the box make its parameters from their copy.
+    """
     reduced: Counter[Rank] = Counter()
     copied: Counter[Rank] = Counter()
     gathered: Counter[Rank] = Counter()
@@ -199,9 +202,9 @@ def _exchange_bytes(
     for box in boxes:
         group = groups[workload.buckets[box.bucket].name]
         own = len(box.span)
-        readers = len(group) - (box.owner in group)
         if box.owner in group:
             reduced[box.owner] -= GRADIENT_BYTES * own
         copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
-        gathered[box.owner] += workload.work_bytes_per_element * own * readers
+        makers = {box.owner, *box.holders} - set(box.catching)
+        gathered[box.owner] += workload.work_bytes_per_element * own * len(set(group) - makers)
     return reduced, copied, gathered

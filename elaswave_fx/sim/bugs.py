@@ -40,10 +40,20 @@ def records_are_enough(state: RankState) -> bool:
     return all(state.records.get(plan.box) for plan in (state.view.kept if state.view else ()))
 
 
+def compares_nothing(state: RankState) -> tuple[BoxPlan, ...]:
+    """Does not look at the owner's digests."""
+    return ()
+
+
 def only_owners_update(state: RankState) -> BoxPlan | None:
     """A holder keeps the record and never applies it."""
     due = rank_state.due_update(state)
     return due if due is not None and due.owner == state.rank else None
+
+
+def keeps_the_step(state: RankState, boxes: tuple[BoxPlan, ...]) -> bool:
+    """Fetches a wrong copy and goes on with what it has computed from it."""
+    return False
 
 
 def deaf_to_commits(
@@ -76,8 +86,9 @@ BUGS: Mapping[str, Protocol] = {
     "update_before_commit": Protocol(replace(RULES, is_committed=own_yes_is_enough)),
     "stale_frame_accepted": Protocol(replace(RULES, is_stale=nothing_is_stale)),
     "two_owners": Protocol(replace(RULES, owned=first_holder_owns_too)),
-    "vote_without_base": Protocol(replace(RULES, may_vote=records_are_enough)),
+    "vote_without_base": Protocol(replace(RULES, may_vote=records_are_enough, wrong_boxes=compares_nothing)),
     "holder_not_applied": Protocol(replace(RULES, due_update=only_owners_update)),
+    "wrong_copy_computed_with": Protocol(replace(RULES, computed_with=keeps_the_step)),
     "known_commit_dropped": Protocol(decide=deaf_to_commits),
     "unreachable_taken_for_dead": Protocol(decide=waits_for_nobody),
 }

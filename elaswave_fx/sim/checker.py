@@ -62,6 +62,7 @@ class Checker:
     truth: dict[tuple[BoxId, Stamp], int] = field(default_factory=dict)
     parts: dict[tuple[BoxId, Stamp], tuple[Part, ...]] = field(default_factory=dict)
     computed: dict[tuple[Epoch, Version, Rank], Span] = field(default_factory=dict)
+    tainted: set[tuple[Epoch, Version, Rank]] = field(default_factory=set)
     newest: dict[Epoch, int] = field(default_factory=dict)
     voted: set[tuple[Stamp, Rank]] = field(default_factory=set)
     acted: dict[tuple[Epoch, Version, BoxId], Rank] = field(default_factory=dict)
@@ -109,13 +110,17 @@ class Checker:
         self.computed[state.epoch, action.version, state.rank] = state.view.samples
         self.newest[state.epoch] = max(action.version, self.newest.get(state.epoch, 0))
         seen: set[BoxId] = set()
-        for owner in state.view.owners:
-            for box, digest in state.params[state.committed.version, owner]:
+        for source in {*state.view.senders, state.rank}:
+            for box, digest in state.params[state.committed.version, source]:
                 seen.add(box)
-                if self.truth.get((box, state.committed)) != digest:
+                if self.truth.get((box, state.committed)) == digest:
+                    continue
+                if source != state.rank:
                     raise Violation(
                         f"rank {state.rank} computes version {action.version} with wrong parameters of box {box}"
                     )
+                # Made from a copy that has changed in memory, which the next record shows: no vote may follow.
+                self.tainted.add((state.epoch, action.version, state.rank))
         if len(seen) != len(self.register.activation.assignment.boxes):
             raise Violation(f"rank {state.rank} computes version {action.version} without parameters of every box")
 
@@ -129,6 +134,8 @@ class Checker:
         """A yes means: base and record of every box that the plan wants this rank to have."""
         if self.reported.get(state.rank, -1) >= state.epoch:
             raise Violation(f"rank {state.rank} votes in epoch {state.epoch} after it has reported")
+        if (state.epoch, vote.stamp.version, state.rank) in self.tainted:
+            raise Violation(f"rank {state.rank} votes for {vote.stamp}, computed with wrong parameters")
         assert state.view is not None
         for plan in state.view.kept:
             copy, pending = state.copies.get(plan.box), state.records.get(plan.box)
@@ -229,7 +236,7 @@ class Checker:
             return
         if resume != self.history[Version(ledgered)]:
             raise Violation(f"epoch {new.epoch} goes on from {resume}, the ledger stands at {ledgered}")
-        if self.newest.get(old.epoch, 0) > ledgered + 1 and not self._all_gone(old):
+        if self._goes_back_too_far(old, new, ledgered) and not self._all_gone(old):
             raise Violation(f"epoch {new.epoch} redoes more than the step in flight after {ledgered}")
         living = {state.rank: state for state in self.living()}
         for rank in new.members:
@@ -240,6 +247,11 @@ class Checker:
             state = living.get(plan.owner)
             if state is not None and not self._has(state, plan.box, resume):
                 raise Violation(f"rank {plan.owner} is to own box {plan.box} without a copy at {resume}")
+
+    def _goes_back_too_far(self, old: Register, new: Register, ledgered: int) -> bool:
+        """A rank that knew of the last commit may have begun the step after it, if none of the rest knows."""
+        ahead = {r for epoch, version, r in self.computed if epoch == old.epoch and version > ledgered + 1}
+        return self.newest.get(old.epoch, 0) > ledgered + 2 or not ahead.isdisjoint(new.members)
 
     def _all_gone(self, old: Register) -> bool:
         """Nobody lives who could know of a commit that the ledger has not: then the ledger is the truth."""

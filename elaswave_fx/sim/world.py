@@ -394,7 +394,9 @@ class World:
         for plan in state.view.kept:
             if plan.owner != rank and plan.box in state.copies:
                 copy = state.copies[plan.box]
-                process.state = replace(state, copies={**state.copies, plan.box: copy._replace(digest=copy.digest ^ 1)})
+                process.state = replace(
+                    state, copies={**state.copies, plan.box: copy._replace(digest=hash((copy.digest, self.count)))}
+                )
                 self.corrupted.add((rank, plan.box))
                 return
 

@@ -336,6 +336,7 @@ void bind_state(py::class_<Engine>& engine) {
       .def_property("version", &Engine::version, &Engine::set_version)
       .def_property_readonly("pending", &Engine::pending)
       .def_property_readonly("recorded", &Engine::recorded)
+      .def_property_readonly("copied_bytes", &Engine::copied_bytes)
       .def_property_readonly("votes", [](const Engine& self) { return dict_of(self.votes()); })
       .def("commit_pending", &commit_pending, py::arg("votes"))
       .def("drop_pending", &Engine::drop_pending)

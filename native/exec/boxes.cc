@@ -60,8 +60,12 @@ double sum_of_squares(const at::Tensor& tensor) {
   return total;
 }
 
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 void check_roles(std::int64_t box, int owner, const std::vector<int>& holders) {
-  if (std::find(holders.begin(), holders.end(), owner) == holders.end()) return;
+  if (!contains(holders, owner)) return;
   throw ExecError("box " + std::to_string(box) + ": its owner, rank " + std::to_string(owner) + ", cannot hold it too");
 }
 
@@ -97,6 +101,7 @@ void Boxes::assign(std::int64_t index, int owner, std::vector<int> holders) {
   BoxState& box = at(index);
   box.spec.owner = owner;
   box.spec.holders = std::move(holders);
+  box.supplied.clear();
   box.catching.reset();
   box.backlog.clear();
   if (!owns(box) && !holds(box)) box.base = Base();
@@ -127,8 +132,12 @@ void Boxes::check() const {
   }
 }
 
-bool Boxes::holds(const BoxState& box) const {
-  return std::find(box.spec.holders.begin(), box.spec.holders.end(), courier_.rank()) != box.spec.holders.end();
+bool Boxes::holds(const BoxState& box) const { return contains(box.spec.holders, courier_.rank()); }
+
+// Owner and holder come to the same answer without talking. A base that is on its way misses steps, so whoever waited
+// for one is sent working copies until roles are assigned anew.
+bool Boxes::makes_part(const BoxState& box, int rank) const {
+  return mode_ == CopyMode::kLog && contains(box.spec.holders, rank) && !contains(box.supplied, rank);
 }
 
 const std::vector<int>& Boxes::of(std::int64_t bucket) const {
@@ -136,12 +145,11 @@ const std::vector<int>& Boxes::of(std::int64_t bucket) const {
   return bucket < static_cast<std::int64_t>(of_bucket_.size()) ? of_bucket_[static_cast<std::size_t>(bucket)] : none;
 }
 
-bool Boxes::owns_all(std::int64_t bucket) const {
-  return std::all_of(of(bucket).begin(), of(bucket).end(), [this](int box) { return owns(at(box)); });
-}
-
-bool Boxes::owns_any(std::int64_t bucket) const {
-  return std::any_of(of(bucket).begin(), of(bucket).end(), [this](int box) { return owns(at(box)); });
+bool Boxes::makes_all(std::int64_t bucket) const {
+  return std::all_of(of(bucket).begin(), of(bucket).end(), [this](int index) {
+    const BoxState& box = at(index);
+    return owns(box) || (makes_part(box, courier_.rank()) && box.base.there());
+  });
 }
 
 std::string Boxes::place(const BoxState& box) const {
@@ -172,6 +180,9 @@ void Boxes::begin_step() {
   for (std::int64_t index = 0; index < size(); ++index) {
     BoxState& box = at(index);
     if (owns(box) || !holds(box)) continue;
+    if (makes_part(box, courier_.rank()) && !box.base.there()) {
+      throw ExecError(place(box) + ": its holder has no base of it, and none is on its way");
+    }
     // A record that waits for its base is still in use.
     const bool reusable =
         box.record.defined() && box.record.use_count() == 1 && box.record.scalar_type() == record_type_;
@@ -236,9 +247,14 @@ void Boxes::sum(BoxState& box) {
   if (box.spec.holders.empty() || mode_ == CopyMode::kState) return;
   const at::Tensor seal = make_seal(box.base.digest, digest_of_record(record));
   for (const int holder : box.spec.holders) {
-    box.sends.push_back(courier_.send(record, holder, tag_of(kRecordTag, index)));
-    box.sends.push_back(courier_.send(seal, holder, tag_of(kSealTag, index)));
+    box.sends.push_back(send_copy(record, holder, tag_of(kRecordTag, index)));
+    box.sends.push_back(send_copy(seal, holder, tag_of(kSealTag, index)));
   }
+}
+
+comm::Transfer Boxes::send_copy(const at::Tensor& tensor, int holder, std::uint64_t tag) {
+  copied_bytes_ += tensor.nbytes();
+  return courier_.send(tensor, holder, tag);
 }
 
 std::vector<double> Boxes::finish() {
@@ -275,11 +291,15 @@ std::vector<double> Boxes::finish() {
   return squares;
 }
 
-// A record has arrived: is it whole, and does it belong to the base that is here? A base that differs is dropped.
+// A record has arrived: is it whole, and does it belong to the base that is here? A base that differs is dropped, and
+// so is what was made from it.
 bool Boxes::accept(BoxState& box) {
   const bool whole = digest_of_record(box.record) == digest_in(box.seal, 2);
   const bool fits = !box.base.there() || box.base.digest == digest_in(box.seal, 0);
-  if (!fits) box.base = Base();
+  if (!fits) {
+    box.base = Base();
+    if (makes_part(box, courier_.rank())) buckets_.mark_stale(box.spec.bucket);
+  }
   box.gradient = record_type_ == at::kFloat ? box.record : box.record.to(at::kFloat);
   return whole && fits;
 }
@@ -310,6 +330,7 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
     if (owns(box) || !box.gradient.defined()) continue;
     if (box.base.there()) {
       update(box.spec, box.base, box.gradient, hyper);
+      if (makes_part(box, courier_.rank())) buckets_.write(box.spec.bucket, box.spec.lo, box.base.master);
     } else if (box.catching) {
       box.backlog.push_back({box.gradient, hyper});
       catch_up(box, &update, false);
@@ -318,23 +339,26 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
   }
 }
 
-void Boxes::gather(std::int64_t bucket) { publish(bucket, buckets_.spec(bucket).group); }
-
-// Own parts of the working copy to `ranks`; the other parts come here, if this is one of them.
-void Boxes::publish(std::int64_t bucket, const std::vector<int>& ranks) {
-  const int self = courier_.rank();
-  const bool mine = std::find(ranks.begin(), ranks.end(), self) != ranks.end();
+void Boxes::gather(std::int64_t bucket) {
   for (const int index : of(bucket)) {
-    BoxState& box = at(index);
-    const std::uint64_t tag = tag_of(kGatherTag, index);
-    if (!owns(box)) {
-      if (mine) buckets_.receive_part(bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
-      continue;
-    }
-    const at::Tensor part = part_of(box);
-    for (const int rank : ranks) {
-      if (rank != self) buckets_.send_part(bucket, part, rank, tag);
-    }
+    std::vector<int> takers = buckets_.spec(bucket).group;
+    std::erase_if(takers, [&](int rank) { return makes_part(at(index), rank); });
+    publish(index, takers);
+  }
+}
+
+// The owner's part of the working copy to `ranks`.
+void Boxes::publish(std::int64_t index, const std::vector<int>& ranks) {
+  BoxState& box = at(index);
+  const int self = courier_.rank();
+  const std::uint64_t tag = tag_of(kGatherTag, index);
+  if (!owns(box)) {
+    if (contains(ranks, self)) buckets_.receive_part(box.spec.bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
+    return;
+  }
+  const at::Tensor part = part_of(box);
+  for (const int rank : ranks) {
+    if (rank != self) buckets_.send_part(box.spec.bucket, part, rank, tag);
   }
 }
 
@@ -361,12 +385,11 @@ void Boxes::end_step() {
 void Boxes::send_base(std::int64_t index, int peer) {
   BoxState& box = at(index);
   if (!box.base.there()) throw ExecError(place(box) + ": there is no base here to send");
+  if (!contains(box.supplied, peer)) box.supplied.push_back(peer);
   // Updates leave tensors alone that a transfer still holds.
-  courier_.send(make_seal(box.base.digest, {}), peer, part_tag(index, 0));
-  courier_.send(box.base.master, peer, part_tag(index, 1));
-  for (std::size_t i = 0; i < box.base.state.size(); ++i) {
-    courier_.send(box.base.state[i], peer, part_tag(index, i + 2));
-  }
+  send_copy(make_seal(box.base.digest, {}), peer, part_tag(index, 0));
+  send_copy(box.base.master, peer, part_tag(index, 1));
+  for (std::size_t i = 0; i < box.base.state.size(); ++i) send_copy(box.base.state[i], peer, part_tag(index, i + 2));
 }
 
 void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors) {
@@ -374,6 +397,7 @@ void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors
   if (!holds(box)) throw ExecError(place(box) + ": rank " + std::to_string(courier_.rank()) + " does not hold it");
   box.base = Base();
   box.backlog.clear();
+  if (!contains(box.supplied, courier_.rank())) box.supplied.push_back(courier_.rank());
   Catching catching;
   catching.seal = at::empty({kSealWords}, at::kLong);
   catching.transfers.push_back(courier_.receive(catching.seal, owner, part_tag(index, 0)));
@@ -427,8 +451,8 @@ void Boxes::refresh(const std::vector<std::vector<int>>& wanted) {
     for (const int index : of(bucket)) {
       if (owns(at(index))) buckets_.write(bucket, at(index).spec.lo, at(index).base.master);
     }
-    publish(bucket, ranks);
-    if (std::find(ranks.begin(), ranks.end(), courier_.rank()) != ranks.end()) buckets_.mark_fresh(bucket);
+    for (const int index : of(bucket)) publish(index, ranks);
+    if (contains(ranks, courier_.rank())) buckets_.mark_fresh(bucket);
   }
 }
 

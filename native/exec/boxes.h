@@ -8,6 +8,9 @@
 // holder compares with its own before it lets its rank vote. A holder that is still to get its base keeps the records
 // meanwhile.
 //
+// A holder that reads the bucket makes its part of the working copy from its base, and nobody sends it: the record has
+// replaced it. Were the base wrong, the next seal would say so before the step that read it is committed.
+//
 // With CopyMode::kState there are no records: the owner sends its base after every update, three times the bytes with
 // AdamW, and its holders have none until it has arrived, which their next vote waits for. An owner that is lost in
 // between takes the box with it. It exists to be compared with.
@@ -75,7 +78,7 @@ class Boxes {
   void update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper);
   // `state_tensors`: of a box's optimizer.
   void update_held(const Update& update, const Hyper& hyper, const std::function<std::size_t(int)>& state_tensors);
-  // Sends the own parts of the working copy to the group, posts receives for the others.
+  // Sends the own parts of the working copy to those of the group who do not make them themselves; posts receives.
   void gather(std::int64_t bucket);
   void end_step();
 
@@ -89,9 +92,11 @@ class Boxes {
 
   // After `Courier::drop`: bases under way did not arrive. Records of the step stay until `end_step`.
   void abandon_transfers();
-  bool owns_all(std::int64_t bucket) const;
-  bool owns_any(std::int64_t bucket) const;
+  // Whether the working copy needs nothing of other ranks.
+  bool makes_all(std::int64_t bucket) const;
   Digest state_digest() const;  // of all owned boxes
+  // Handed to the links for copies so far: records, bases and their seals.
+  std::uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
   struct Incoming {
@@ -120,6 +125,7 @@ class Boxes {
     at::Tensor record, seal;  // as they are received
     std::vector<comm::Transfer> receives;
     // Across steps.
+    std::vector<int> supplied;  // holders whose base was sent since the roles were assigned, as owner or holder know
     std::optional<Catching> catching;
     std::deque<Backlog> backlog;
   };
@@ -128,13 +134,15 @@ class Boxes {
   const BoxState& at(std::int64_t box) const { return boxes_[static_cast<std::size_t>(box)]; }
   bool owns(const BoxState& box) const { return box.spec.owner == courier_.rank(); }
   bool holds(const BoxState& box) const;
+  bool makes_part(const BoxState& box, int rank) const;
   const std::vector<int>& of(std::int64_t bucket) const;
   std::string place(const BoxState& box) const;
   void sum(BoxState& box);
   bool accept(BoxState& box);
   bool take_base(BoxState& box);
   void catch_up(BoxState& box, const Update* update, bool wait);
-  void publish(std::int64_t bucket, const std::vector<int>& ranks);
+  comm::Transfer send_copy(const at::Tensor& tensor, int holder, std::uint64_t tag);
+  void publish(std::int64_t box, const std::vector<int>& ranks);
   at::Tensor part_of(BoxState& box);
 
   Courier& courier_;
@@ -144,6 +152,7 @@ class Boxes {
   std::vector<BoxState> boxes_;
   std::vector<std::vector<int>> of_bucket_;
   std::vector<int> unsummed_;
+  std::uint64_t copied_bytes_ = 0;
 };
 
 }  // namespace elaswave::exec

@@ -305,6 +305,7 @@ void Engine::refresh_work(const std::vector<std::vector<int>>& wanted, double de
 }
 bool Engine::pending() const { return impl_->pending; }
 std::vector<int> Engine::recorded() const { return impl_->boxes.recorded(); }
+std::uint64_t Engine::copied_bytes() const { return impl_->boxes.copied_bytes(); }
 const Votes& Engine::votes() const { return impl_->votes; }
 StepResult Engine::commit_pending(const Votes& votes) { return impl_->commit_pending(votes); }
 void Engine::drop_pending() { impl_->drop_pending(); }

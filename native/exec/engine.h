@@ -133,7 +133,8 @@ class Engine {
 
   // A step that was left after this rank had voted; see above.
   bool pending() const;
-  std::vector<int> recorded() const;  // boxes whose sum or record of that step is here
+  std::vector<int> recorded() const;   // boxes whose sum or record of that step is here
+  std::uint64_t copied_bytes() const;  // sent for copies so far: records, bases, their seals
   const Votes& votes() const;  // of the step that was left last: the own one, if it was cast, and those that came
   // Finishes it as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies are stale.
   StepResult commit_pending(const Votes& votes);

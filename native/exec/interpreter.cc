@@ -342,7 +342,7 @@ void Engine::Impl::finish_committed(const StepList& list, std::size_t at) noexce
     } catch (const std::exception&) {
       // The update program itself fails: the first failure is already on its way to the caller.
     }
-    if (step.code == OpCode::kGather && !boxes.owns_all(step.index)) buckets.mark_stale(step.index);
+    if (step.code == OpCode::kGather && !boxes.makes_all(step.index)) buckets.mark_stale(step.index);
   }
 }
 

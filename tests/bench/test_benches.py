@@ -133,7 +133,7 @@ def test_copies(tmp_path: Path) -> None:
     # A record is a third of the state in fp32, a sixth in bf16; what is beside it is small even in a tiny model.
     fp32, bf16 = (entry["ratio"] for entry in entries[5:])
     assert 2.8 < fp32 < 3.2 and 5.6 < bf16 < 6.4
-    assert "bytes per parameter and step" in shown
+    assert "bytes of copies per parameter and step" in shown and "more than without copies" in shown
 
 
 @pytest.mark.skipif(not HAS_TORCHFT, reason="needs torchft, the extra `bench`")

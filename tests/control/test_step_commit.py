@@ -30,7 +30,7 @@ from elaswave_fx.control.messages import (
     Update,
     VoteCast,
 )
-from elaswave_fx.control.rank_state import GATHER, REDUCE, STOPPED, VOTED, Deadlines, RankState
+from elaswave_fx.control.rank_state import COMPUTE, GATHER, REDUCE, STOPPED, VOTED, Deadlines, RankState
 from elaswave_fx.control.step_commit import Event, step
 from elaswave_fx.control.words import (
     SEED,
@@ -57,18 +57,24 @@ FIRST, HALF, REST = Stamp(Version(1), Epoch(0)), Span(0, 6), Span(6, 12)
 BALLOT = Ballot(Term(1), 0)
 
 
-def assignment() -> Assignment:
-    """Two ranks, each owning one box and holding the other's."""
+def assignment(catching: tuple[Rank, ...] = ()) -> Assignment:
+    """Two ranks, each owning one box and holding the other's, if it does not wait for a copy of it."""
     tiles = (Tile(ME, Span(0, 1), HALF, (HALF,)), Tile(PEER, Span(0, 1), REST, (REST,)))
     boxes = (
-        BoxPlan(MINE, 0, ME, (PEER,), (), (ME, PEER)),
-        BoxPlan(THEIRS, 0, PEER, (ME,), (), (ME, PEER)),
+        BoxPlan(MINE, 0, ME, (PEER,), tuple(r for r in catching if r == PEER), (ME, PEER)),
+        BoxPlan(THEIRS, 0, PEER, (ME,), tuple(r for r in catching if r == ME), (ME, PEER)),
     )
     return Assignment((ME, PEER), tiles, boxes, 1)
 
 
-def activate(epoch: int = 0, ballot: Ballot = BALLOT, resume: Stamp = SEED, rollback: bool = True) -> Activate:
-    return Activate(ballot, Activation(Epoch(epoch), assignment(), resume, SEED, None, rollback))
+def activate(
+    epoch: int = 0,
+    ballot: Ballot = BALLOT,
+    resume: Stamp = SEED,
+    rollback: bool = True,
+    catching: tuple[Rank, ...] = (),
+) -> Activate:
+    return Activate(ballot, Activation(Epoch(epoch), assignment(catching), resume, SEED, None, rollback))
 
 
 class Driver:
@@ -91,17 +97,18 @@ class Driver:
     def sent(self, kind: type) -> list[Send]:
         return [a for a in self.did if isinstance(a, Send) and isinstance(a.message, kind)]
 
-    def until_reduce(self) -> None:
+    def until_reduce(self, catching: tuple[Rank, ...] = ()) -> None:
         """Loaded, gathered, computed: the records are next."""
-        self.feed(activate())
+        self.feed(activate(catching=catching))
         self.ran(100)
         self.ran(101)
-        self.feed(Params(Epoch(0), SEED.version, ((THEIRS, 101),)), PEER)
+        if ME in catching:
+            self.feed(Params(Epoch(0), SEED.version, ((THEIRS, 101),)), PEER)
         self.ran()
         assert self.state.phase == REDUCE
 
-    def until_voted(self, base_digest: int = 101) -> None:
-        self.until_reduce()
+    def until_voted(self, base_digest: int = 101, catching: tuple[Rank, ...] = ()) -> None:
+        self.until_reduce(catching)
         self.feed(Gradient(Epoch(0), Version(1), REST), PEER)
         self.feed(RecordOf(Epoch(0), THEIRS, record(base_digest)), PEER)
 
@@ -126,9 +133,19 @@ def test_a_step_from_load_to_update() -> None:
     (second,) = rank.ran(200)
     assert isinstance(second, Update) and second.box == THEIRS
     rank.ran(201)
-    assert rank.state.phase == GATHER
+    assert rank.state.phase == COMPUTE and not rank.sent(Params)
     assert rank.state.copies == {MINE: Copy(FIRST, 200), THEIRS: Copy(FIRST, 201)}
-    assert rank.sent(Params)[-1].message == Params(Epoch(0), FIRST.version, ((MINE, 200),))
+
+
+def test_parameters_go_to_readers_without_a_copy_and_are_awaited_there() -> None:
+    rank = Driver()
+    rank.feed(activate(catching=(ME, PEER)))
+    rank.ran(100)
+    rank.ran(101)
+    assert [a.message for a in rank.sent(Params)] == [Params(Epoch(0), SEED.version, ((MINE, 100),))]
+    assert rank.state.phase == GATHER
+    rank.feed(Params(Epoch(0), SEED.version, ((THEIRS, 101),)), PEER)
+    assert rank.state.phase == COMPUTE
 
 
 def test_nothing_is_updated_before_every_vote() -> None:
@@ -145,9 +162,17 @@ def test_no_vote_without_the_record_of_a_held_box() -> None:
     assert rank.state.phase == REDUCE and not rank.sent(VoteCast)
 
 
-def test_a_base_that_differs_is_fetched_before_the_vote() -> None:
+def test_a_base_that_differs_and_was_computed_with_takes_the_step_with_it() -> None:
     rank = Driver()
     rank.until_voted(base_digest=999)
+    assert rank.state.phase == STOPPED and THEIRS not in rank.state.copies
+    assert [a.message for a in rank.sent(Abort)] == [Abort(Epoch(0), Version(1), None)]
+    assert not rank.sent(VoteCast) and not rank.sent(Fetch)
+
+
+def test_another_base_that_differs_is_fetched_before_the_vote() -> None:
+    rank = Driver()
+    rank.until_voted(base_digest=999, catching=(ME,))
     assert [a.message for a in rank.sent(Fetch)] == [Fetch(Epoch(0), THEIRS)]
     assert not rank.sent(VoteCast)
     rank.feed(Shard(Epoch(0), THEIRS, Copy(SEED, 999)), PEER)
@@ -284,7 +309,7 @@ def test_an_excluded_rank_stops_and_asks_to_join_with_its_copies(news: Ack | Sto
 
 def test_a_new_holder_catches_up_from_a_base_and_the_records_since() -> None:
     rank = Driver()
-    rank.until_reduce()
+    rank.until_reduce(catching=(ME,))
     rank.state = replace(rank.state, copies={MINE: rank.state.copies[MINE]}, complete=frozenset({MINE}))
     rank.feed(Gradient(Epoch(0), Version(1), REST), PEER)
     # It votes without the box that it does not have yet, and keeps the record.

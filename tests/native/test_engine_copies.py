@@ -104,6 +104,50 @@ def test_what_somebody_looks_at_is_not_updated_in_place(model: Model, started: C
     assert started(2, body).results() == [(True, False, False)] * 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_holders_that_read_a_bucket_make_their_parameters(
+    model: Model, dtype: str, started: Callable[..., Ranks]
+) -> None:
+    """From their copies, to the same bits; what is sent more than without copies is less by what they are not sent."""
+    steps, numel, itemsize = 3, sum(size for size, _ in BUCKETS.values()), 4 if dtype == "float32" else 2
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        sent = []
+        for boxes in (even_boxes(PAIR), with_holders(PAIR)):
+            engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+            engine.set_record_type(dtype)
+            before = endpoint.bytes_sent
+            train(engine, PAIR[rank], steps)
+            engine.sync(PLENTY_S)
+            sent.append(endpoint.bytes_sent - before)
+        return sent, engine.copied_bytes, {name: engine.bucket_work(name) for name in BUCKETS}
+
+    results = started(2, body).results()
+    plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
+    records = sum(r[1] for r in results)
+    seals = 32 * len(even_boxes(PAIR))
+    assert records == steps * (itemsize * numel + seals)
+    assert copied - plain == records - steps * 4 * numel
+    for name in BUCKETS:
+        assert torch.equal(results[0][2][name], results[1][2][name])
+
+
+def test_a_holder_without_a_base_cannot_begin_a_step(model: Model, started: Callable[..., Ranks]) -> None:
+    boxes = even_boxes(PAIR)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        if rank == 1:
+            return None
+        engine.assign_box(1, 1, [0])
+        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0)
+        with pytest.raises(ExecError, match="its holder has no base of it, and none is on its way"):
+            engine.step(0, tile_inputs(PAIR[rank], 0), [[LR]], 0.5, PLENTY_S)
+        return engine.version
+
+    assert started(2, body).results()[0] == 0
+
+
 def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., Ranks]) -> None:
     """With whole states instead of records a holder is at the version that its owner had when the step began."""
     boxes = with_holders(PAIR)
@@ -222,12 +266,13 @@ def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: C
             engine.set_base(held, master + 1e-6, state)
         with pytest.raises((CopyDiffers, CommError)) as caught:
             engine.step(1, tile_inputs(PAIR[rank], 1), [[LR]], 0.5, PLENTY_S)
-        return type(caught.value).__name__, engine.version, len(kept(engine, boxes)), str(caught.value)
+        kind = type(caught.value).__name__
+        return kind, engine.version, len(kept(engine, boxes)), engine.stale_buckets, str(caught.value)
 
     (first, second) = started(2, body).results()
-    assert first[:3] == ("CopyDiffers", 1, len(boxes) - 1)
-    assert "rank 0: copies of box 1 (bucket tied [18, 36)) differ from their owners'" in first[3]
-    assert second[:3] == ("Aborted", 1, len(boxes))
+    assert first[:4] == ("CopyDiffers", 1, len(boxes) - 1, ["tied"])
+    assert "rank 0: copies of box 1 (bucket tied [18, 36)) differ from their owners'" in first[4]
+    assert second[:4] == ("Aborted", 1, len(boxes), [])
 
 
 def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[..., Ranks]) -> None:

@@ -22,6 +22,7 @@ WITHIN = {
     "holder_not_applied": 5,
     "vote_without_base": 50,
     "stale_frame_accepted": 1000,
+    "wrong_copy_computed_with": 500,
     "known_commit_dropped": 100,
     "unreachable_taken_for_dead": 400,
 }
@@ -110,7 +111,7 @@ def test_a_crash_at_a_vote_and_another_during_the_recovery(seed: int) -> None:
     assert outcome.violation is None and outcome.epochs >= 1
 
 
-def test_a_corrupted_copy_is_repaired_without_an_epoch() -> None:
+def test_a_corrupted_copy_costs_the_step_that_computed_with_it() -> None:
     outcome = World(3, faults=(fault("corrupt", 0.06),)).run()
-    assert outcome.violation is None and outcome.epochs == 0
+    assert outcome.violation is None and outcome.epochs == 1 and outcome.said["is done again"] == 1
     assert outcome.said["differ from their owners"] == 1
