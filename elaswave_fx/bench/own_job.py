@@ -191,7 +191,7 @@ def _rank_body(
 
 
 def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int) -> dict[str, Any]:
-    seconds, losses = [], []
+    seconds, losses, before = [], [], _counts(worker)
     lap = time.perf_counter()
     for step in range(steps):
         if step == warm_up:

@@ -196,7 +196,7 @@ def may_vote(state: RankState) -> bool:
 
 
 def wrong_boxes(state: RankState) -> tuple[BoxPlan, ...]:
-    """Held boxes whose digest differs from the owner's at the same version, or that fell behind: to be fetched."""
+    """Held boxes whose digest differs from the owner's at the same version, or that fell behind."""
     found = []
     for plan in state.view.kept if state.view else ():
         copy, pending = state.copies.get(plan.box), state.records.get(plan.box)

@@ -207,7 +207,7 @@ def _gather(state: RankState) -> Result:
 
 
 def _reduce(state: RankState, now_s: float, rules: Rules) -> Result:
-    """Make records of owned boxes, ask again for wrong bases, vote when all is there."""
+    """Make records of owned boxes, drop wrong bases, vote when all is there."""
     version = state.next_version
     actions: list[Action] = []
     records = state.records

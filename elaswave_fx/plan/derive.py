@@ -191,7 +191,8 @@ def _exchange_bytes(
 ) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
     """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to readers.
 
-    Readers that hold the box make its parameters from their copy.
+    Readers that hold the box make its parameters from their copy; with copies.mode=state, which is there to compare
+    with, they do not, and copies are the whole state.
     """
     reduced: Counter[Rank] = Counter()
     copied: Counter[Rank] = Counter()
@@ -205,6 +206,5 @@ def _exchange_bytes(
         if box.owner in group:
             reduced[box.owner] -= GRADIENT_BYTES * own
         copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
-        makers = {box.owner, *box.holders} - set(box.catching)
-        gathered[box.owner] += workload.work_bytes_per_element * own * len(set(group) - makers)
+        gathered[box.owner] += workload.work_bytes_per_element * own * len(set(group) - box.makers)
     return reduced, copied, gathered

@@ -57,6 +57,11 @@ class PlannedBox:
     holders: tuple[Rank, ...] = ()
     catching: tuple[Rank, ...] = ()
 
+    @property
+    def makers(self) -> frozenset[Rank]:
+        """Who makes its working parameters from a copy of its own; other readers get them from the owner."""
+        return frozenset((self.owner, *self.holders)) - frozenset(self.catching)
+
 
 @dataclass(frozen=True)
 class RankCost:

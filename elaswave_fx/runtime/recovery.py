@@ -98,6 +98,7 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
     if plan.ends:
         _park(worker, plan, saves=not activation.rollback)
     before = worker.plan
+    worker.stale |= unchecked_parts(worker.rank, before, plan)
     worker.stale |= {worker.engine.bucket_index(name) for name in worker.engine.native.stale_buckets}
     if activation.rollback:
         worker.started = False  # what is here is of no use
@@ -146,6 +147,15 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
     if saves and worker.checkpoints is not None:
         worker.checkpoints.finish(worker.committed.version)
     raise JobOver(plan.ends)
+
+
+def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
+    """Buckets with a part that this rank has made from a copy which it does not keep.
+
+    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
+    """
+    boxes = zip(before.boxes, after.boxes, strict=True)
+    return {old.bucket for old, new in boxes if rank in old.makers and rank not in new.makers}
 
 
 def _check_promoted(worker: Worker, before: Plan) -> None:

@@ -1,4 +1,5 @@
-"""Protocol bugs, planted one at a time by replacing one guard: the checker has to find each of them.
+"""Protocol bugs, planted one at a time by replacing its guard, or both where one hides the other's absence: the checker
+has to find each of them.
 
 In: a name. Out: the `Protocol` with that guard broken.
 
@@ -41,7 +42,7 @@ def records_are_enough(state: RankState) -> bool:
 
 
 def compares_nothing(state: RankState) -> tuple[BoxPlan, ...]:
-    """Does not look at the owner's digests."""
+    """Does not look at the owner's digests, which would have most wrong bases dropped before the vote."""
     return ()
 
 

@@ -356,9 +356,11 @@ void Boxes::publish(std::int64_t index, const std::vector<int>& ranks) {
     if (contains(ranks, self)) buckets_.receive_part(box.spec.bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
     return;
   }
-  const at::Tensor part = part_of(box);
+  at::Tensor part;
   for (const int rank : ranks) {
-    if (rank != self) buckets_.send_part(box.spec.bucket, part, rank, tag);
+    if (rank == self) continue;
+    if (!part.defined()) part = part_of(box);
+    buckets_.send_part(box.spec.bucket, part, rank, tag);
   }
 }
 

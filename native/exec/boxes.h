@@ -9,7 +9,8 @@
 // meanwhile.
 //
 // A holder that reads the bucket makes its part of the working copy from its base, and nobody sends it: the record has
-// replaced it. Were the base wrong, the next seal would say so before the step that read it is committed.
+// replaced it. Were the base wrong, the next seal would say so before the step that read it is committed; a rank that
+// loses the base before that has its working copy refreshed.
 //
 // With CopyMode::kState there are no records: the owner sends its base after every update, three times the bytes with
 // AdamW, and its holders have none until it has arrived, which their next vote waits for. An owner that is lost in
@@ -76,7 +77,7 @@ class Boxes {
   // know who owns what. Throws CopyDiffers, after dropping them, if bases differ from their owners'.
   std::vector<double> finish();
   void update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper);
-  // `state_tensors`: of a box's optimizer.
+  // Writes the parts of the working copy that this rank makes as a holder, too. `state_tensors`: of a box's optimizer.
   void update_held(const Update& update, const Hyper& hyper, const std::function<std::size_t(int)>& state_tensors);
   // Sends the own parts of the working copy to those of the group who do not make them themselves; posts receives.
   void gather(std::int64_t bucket);

@@ -39,7 +39,7 @@ class Buckets {
   // The step's sum so far, flat; zero where nothing was added. Undefined where this rank is not in the group.
   at::Tensor gradient(std::int64_t index);
 
-  // Pieces of the next working copy. `write` puts an own one in place, if there is a working copy here.
+  // Pieces of the next working copy. `write` puts one that is made here in place, if there is a working copy here.
   void write(std::int64_t index, std::int64_t lo, const at::Tensor& master);
   void receive_part(std::int64_t index, std::int64_t lo, std::int64_t hi, int owner, std::uint64_t tag);
   void send_part(std::int64_t index, const at::Tensor& part, int rank, std::uint64_t tag);

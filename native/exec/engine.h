@@ -12,10 +12,10 @@
 //     `version` counts the step. Buckets whose working copy is not wholly there are listed by `stale_buckets`; running
 //     a unit that reads one is an ExecError until `refresh_work`.
 //   - or this rank had voted (`pending`): sums, records and the votes that came are kept, so that the step can be
-//   finished
-//     with the votes of all (`commit_pending`) or given up (`drop_pending`; the next step does so too). Nothing that
-//     lasts has changed.
-//   - or it had not: nothing of the step is left, nothing that lasts has changed. The same step may be run again.
+//     finished with the votes of all (`commit_pending`) or given up (`drop_pending`; the next step does so too).
+//     Nothing that lasts has changed.
+//   - or it had not: nothing of the step is left, nothing that lasts has changed. The same step may be run again; but
+//     after CopyDiffers a copy is gone, and what was made from it is stale: it has to be sent first.
 // What peers sent for a step that was given up is still on the links: advance the endpoint's generation before the next
 // step, so that it is dropped.
 #pragma once
@@ -136,7 +136,8 @@ class Engine {
   std::vector<int> recorded() const;   // boxes whose sum or record of that step is here
   std::uint64_t copied_bytes() const;  // sent for copies so far: records, bases, their seals
   const Votes& votes() const;  // of the step that was left last: the own one, if it was cast, and those that came
-  // Finishes it as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies are stale.
+  // Finishes it as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies of which a part
+  // would have come from others are stale.
   StepResult commit_pending(const Votes& votes);
   void drop_pending();
 

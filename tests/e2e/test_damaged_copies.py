@@ -27,11 +27,11 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
 
 
 def damage(training: Training) -> int:
-    """Changes one number of the first box that this rank holds; returns its owner."""
+    """Changes the first box that this rank holds a little; returns its owner."""
     worker = training._worker
     number, box = next((n, box) for n, box in enumerate(worker.plan.boxes) if worker.rank in box.holders)
     master, _ = worker.engine.native.base(number)  # type: ignore[misc]
-    master[0] += 1e-3
+    master += 1e-3
     return box.owner
 
 
@@ -53,7 +53,9 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
     monkeypatch.setattr(Training, "_step", step_and_damage)
     run = run_job(config(), tmp_path)
     assert run.code == 0
-    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+    # The same ranks and tiles make the same bits: nothing that was computed with the wrong copy is left.
+    assert run.losses == undisturbed.losses
+    assert run.summary["params_digest"] == undisturbed.summary["params_digest"]
     assert [
         (event["rank"], "differ from their owners'" in event["cause"]) for event in events(run, "copy_differs")
     ] == [(2, True)]

@@ -53,6 +53,10 @@ def kept(engine: Any, boxes: list[Box]) -> dict[int, tuple[int, list[Tensor]]]:
     return found
 
 
+def works(engine: Any) -> dict[str, Tensor]:
+    return {name: engine.bucket_work(name) for name in BUCKETS}
+
+
 def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks]) -> None:
     tiling = TILINGS["columns of other cuts"]
     boxes = with_holders(tiling)
@@ -104,9 +108,10 @@ def test_what_somebody_looks_at_is_not_updated_in_place(model: Model, started: C
     assert started(2, body).results() == [(True, False, False)] * 2
 
 
+@pytest.mark.parametrize("work_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_holders_that_read_a_bucket_make_their_parameters(
-    model: Model, dtype: str, started: Callable[..., Ranks]
+    model: Model, dtype: str, work_dtype: torch.dtype, started: Callable[..., Ranks]
 ) -> None:
     """From their copies, to the same bits; what is sent more than without copies is less by what they are not sent."""
     steps, numel, itemsize = 3, sum(size for size, _ in BUCKETS.values()), 4 if dtype == "float32" else 2
@@ -114,20 +119,22 @@ def test_holders_that_read_a_bucket_make_their_parameters(
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         sent = []
         for boxes in (even_boxes(PAIR), with_holders(PAIR)):
-            engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+            engine = make_engine(model, PAIR, rank, endpoint, work_dtype, boxes=boxes)
             engine.set_record_type(dtype)
             before = endpoint.bytes_sent
-            train(engine, PAIR[rank], steps)
+            for step in range(steps):
+                inputs = {name: tensor.to(work_dtype) for name, tensor in tile_inputs(PAIR[rank], step).items()}
+                engine.step(step, inputs, [[LR]], 0.5, PLENTY_S)
             engine.sync(PLENTY_S)
             sent.append(endpoint.bytes_sent - before)
-        return sent, engine.copied_bytes, {name: engine.bucket_work(name) for name in BUCKETS}
+        return sent, engine.copied_bytes, works(engine)
 
     results = started(2, body).results()
     plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
     records = sum(r[1] for r in results)
     seals = 32 * len(even_boxes(PAIR))
     assert records == steps * (itemsize * numel + seals)
-    assert copied - plain == records - steps * 4 * numel
+    assert copied - plain == records - steps * work_dtype.itemsize * numel
     for name in BUCKETS:
         assert torch.equal(results[0][2][name], results[1][2][name])
 
@@ -244,14 +251,32 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         for number, box in enumerate(boxes):
             if box.owner == rank:
                 engine.send_base(number, 1 - rank)
-        taken += [engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S) for step in range(1, 12)]
-        return [r["loss"] for r in taken], before, engine.catching, {n: d for n, (d, _) in kept(engine, boxes).items()}
+        taken += [engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S) for step in range(1, 11)]
+        caught = engine.catching
+        sent = [sent_in(engine, endpoint, rank, 11, taken)]
+        for number, box in enumerate(boxes):
+            engine.assign_box(number, box.owner, [1 - box.owner])
+        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0 if rank == 0 else 5)
+        sent.append(sent_in(engine, endpoint, rank, 12, taken))
+        return [r["loss"] for r in taken], before, caught, sent, kept(engine, boxes), works(engine)
+
+    def sent_in(engine: Any, endpoint: Any, rank: int, step: int, taken: list[Any]) -> int:
+        engine.sync(PLENTY_S)
+        before = endpoint.bytes_sent
+        taken.append(engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S))
+        engine.sync(PLENTY_S)
+        return endpoint.bytes_sent - before
 
     results = started(2, body).results()
-    for losses, before, after, _ in results:
-        assert losses == pytest.approx(reference(12).losses, rel=1e-4)
+    for losses, before, after, _, _, _ in results:
+        assert losses == pytest.approx(reference(13).losses, rel=1e-4)
         assert len(before) == 3 and after == []
-    assert results[0][3] == results[1][3]
+    first, second = results
+    assert {n: d for n, (d, _) in first[4].items()} == {n: d for n, (d, _) in second[4].items()}
+    assert all(torch.equal(first[5][name], second[5][name]) for name in BUCKETS)
+    # Under new roles they make what they had been sent: all parameters, once.
+    gathered, made = (sum(result[3][i] for result in results) for i in (0, 1))
+    assert gathered - made == 4 * sum(numel for numel, _ in BUCKETS.values())
 
 
 def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
@@ -312,6 +337,84 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
     first, second = started(3, left).results([0, 1])
     assert set(first[0]) <= {0, 1} and 0 in first[0] and 1 in second[0]
     assert first[1:] == (expected[0][0], expected[0][2])
+
+
+@pytest.mark.parametrize("held", [42, 20])
+def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
+    model: Model, held: int, started: Callable[..., Ranks]
+) -> None:
+    """Rank 1 alone reads unit 1 and holds all or some of it; rank 0 owns it."""
+    tiling = TILINGS["deep pipeline"]
+    parts = [Box("unit1", 0, held, 0, (1,))] + ([Box("unit1", held, 42, 0)] if held < 42 else [])
+    boxes = [Box("tied", 0, 36, 0), Box("bias0", 0, 6, 0), *parts]
+    bucket = list(BUCKETS).index("unit1")
+    owner = train_list(tiling, 0)
+    owner.insert(0, ("REDUCE", bucket))
+    owner[-1:-1] = [("UPDATE", bucket), ("GATHER", bucket)]
+
+    def make(rank: int, endpoint: Any) -> Any:
+        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        if rank == 0:
+            engine.set_schedule(owner, [], list(tiling[0].micro_batches), 0)
+        return engine
+
+    def whole(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make(rank, endpoint)
+        votes = train(engine, tiling[rank], 1)[0]["votes"]
+        engine.sync(PLENTY_S)
+        return votes, engine.bucket_work("unit1") if rank == 1 else None
+
+    def left(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make(rank, endpoint)
+        fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
+        with pytest.raises(CommError):
+            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S, fault=fault)
+        engine.commit_pending(votes)
+        return engine.stale_buckets, engine.bucket_work("unit1") if rank == 1 else None
+
+    (votes, _), (_, expected), _ = started(3, whole).results()
+    _, (stale, found) = started(3, left).results([0, 1])
+    assert stale == ([] if held == 42 else ["unit1"])
+    assert torch.equal(found[:held], expected[:held])
+    assert torch.equal(found, expected) is (held == 42)
+
+
+@pytest.mark.parametrize("supplied", [False, True])
+def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
+    model: Model, supplied: bool, started: Callable[..., Ranks]
+) -> None:
+    """Rank 1 commits a step, never sends parameters, and dies; rank 0 made them from its copies, but for a bucket whose
+    base it was sent under these roles."""
+    boxes = with_holders(PAIR)
+    number = next(n for n, box in enumerate(boxes) if box.owner == 1 and box.bucket == "tied")
+
+    def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        if supplied:
+            engine.send_base(number, 0) if rank == 1 else engine.expect_base(number, 1)
+        train(engine, PAIR[rank], 2)
+        if rank == 1:
+            silent = [step for step in train_list(PAIR, 1) if step[0] != "GATHER"]
+            engine.set_schedule(silent, [], list(PAIR[1].micro_batches), 5)
+        engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, PLENTY_S)
+        if rank == 1:
+            pipe.send("committed")
+            pipe.recv()
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.send("committed")
+        with pytest.raises(PeerLost):
+            engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, PLENTY_S)
+        found = kept(engine, boxes)
+        masters = {
+            name: torch.cat([found[n][1][0] for n, b in enumerate(boxes) if b.bucket == name]) for name in BUCKETS
+        }
+        return engine.stale_buckets, engine.version, [torch.equal(works(engine)[n], masters[n]) for n in BUCKETS]
+
+    ranks = started(2, body)
+    assert [pipe.recv() for pipe in ranks.pipes] == ["committed", "committed"]
+    ranks.pipes[1].send("die")
+    stale = ["tied"] if supplied else []
+    assert ranks.results([0]) == [(stale, 3, [name not in stale for name in BUCKETS])]
 
 
 def test_everybody_stops_after_the_step_in_which_one_wants_to(model: Model, started: Callable[..., Ranks]) -> None:
