@@ -150,12 +150,12 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
 
 
 def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
-    """Buckets with a part that this rank has made from a copy which it does not keep.
+    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
 
     A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
     """
     boxes = zip(before.boxes, after.boxes, strict=True)
-    return {old.bucket for old, new in boxes if rank in old.makers and rank not in new.makers}
+    return {old.bucket for old, new in boxes if rank in old.makers - {old.owner} and rank not in new.makers}
 
 
 def _check_promoted(worker: Worker, before: Plan) -> None:

@@ -22,10 +22,10 @@ ME, OTHER, THIRD = Rank(0), Rank(1), Rank(2)
         ((OTHER, (ME,), ()), (ME, (OTHER,), (OTHER,)), False),
         ((OTHER, (ME,), ()), (OTHER, (), ()), True),
         ((OTHER, (ME,), ()), (OTHER, (ME,), (ME,)), True),
-        ((ME, (OTHER,), ()), (OTHER, (THIRD,), (THIRD,)), True),
+        ((ME, (OTHER,), ()), (OTHER, (THIRD,), (THIRD,)), False),
         ((OTHER, (ME,), (ME,)), (OTHER, (THIRD,), ()), False),
     ],
-    ids=["stays", "promoted", "dropped", "to be sent again", "handed over", "never made"],
+    ids=["stays", "promoted", "dropped", "to be sent again", "was the owner", "never made"],
 )
 def test_parts_made_from_copies_that_are_kept_no_more(
     before: tuple[Rank, tuple[Rank, ...], tuple[Rank, ...]],
