@@ -89,7 +89,7 @@ class Program:
 
 @final
 class Chain:
-    """Programs of units one after another, forward and back; see runtime/chain.py."""
+    """Programs of units one after another, forward and back; see build/unit_sequence.py."""
 
     def __init__(self) -> None: ...
     def add(

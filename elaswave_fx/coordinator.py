@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from elaswave_fx.control.job_file import JobFile
-from elaswave_fx.control.service import run_coordinator
+from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.control.coordinator.service import run_coordinator
 from elaswave_fx.errors import ConfigError
 
 

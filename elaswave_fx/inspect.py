@@ -7,17 +7,17 @@ program) and `plan.json` to `out`.
 import sys
 from pathlib import Path
 
+from elaswave_fx.config.compose import Job, run_hydra
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.hydra_app import Job, run_hydra
 
 
 def inspect(job: Job) -> int:
     """Write the files and print the table; raises ConfigError for what cannot be captured or planned."""
     import torch
 
+    from elaswave_fx.build.builder import build, plan_of
     from elaswave_fx.plan.describe import describe
     from elaswave_fx.program.artifact import Artifact
-    from elaswave_fx.runtime.build import build, plan_of
 
     if job.extra.get("lose"):
         raise ConfigError(f"lose={job.extra['lose']} is not available yet")

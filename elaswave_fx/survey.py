@@ -134,10 +134,10 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     """Capture, cut and measure one configuration; the fields of `Cuts`."""
     import torch
 
-    from elaswave_fx.config import load_config
+    from elaswave_fx.build.builder import build
+    from elaswave_fx.config.types import load_config
     from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
     from elaswave_fx.program.artifact import Artifact
-    from elaswave_fx.runtime.build import build
     from passes.assign_stages import make_workload
 
     torch.set_num_threads(1)

@@ -5,21 +5,21 @@ import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
 
-from elaswave_fx.hydra_app import Job, run_hydra
+from elaswave_fx.config.compose import Job, run_hydra
 
 _PRELOAD = (
     "torch",
     "safetensors.torch",
     "elaswave_fx._native",
-    "elaswave_fx.runtime.loop",
-    "elaswave_fx.runtime.build",
+    "elaswave_fx.worker.loop",
+    "elaswave_fx.build.builder",
 )
 
 
 def train(job: Job) -> int:
     """Run one job to its end; returns the exit code."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
-    from elaswave_fx.launch.faults import check_faults
+    from elaswave_fx.config.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec
     from elaswave_fx.launch.local import launch
 
@@ -30,12 +30,12 @@ def train(job: Job) -> int:
     hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
 
     def builder() -> BuildResult:
-        from elaswave_fx.runtime.build import build_job
+        from elaswave_fx.build.builder import build_job
 
         return build_job(config, job.run_dir, start=start)
 
     def worker(context):  # type: ignore[no-untyped-def]
-        from elaswave_fx.runtime.loop import run_worker
+        from elaswave_fx.worker.loop import run_worker
 
         return run_worker(config, context)
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from elaswave_fx.config import Config, load_config
+from elaswave_fx.build.builder import build, make_model
+from elaswave_fx.config.compose import Job
+from elaswave_fx.config.types import Config, load_config
 from elaswave_fx.data import load_batch, open_source
-from elaswave_fx.hydra_app import Job
+from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.runtime.build import build, make_model
-from elaswave_fx.runtime.learning_rate import make_schedule
 from elaswave_fx.train import train
 from tests.reference import RandomOp, ReferenceRun, reference_run
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.config import LATER, Config, load_config
+from elaswave_fx.config.compose import conf_dir, prepare_overrides
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.config.schema import nearest_key, show
+from elaswave_fx.config.types import NOT_AVAILABLE_YET, Config, load_config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.hydra_app import conf_dir, prepare_overrides
-from elaswave_fx.launch.faults import Fault
-from elaswave_fx.schema import nearest_key, show
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,7 +220,7 @@ def test_impossible_faults_are_named(faults: str, message: str) -> None:
 
 
 def test_every_later_key_is_tried() -> None:
-    assert {override.partition("=")[0] for override in NOT_YET} == set(LATER)
+    assert {override.partition("=")[0] for override in NOT_YET} == set(NOT_AVAILABLE_YET)
 
 
 def test_init_from_names_the_nearest_folder(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_missing_config_dir() -> None:
 def test_from_hydra_takes_plain_mappings_and_extra_keys() -> None:
     from omegaconf import OmegaConf
 
-    from elaswave_fx.hydra_app import compose
+    from elaswave_fx.config.compose import compose
 
     plain = OmegaConf.to_container(compose(["steps=3"]), resolve=True)
     assert isinstance(plain, dict)
@@ -300,7 +300,7 @@ def test_show_is_what_one_types() -> None:
 
 COMMAND = """
 import sys
-from elaswave_fx.hydra_app import run_hydra
+from elaswave_fx.config.compose import run_hydra
 
 def task(job):
     print(f"steps={job.config.steps} lr={job.config.optimizer.lr} dir={job.run_dir} extra={dict(job.extra)}")
@@ -394,7 +394,9 @@ def test_command_takes_a_users_recipe(tmp_path: Path) -> None:
 
 
 def test_reading_the_configuration_does_not_import_torch() -> None:
-    script = "import sys; from elaswave_fx.config import load_config; load_config(); print('torch' in sys.modules)"
+    script = (
+        "import sys; from elaswave_fx.config.types import load_config; load_config(); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -403,7 +405,7 @@ def test_installed_package_finds_its_own_yaml(tmp_path: Path, monkeypatch: pytes
     """A wheel holds `conf` and `recipes` inside the package, and nothing beside it."""
     package = tmp_path / "site" / "elaswave_fx"
     shutil.copytree(conf_dir(), package / "conf")
-    monkeypatch.setattr("elaswave_fx.hydra_app.__file__", str(package / "hydra_app.py"))
+    monkeypatch.setattr("elaswave_fx.config.compose.__file__", str(package / "config" / "compose.py"))
     (package / "conf" / "recipe" / "two_tower.yaml").unlink()
     assert conf_dir() == package / "conf"
     assert load_config(["recipe=hf_gpt2"]).steps == 60

@@ -1,4 +1,4 @@
-"""Imports run one way: program <- plan <- passes <- runtime <- commands (the right side may import the left side).
+"""Imports run one way: program <- plan <- passes <- build, worker <- commands (the right may import the left).
 
 Read from the syntax trees, so imports inside functions count and nothing is executed.
 """
@@ -17,16 +17,16 @@ ALLOWED: dict[str, set[str]] = {
     "program": {"_native"},  # the keyed operators are registered by it
     "plan": {"program"},
     "passes": {"program", "plan"},
-    # How processes start and what users see knows nothing of what is computed; the runtime reports through both.
+    # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": set(),
-    "checkpoint": {"config", "plan", "program", "schema"},
-    "launch": {"control", "observe", "plan"},
+    "checkpoint": {"config", "plan", "program"},
+    "launch": {"config", "control", "observe", "plan"},
     "control": {"observe", "plan"},
     "sim": {"control", "plan"},
 }
 # What users call. Everything else is called by it.
-COMMANDS = {"train", "inspect", "simulate", "verify", "worker", "coordinator", "bench"}
-BEFORE_COMMANDS = {"runtime", "config", "data", "models"}
+COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "bench"}
+BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
 # Torch is an effect of a kind: who computes what is decided without it.
 NO_TORCH = {"plan", "control", "sim"}
 
@@ -94,10 +94,10 @@ def test_every_layer_of_the_rule_exists() -> None:
     [
         ("elaswave_fx.plan.box", "import torch", "decided without torch"),
         ("elaswave_fx.plan.box", "from torch.fx import Graph", "decided without torch"),
-        ("elaswave_fx.plan.box", "from ..runtime import engine", "imports elaswave_fx.runtime.engine"),
+        ("elaswave_fx.plan.box", "from ..worker import engine", "imports elaswave_fx.worker.engine"),
         ("elaswave_fx.plan.box", "def f():\n    from elaswave_fx import launch", "box:2 imports elaswave_fx.launch"),
         ("elaswave_fx.program.ir", "import passes.lower", "imports passes.lower"),
-        ("elaswave_fx.runtime.loop", "from ..train import main", "stands before the commands"),
+        ("elaswave_fx.worker.loop", "from ..train import main", "stands before the commands"),
         ("passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe.metrics"),
     ],
 )

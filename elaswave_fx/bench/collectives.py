@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from elaswave_fx import _native
 from elaswave_fx.bench.edit_gloo import on_loopback, start_store
-from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, meet
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.launch.channel import Channel
 
@@ -122,7 +122,9 @@ def _rank_body(rank: int, ranks: int, port: int, sizes: tuple[int, ...], repeats
     def body(channel: Channel) -> None:
         on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PLENTY_S))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TEST_TIMEOUT_S)
+        )
         sides: dict[str, dict[str, Call]] = {
             "gloo": _gloo_calls(rank, ranks),
             "socket": {"send/recv": _socket_call(rank, store)},
@@ -140,7 +142,7 @@ def _rank_body(rank: int, ranks: int, port: int, sizes: tuple[int, ...], repeats
                 samples = _sample(chosen, size, repeats)
                 taken += [(what, size, side, found) for side, found in samples.items()]
         channel.send("measured", samples=taken)
-        channel.receive(PLENTY_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 
@@ -214,22 +216,22 @@ def _own_calls(endpoint: Any, rank: int, ranks: int) -> dict[str, Call]:
 
     def scatter(data: torch.Tensor) -> None:
         borders = [data.numel() // ranks * r for r in range(ranks + 1)]
-        group.reduce_scatter(data, list(pairwise(borders)), torch.empty(data.numel() // ranks), PLENTY_S)
+        group.reduce_scatter(data, list(pairwise(borders)), torch.empty(data.numel() // ranks), TEST_TIMEOUT_S)
 
     def gather(data: torch.Tensor) -> None:
         borders = [data.numel() // ranks * r for r in range(ranks + 1)]
-        group.all_gather(data, list(pairwise(borders)), PLENTY_S)
+        group.all_gather(data, list(pairwise(borders)), TEST_TIMEOUT_S)
 
     def pass_on(data: torch.Tensor) -> None:
         if rank == 0:
-            endpoint.wait(endpoint.send(1, 1, data), PLENTY_S)
-            endpoint.wait(endpoint.recv(1, 2, data), PLENTY_S)
+            endpoint.wait(endpoint.send(1, 1, data), TEST_TIMEOUT_S)
+            endpoint.wait(endpoint.recv(1, 2, data), TEST_TIMEOUT_S)
         elif rank == 1:
-            endpoint.wait(endpoint.recv(0, 1, data), PLENTY_S)
-            endpoint.wait(endpoint.send(0, 2, data), PLENTY_S)
+            endpoint.wait(endpoint.recv(0, 1, data), TEST_TIMEOUT_S)
+            endpoint.wait(endpoint.send(0, 2, data), TEST_TIMEOUT_S)
 
     return {
-        "all-reduce": lambda data: group.all_reduce(data, PLENTY_S),
+        "all-reduce": lambda data: group.all_reduce(data, TEST_TIMEOUT_S),
         "reduce-scatter": scatter,
         "all-gather": gather,
         "send/recv": pass_on,

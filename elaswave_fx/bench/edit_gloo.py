@@ -22,12 +22,12 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elaswave_fx.bench.processes import PLENTY_S, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes
 from elaswave_fx.bench.views import Checks, Group, Views
 from elaswave_fx.launch.channel import Channel
 
 WAYS = ("full", "partial")
-_TIMEOUT = timedelta(seconds=PLENTY_S)
+_TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ def _rank_body(rank: int, views: Views, victim: int, way: str, port: int) -> Cal
         after = views.less(victim)
         checks = Checks(rank, after.of(rank) if rank != victim else ())
         channel.send("ready")
-        channel.receive(PLENTY_S)  # the victim hears nothing
+        channel.receive(TEST_TIMEOUT_S)  # the victim hears nothing
         delivered = time.monotonic()
         if way == "full":
             affected = _full(store, after, rank, checks)
         else:
             affected = _partial(groups, views, after, rank, checks)
         channel.send("done", delivered=delivered, affected=affected, done=time.monotonic())
-        channel.receive(PLENTY_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from elaswave_fx import _native
 from elaswave_fx.bench.edit_own import check_all, groups_of, host_of, stand
-from elaswave_fx.bench.processes import PLENTY_S, Processes, meet
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, meet
 from elaswave_fx.bench.views import Checks, Group, Views
 from elaswave_fx.launch.channel import Channel
 
@@ -75,7 +75,7 @@ def _registrar_body(listener: socket.socket, ranks: int, page: Path) -> Callable
             poll.register(number, select.EPOLLIN)
         for turn in range(WARM_ROUNDS + 1):
             _one_turn(links, poll, page, awaited=ranks if turn < WARM_ROUNDS else ranks - 1)
-        channel.receive(PLENTY_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 
@@ -113,7 +113,7 @@ def _rank_body(rank: int, views: Views, victim: int, port: int) -> Callable[[Cha
             delivered, _ = stand(rank, world, victim)
             answered = _course(registrar, endpoint, after, checks, WARM_ROUNDS + 1)
             channel.send("done", delivered=delivered, answered=answered, done=time.monotonic())
-        channel.receive(PLENTY_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 

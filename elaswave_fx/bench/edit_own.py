@@ -21,15 +21,15 @@ from typing import Any
 import msgspec
 
 from elaswave_fx import _native
-from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes, meet
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, meet
 from elaswave_fx.bench.views import Checks, Group, Views, summand
-from elaswave_fx.control.agent import Agent, Go, Holdings, Progress
-from elaswave_fx.control.file_store import FileStore
-from elaswave_fx.control.planning import Held, Planned
-from elaswave_fx.control.service import CoordinatorSpec, Service, plan_path
-from elaswave_fx.control.store import Register
+from elaswave_fx.control.agent.agent import Agent, Go, Holdings, Progress
+from elaswave_fx.control.coordinator.plan_cache import Held, Planned
+from elaswave_fx.control.coordinator.service import CoordinatorSpec, Service, plan_path
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import SEED, Activation, Assignment, BoxId, Copy, Term
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message
-from elaswave_fx.control.words import SEED, Activation, Assignment, BoxId, Copy, Term
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -99,7 +99,7 @@ def lose_own(ranks: int, depth: int, victim: int) -> Edit:
         processes.hear(names, "ready")
         time.sleep(HEARD_S)
         processes.kill(names[victim])
-        select.select([processes[names[victim]].pidfd], [], [], PLENTY_S)
+        select.select([processes[names[victim]].pidfd], [], [], TEST_TIMEOUT_S)
         processes.tell(["coordinator"], "exited", rank=victim)
         laps = processes.hear(survivors, "done")
         processes.tell(["coordinator"], "counts")
@@ -148,7 +148,7 @@ def _coordinate(address: ControlAddress, folder: Path, channel: Channel) -> None
 def _coordinator_says(processes: Processes) -> dict[str, Any]:
     """When it knew, decided and had the epoch in the store; what it counted."""
     said: dict[str, Any] = {}
-    end = time.monotonic() + PLENTY_S
+    end = time.monotonic() + TEST_TIMEOUT_S
     while "counts" not in said and time.monotonic() < end:
         message = processes["coordinator"].channel.receive(1.0)
         if message is None:
@@ -178,7 +178,7 @@ def _rank_body(
         meet(endpoint, channel, host_of)
         agent = Agent(
             Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None),
-            lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(PLENTY_S),
+            lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(TEST_TIMEOUT_S),
         )  # fmt: skip
         agent.start()
         groups = groups_of(endpoint, views.of(rank), int(first.epoch))
@@ -198,7 +198,7 @@ def host_of(rank: int) -> str:
 
 
 def _wait(channel: Channel) -> Any:
-    message = channel.receive(PLENTY_S)
+    message = channel.receive(TEST_TIMEOUT_S)
     return message.fields if message is not None else {}
 
 
@@ -230,7 +230,7 @@ def _survive(
 def stand(rank: int, world: Any, victim: int) -> tuple[float, CommError]:
     """In an all-reduce that `victim` never enters: when it was left, and why."""
     try:
-        world.all_reduce(summand(rank), PLENTY_S)
+        world.all_reduce(summand(rank), TEST_TIMEOUT_S)
     except CommError as error:
         return time.monotonic(), error
     raise ValueError(f"rank {rank}: an all-reduce went through without rank {victim}")
@@ -244,7 +244,7 @@ def groups_of(endpoint: Any, views: Iterable[Group], epoch: int) -> list[Any]:
 def check_all(checks: Checks, groups: Iterable[Any]) -> None:
     """A checked all-reduce on each."""
     for group in groups:
-        checks(tuple(group.ranks), lambda data, group=group: group.all_reduce(data, PLENTY_S))
+        checks(tuple(group.ranks), lambda data, group=group: group.all_reduce(data, TEST_TIMEOUT_S))
 
 
 def _holdings(rank: int, first: Activation) -> Holdings:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, compare
+from elaswave_fx.build.unit_sequence import Chain
 from elaswave_fx.models.gpt import Block
 from elaswave_fx.program.capture import capture
-from elaswave_fx.runtime.chain import Chain
 from passes.lower import lower
 from passes.pipeline import back_passes, front_passes, run_passes
 

@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.bench.processes import PLENTY_S, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes
 from elaswave_fx.bench.workload import Workload
-from elaswave_fx.config import Config
-from elaswave_fx.control.file_store import FileStore
-from elaswave_fx.control.planning import Planner
-from elaswave_fx.control.service import CoordinatorSpec, plan_path, run_coordinator
-from elaswave_fx.control.store import Register
+from elaswave_fx.build.builder import build_job
+from elaswave_fx.config.types import Config
+from elaswave_fx.control.coordinator.plan_cache import Planner
+from elaswave_fx.control.coordinator.service import CoordinatorSpec, plan_path, run_coordinator
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import SEED, Activation, Stamp, Term, Version
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress
-from elaswave_fx.control.words import SEED, Activation, Stamp, Term, Version
+from elaswave_fx.devices import make_device
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.launch.job import BuildResult, WorkerContext
+from elaswave_fx.optim.optimizer import GROUPS
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch
-from elaswave_fx.runtime.build import build_job
-from elaswave_fx.runtime.devices import make_device
-from elaswave_fx.runtime.optimizer import GROUPS
-from elaswave_fx.runtime.worker import Worker, certificate_of, set_up
+from elaswave_fx.worker.worker import Worker, certificate_of, set_up
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ def _rank_body(
         )  # fmt: skip
         if not variant.guarded:
             worker.agent.close(finished=False)
-        worker.group.barrier(PLENTY_S)
+        worker.group.barrier(TEST_TIMEOUT_S)
         found = _measure(worker, variant, config.steps - 2, warm_up)
         channel.send("measured", **found, forked=forked, peak=device.memory_peak_bytes())
-        worker.group.barrier(PLENTY_S)
-        channel.receive(PLENTY_S)
+        worker.group.barrier(TEST_TIMEOUT_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 
@@ -195,13 +195,13 @@ def _measure(worker: Worker, variant: Variant, steps: int, warm_up: int) -> dict
     lap = time.perf_counter()
     for step in range(steps):
         if step == warm_up:
-            worker.engine.native.sync(PLENTY_S)
+            worker.engine.native.sync(TEST_TIMEOUT_S)
             before = _counts(worker)
         losses.append(_step(worker, variant, step))
         now = time.perf_counter()
         seconds.append(now - lap)
         lap = now
-    worker.engine.native.sync(PLENTY_S)
+    worker.engine.native.sync(TEST_TIMEOUT_S)
     counted = {what: count - before[what] for what, count in _counts(worker).items()}
     return {"seconds": seconds[warm_up:], "losses": losses, **counted}
 
@@ -217,11 +217,11 @@ def _counts(worker: Worker) -> dict[str, float]:
 def _step(worker: Worker, variant: Variant, step: int) -> float:
     """What a worker does for one step that goes well; the mean loss."""
     assert worker.feed is not None
-    fed = worker.feed.take(step)
+    fed = worker.feed.next_batch(step)
     lr = worker.config.optimizer.lr * worker.schedule(step)
     hyper = [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
     result: dict[str, Any] = worker.engine.native.step(
-        step, fed.inputs, hyper, worker.config.clip_norm, PLENTY_S, content=fed.content
+        step, fed.inputs, hyper, worker.config.clip_norm, TEST_TIMEOUT_S, content=fed.content
     )
     worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
     if variant.guarded:

@@ -23,16 +23,16 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from elaswave_fx.bench.edit_gloo import on_loopback, start_store
-from elaswave_fx.bench.processes import PLENTY_S, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes
 from elaswave_fx.bench.workload import Workload
-from elaswave_fx.config import Config
+from elaswave_fx.build.builder import make_model
+from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum
-from elaswave_fx.runtime.build import make_model
 
-_TIMEOUT = timedelta(seconds=PLENTY_S)
+_TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _stage_body(workload: Workload, stage: int, port: int, steps: int, warm_up: 
         dist.init_process_group("gloo", store=store, rank=stage, world_size=workload.stages, timeout=_TIMEOUT)
         seconds, cpu_s, losses = _train(workload, stage, warm_up + steps)
         channel.send("measured", seconds=seconds[warm_up:], cpu_s=sum(cpu_s[warm_up:]), losses=losses)
-        channel.receive(PLENTY_S)
+        channel.receive(TEST_TIMEOUT_S)
 
     return body
 

@@ -21,7 +21,7 @@ from typing import Any
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.process import Child, end_children, fork_child
 
-PLENTY_S = 120.0
+TEST_TIMEOUT_S = 120.0
 """Far more than anything takes on a busy machine."""
 
 
@@ -84,14 +84,14 @@ class Processes:
         return at_s
 
     def _hear(self, name: str, kind: str) -> Mapping[str, Any]:
-        end = time.monotonic() + PLENTY_S
+        end = time.monotonic() + TEST_TIMEOUT_S
         while True:
             try:
                 message = self._children[name].channel.receive(max(0.0, end - time.monotonic()))
             except ChannelClosed as error:
                 raise self._failed(name, f"ended before it said {kind}") from error
             if message is None:
-                raise self._failed(name, f"did not say {kind} within {PLENTY_S:g} s")
+                raise self._failed(name, f"did not say {kind} within {TEST_TIMEOUT_S:g} s")
             if message.kind == "error":
                 raise self._failed(name, f"failed: {message.fields['message']}")
             if message.kind == kind:
@@ -104,9 +104,9 @@ class Processes:
 def meet(endpoint: Any, channel: Channel, host_of: Callable[[int], str]) -> None:
     """In a rank: link its endpoint with those of all others, once they have been introduced."""
     channel.send("port", port=endpoint.port)
-    message = channel.receive(PLENTY_S)
+    message = channel.receive(TEST_TIMEOUT_S)
     assert message is not None, "nobody introduced the ranks"
     ports = enumerate(message.fields["ports"])
     endpoint.connect(
-        {rank: ("127.0.0.1", port, host_of(rank)) for rank, port in ports if rank != endpoint.rank}, PLENTY_S
+        {rank: ("127.0.0.1", port, host_of(rank)) for rank, port in ports if rank != endpoint.rank}, TEST_TIMEOUT_S
     )

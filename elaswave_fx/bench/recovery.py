@@ -35,7 +35,7 @@ SWEEP = (
 """A replica's heartbeats are 100 ms apart: below three of them, living ranks are taken for dead on a busy machine."""
 
 WANTED_OF_DEFAULTS, WANTED_OF_BEST = 1 / 0.05, 1 / 0.5
-FEW = 5
+EXTRA_REPEATS = 5
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
@@ -58,7 +58,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             peers[lighthouse].append(_try_peer(workload, lighthouse, victim, phase, progress))
         if turn % 2 == 1:
             own.append(runs.lose(victim, phase))
-    others = _other_blows(workload, runs, _best(own, peers), draw, min(FEW, repeats), progress)
+    others = _other_blows(workload, runs, _best(own, peers), draw, min(EXTRA_REPEATS, repeats), progress)
     return Outcome(recovery_entries(own, peers), (*_notes(workload, own, peers), *others))
 
 

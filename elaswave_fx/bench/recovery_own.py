@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.bench.links import cut_links
-from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes
 from elaswave_fx.bench.torch_job import NORMAL_STEPS
 from elaswave_fx.bench.workload import Workload
-from elaswave_fx.hydra_app import Job
+from elaswave_fx.config.compose import Job
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.train import train
 
@@ -136,7 +136,7 @@ class _Lines:
 
 
 def _until(processes: Processes, happened: Any) -> None:
-    end = time.monotonic() + PLENTY_S
+    end = time.monotonic() + TEST_TIMEOUT_S
     while not happened():
         if time.monotonic() > end or processes["train"].channel.closed:
             raise BenchFailed(f"bench: the run did not get on\n{processes['train'].log.read_text()[-2000:]}")
@@ -149,5 +149,5 @@ def _end(processes: Processes, stopped: int | None) -> None:
         os.kill(stopped, signal.SIGKILL)
     child = processes["train"]
     child.signal(signal.SIGTERM)
-    if not select.select([child.pidfd], [], [], PLENTY_S)[0]:
+    if not select.select([child.pidfd], [], [], TEST_TIMEOUT_S)[0]:
         raise BenchFailed(f"bench: the run did not end\n{child.log.read_text()[-2000:]}")

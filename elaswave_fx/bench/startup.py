@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from elaswave_fx.bench.own_job import Program, Resident, Variant
-from elaswave_fx.bench.processes import PLENTY_S, BenchFailed
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95
 from elaswave_fx.bench.workload import MEMORY, Workload, tiny
 from elaswave_fx.plan.memory import Memory, tile_memory
@@ -87,9 +87,9 @@ def start(folder: Path, name: str, overrides: Sequence[str]) -> Start:
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         try:
-            said, first = _listen(process, metrics, began + PLENTY_S)
+            said, first = _listen(process, metrics, began + TEST_TIMEOUT_S)
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=PLENTY_S)
+            process.communicate(timeout=TEST_TIMEOUT_S)
         finally:
             process.kill()
             process.wait()

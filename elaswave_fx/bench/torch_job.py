@@ -26,12 +26,12 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 from elaswave_fx.bench.edit_gloo import on_loopback, start_store
-from elaswave_fx.bench.processes import PLENTY_S, BenchFailed, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
 
-_TIMEOUT = timedelta(seconds=PLENTY_S)
+_TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 GLOO_TIMEOUT = timedelta(seconds=5)
 """Of TorchFT's process group, as in its train_ddp.py; the class's own default is 60 s. With the lighthouse's default
 join timeout, ranks whose neighbours are alive notice a loss by it alone."""
@@ -163,7 +163,7 @@ def _measure(step: Callable[[int], None], steps: int, warm_up: int, channel: Cha
         step(number)
         seconds.append(time.perf_counter() - start)
     channel.send("measured", seconds=seconds[warm_up:])
-    channel.receive(PLENTY_S)
+    channel.receive(TEST_TIMEOUT_S)
 
 
 def _ddp_body(workload: Workload, rank: int, port: int, steps: int, warm_up: int) -> Callable[[Channel], None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from elaswave_fx.config import Config, load_config
+from elaswave_fx.config.types import Config, load_config
 from elaswave_fx.models.gpt import GPT
 
 LINK_GBIT_S = 10.0

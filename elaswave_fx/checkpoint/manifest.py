@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.checkpoint.folder import MANIFEST
-from elaswave_fx.config import Config
+from elaswave_fx.config.schema import show
+from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.schema import show
 
 FORMAT = 1
 _READ_BYTES = 4 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from elaswave_fx.control.words import Assignment, BoxId, BoxPlan
+from elaswave_fx.control.protocol.types import Assignment, BoxId, BoxPlan
 from elaswave_fx.plan.plan import Plan
 
 

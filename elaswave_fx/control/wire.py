@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from elaswave_fx.control.messages import Ack, Activate, Beat, Ended, Over, Prepare, Prepared
+from elaswave_fx.control.protocol.messages import Ack, Activate, Ended, Heartbeat, Over, Prepare, Prepared
 from elaswave_fx.errors import CommError
 
-Message = Beat | Prepared | Ended | Ack | Prepare | Activate | Over
+Message = Heartbeat | Prepared | Ended | Ack | Prepare | Activate | Over
 """All that travels between a rank and the coordinator."""
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -33,7 +33,7 @@ RECONNECT_MS, RECONNECT_MS_MAX = 20, 500
 """The first and the longest wait between attempts to reach a coordinator that is away."""
 
 _DECODERS = {
-    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Beat, Prepared, Ended, Ack, Prepare, Activate, Over)
+    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Heartbeat, Prepared, Ended, Ack, Prepare, Activate, Over)
 }
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -193,4 +193,4 @@ def _open(frames: list[bytes], token: bytes) -> Message | None:
 def _sender(message: Message) -> int | None:
     if isinstance(message, Prepared):
         return message.report.rank
-    return message.rank if isinstance(message, Beat | Ended) else None
+    return message.rank if isinstance(message, Heartbeat | Ended) else None

@@ -9,8 +9,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from elaswave_fx.config.schema import nearest, show
 from elaswave_fx.errors import DataError
-from elaswave_fx.schema import nearest, show
 
 # Installed packages are no part of the standard library, and its tests are half of its text and little like the rest.
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from elaswave_fx.config import DataConfig
+from elaswave_fx.config.schema import hint, show
+from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor
 from elaswave_fx.errors import DataError
-from elaswave_fx.schema import hint, show
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 

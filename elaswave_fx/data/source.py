@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elaswave_fx.config import Config
+from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.types import Config
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
@@ -21,7 +22,6 @@ from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from elaswave_fx.data.tokens import ArrayTokens, TokenDataset
 from elaswave_fx.errors import DataError
-from elaswave_fx.targets import instantiate
 
 
 @dataclass(frozen=True)

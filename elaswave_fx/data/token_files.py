@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from elaswave_fx.config.schema import show
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.tokens import ArrayTokens, JoinedTokens, PiecedTokens, TokenStream
 from elaswave_fx.errors import DataError
-from elaswave_fx.schema import show
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elaswave_fx.config import TokenizerConfig
+from elaswave_fx.config.types import TokenizerConfig
 from elaswave_fx.data.cached import cached_text, digest
 
 END = 0

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.control.service import SUPERSEDED, CoordinatorSpec, run_coordinator
+from elaswave_fx.control.coordinator.service import SUPERSEDED, CoordinatorSpec, run_coordinator
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.failure import describe_exit
 from elaswave_fx.launch.process import Child, end_children, fork_child, outlive_parent

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.control.planning import Planning
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.coordinator.plan_cache import Planning
+from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.control.wire import ControlAddress
-from elaswave_fx.control.words import Activation
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
-from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.observe.metrics import StepReport
 

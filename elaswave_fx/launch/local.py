@@ -17,13 +17,13 @@ import select
 import sys
 from collections.abc import Callable
 
-from elaswave_fx.control.file_store import FileStore, read_lines
-from elaswave_fx.control.job_file import JobFile
-from elaswave_fx.control.ledger import covers_once, standing
-from elaswave_fx.control.planning import Planner
-from elaswave_fx.control.service import CoordinatorSpec
-from elaswave_fx.control.store import Register
-from elaswave_fx.control.words import Activation, Assignment, Stamp, Term, Version
+from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.control.coordinator.plan_cache import Planner
+from elaswave_fx.control.coordinator.service import CoordinatorSpec
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
+from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.ledger import covers_once, standing
 from elaswave_fx.launch.channel import Channel, Message
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message

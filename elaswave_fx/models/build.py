@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from elaswave_fx.config import ModelConfig
+from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.resnet import ResNet
 from elaswave_fx.models.sizes import DataSizes
 from elaswave_fx.models.two_tower import TwoTower
-from elaswave_fx.targets import instantiate
 
 
 def build_model(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from elaswave_fx.config.schema import nearest
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
-from elaswave_fx.schema import nearest
 
 # In the order in which the default is chosen: the first auto-class that knows the type, of an encoder and decoder both.
 TASKS: Mapping[str, str] = {

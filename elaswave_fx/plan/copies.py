@@ -88,7 +88,7 @@ def kept_elements(boxes: Sequence[PlannedBox]) -> Counter[Rank]:
 
 
 @dataclass(frozen=True)
-class Keepers:
+class CopySources:
     """What boxes are handed out by: the alive ranks, who reads which bucket, who has a copy now, copies wanted.
 
     `have[i]`: ranks with a copy of box i, ascending, at least one.
@@ -101,19 +101,19 @@ class Keepers:
     copies: int
 
 
-def hand_over(boxes: Sequence[PlannedBox], by: Keepers) -> tuple[PlannedBox, ...]:
+def reassign_boxes(boxes: Sequence[PlannedBox], by: CopySources) -> tuple[PlannedBox, ...]:
     """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching`).
 
     An owner stays if it lives and reads the bucket, or if nobody who reads it has a copy. While somebody is catching,
     all who have a copy keep it; otherwise those beyond the wanted number are dropped.
     """
-    return _HandOver(boxes, by).result()
+    return _Reassignment(boxes, by).result()
 
 
-class _HandOver:
+class _Reassignment:
     """Greedy, in order of boxes: whoever keeps least so far, of that owner or at all, gets the next."""
 
-    def __init__(self, boxes: Sequence[PlannedBox], by: Keepers) -> None:
+    def __init__(self, boxes: Sequence[PlannedBox], by: CopySources) -> None:
         self._boxes = boxes
         self._by = by
         self._host = {m.rank: m.host for m in by.topology.members}

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import Keepers, bucket_group, hand_over
+from elaswave_fx.plan.copies import CopySources, bucket_group, reassign_boxes
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
 from elaswave_fx.plan.describe import listed, number_ranges, rank_words
 from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan, PlannedBox, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
-from elaswave_fx.plan.retile import SMALLER, Shape, keep_units, new_shapes, order_by_units
+from elaswave_fx.plan.resplit_samples import SMALLER, Shape, keep_units, new_shapes, order_by_units
 from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 
@@ -47,7 +47,7 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
     raise PlanError(_too_few(plan, topology))
 
 
-def park(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:
+def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:
     """The last plan of a job that cannot go on: nobody computes, every box has an owner that can save it."""
     topology = _next_topology(plan, members)
     have = _copies_now(plan, topology.ranks, copies)
@@ -73,7 +73,7 @@ def park(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Pla
 def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
     """Whether `replan` with the same members would change an owner or drop a holder that is not needed any more."""
     have = _copies_now(plan, plan.ranks, copies)
-    boxes = hand_over(plan.boxes, Keepers(plan.topology, plan.workload, plan.groups, have, count))
+    boxes = reassign_boxes(plan.boxes, CopySources(plan.topology, plan.workload, plan.groups, have, count))
     return any(
         new.owner != old.owner or not set(old.holders) <= {*new.holders, new.owner}
         for old, new in zip(plan.boxes, boxes, strict=True)
@@ -153,7 +153,7 @@ class _Search:
         """The plan of these tiles, None if it does not fit."""
         workload = self._plan.workload
         groups = {bucket.name: bucket_group(bucket, tiles) for bucket in workload.buckets}
-        boxes = hand_over(self._plan.boxes, Keepers(self._topology, workload, groups, self._have, copies))
+        boxes = reassign_boxes(self._plan.boxes, CopySources(self._topology, workload, groups, self._have, copies))
         plan = make_plan(self._topology, workload, tiles, "", boxes=boxes)
         return plan if fits_memory(plan) else None
 

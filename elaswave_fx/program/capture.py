@@ -27,7 +27,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.agreement import check_against_eager
+from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
 from elaswave_fx.program.ir import (
     ParamSpec,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from elaswave_fx.control import rank_state
-from elaswave_fx.control.decide import Decide, Replan, Verdict, decide
-from elaswave_fx.control.rank_state import RankState
-from elaswave_fx.control.step_commit import RULES, Rules
-from elaswave_fx.control.store import Register
-from elaswave_fx.control.words import BoxPlan, Report
+from elaswave_fx.control.protocol import rank_state
+from elaswave_fx.control.protocol.decide import Decide, Replan, Verdict, decide
+from elaswave_fx.control.protocol.rank_state import RankState
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.step_commit import RULES, Rules
+from elaswave_fx.control.protocol.types import BoxPlan, Report
 from elaswave_fx.plan.topology import Epoch, Rank
 
 

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from elaswave_fx.control.messages import Action, Committed, Compute, Load, Params, Prepared, Send, Update, VoteCast
-from elaswave_fx.control.rank_state import RankState
-from elaswave_fx.control.store import Register
-from elaswave_fx.control.words import (
+from elaswave_fx.control.protocol.messages import (
+    Action,
+    Committed,
+    Compute,
+    Load,
+    Params,
+    Prepared,
+    Send,
+    Update,
+    VoteCast,
+)
+from elaswave_fx.control.protocol.rank_state import RankState
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import (
     SEED,
     BoxId,
     BoxPlan,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elaswave_fx.control.store import Register
-from elaswave_fx.control.words import Assignment, BoxId, BoxPlan
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import Assignment, BoxId, BoxPlan
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Rank

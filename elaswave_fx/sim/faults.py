@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from elaswave_fx.control.messages import (
+from elaswave_fx.control.protocol.messages import (
     Abort,
     Activate,
-    Beat,
     Gradient,
+    Heartbeat,
     Params,
     Prepare,
     Prepared,
@@ -23,12 +23,12 @@ from elaswave_fx.control.messages import (
     Shard,
     VoteCast,
 )
-from elaswave_fx.control.store import StoreReply
+from elaswave_fx.control.protocol.register import StoreReply
 from elaswave_fx.plan.topology import Rank
 
 STEP_EVENTS: tuple[type, ...] = (Gradient, RecordOf, VoteCast, Params, Ran)
 RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, Shard)
-COORDINATOR_EVENTS: tuple[type, ...] = (Beat, Prepared, StoreReply)
+COORDINATOR_EVENTS: tuple[type, ...] = (Heartbeat, Prepared, StoreReply)
 
 RANK_KINDS = ("crash", "crash", "crash", "host", "pause", "hang", "cut", "split", "corrupt", "no_store", "stall")
 COORDINATOR_KINDS = ("coordinator_crash", "coordinator_pause", "coordinator_cut")

@@ -14,8 +14,9 @@ from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
-from elaswave_fx.control import membership, step_commit
-from elaswave_fx.control.messages import (
+from elaswave_fx.control.protocol import coordinator as membership
+from elaswave_fx.control.protocol import step_commit
+from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Action,
     Activate,
@@ -33,9 +34,9 @@ from elaswave_fx.control.messages import (
     Tick,
     Update,
 )
-from elaswave_fx.control.rank_state import Deadlines, RankState
-from elaswave_fx.control.store import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.words import SEED, Activation, BoxId, Certificate, Stamp, Term
+from elaswave_fx.control.protocol.rank_state import Deadlines, RankState
+from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
+from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.bugs import SOUND, Protocol
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
@@ -43,8 +44,8 @@ from elaswave_fx.sim.cluster import first_assignment, replan, unbalanced
 from elaswave_fx.sim.faults import Fault, Moment, draw
 from elaswave_fx.sim.outcome import MARKS, Excused, Outcome
 
-BEAT_S = 0.02
-PATIENCE = membership.Patience(
+HEARTBEAT_S = 0.02
+TIMEOUTS = membership.Timeouts(
     silent_s=0.09, accused_s=0.04, stalled_s=0.15, resend_s=0.03, spread_s=0.01, mend_s=0.03, ack_s=0.05
 )
 DEADLINES = Deadlines(paused_s=0.06, lease_s=0.2)
@@ -126,14 +127,14 @@ class World:
 
     def _start_rank(self, rank: Rank) -> None:
         self.processes[rank] = Process(RankState(rank, DEADLINES, store_seen_s=self.now, tick_s=self.now))
-        self._push(self.now + BEAT_S * self.random.random() / 4, rank, Tick(), rank)
+        self._push(self.now + HEARTBEAT_S * self.random.random() / 4, rank, Tick(), rank)
 
     def _start_coordinator(self) -> None:
         self.coordinator = Rank(self.coordinator - 1)
-        state, actions = membership.start(PATIENCE, replan, self.now, self.protocol.decide, unbalanced)
+        state, actions = membership.start(TIMEOUTS, replan, self.now, self.protocol.decide, unbalanced)
         self.processes[self.coordinator] = Process(state)
         self._perform(self.coordinator, actions)
-        self._push(self.now + BEAT_S, self.coordinator, Tick(), self.coordinator)
+        self._push(self.now + HEARTBEAT_S, self.coordinator, Tick(), self.coordinator)
         for rank, process in self.processes.items():
             if rank >= 0 and not process.alive:
                 self._push(self.now + 0.002, self.coordinator, Exited(rank), STORE)
@@ -210,7 +211,7 @@ class World:
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(target)} <- {_name(sender)}: {event}")
         if kind is Tick:
-            self._push(self.now + BEAT_S, target, event, target)
+            self._push(self.now + HEARTBEAT_S, target, event, target)
         if target < 0:
             process.state, actions = membership.step(process.state, event, self.now)  # type: ignore[arg-type]
             if process.state.phase == membership.RETIRED:

@@ -20,7 +20,7 @@ struct Known {
   std::array<std::size_t, kOutputs> outputs;
 };
 
-// AdamW of elaswave_fx/runtime/optimizer.py. Arrays: 0 parameter, 1 gradient, 2 and 3 the moments. Numbers: 4 scale of
+// AdamW of elaswave_fx/optim/optimizer.py. Arrays: 0 parameter, 1 gradient, 2 and 3 the moments. Numbers: 4 scale of
 // the gradient, 5 what decay keeps, 6 step size, 7 root of the second moment's correction; 10, 12, 14, 19 constants.
 constexpr Known<13, 3> kAdamW = {4,
                                  {{

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elaswave_fx.build.builder import build, plan_of
 from elaswave_fx.checkpoint.folder import MANIFEST, complete, keep_newest, partial_path, publish, sweep
 from elaswave_fx.checkpoint.layout import owned_pieces
 from elaswave_fx.checkpoint.manifest import (
@@ -22,10 +23,9 @@ from elaswave_fx.checkpoint.manifest import (
     write_manifest,
 )
 from elaswave_fx.checkpoint.start import Start, find_start
-from elaswave_fx.config import load_config
+from elaswave_fx.config.types import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.runtime.build import build, plan_of
 from tests.runs import small_config
 
 CONFIG = load_config(["steps=20", "global_batch=8"])

@@ -16,9 +16,9 @@ import torch
 
 from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
-from elaswave_fx.config import Config
+from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.runtime.loop import Training
+from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
 
 EVERY = ("checkpoint.every=4", "checkpoint.keep=2")

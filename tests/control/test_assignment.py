@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from elaswave_fx.control.assignment import assignment_of, plan_hash
-from elaswave_fx.control.words import BoxPlan
+from elaswave_fx.control.protocol.types import BoxPlan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.topology import Rank, local_topology

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.decide import GoOn, Wait, decide, sinks, unreachable
-from elaswave_fx.control.store import Absent, Register, Swap, swap
-from elaswave_fx.control.words import (
+from elaswave_fx.control.protocol.decide import Blocked, Proceed, decide, unreachable, wait_graph_sinks
+from elaswave_fx.control.protocol.register import Absent, Register, Swap, swap
+from elaswave_fx.control.protocol.types import (
     Activation,
     BoxId,
     Certificate,
@@ -50,7 +50,7 @@ def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
     return found
 
 
-def keepers(box: int) -> set[int]:
+def replica_ranks(box: int) -> set[int]:
     plan = register().activation.assignment.boxes[box]
     return {plan.owner, *plan.holders}
 
@@ -58,14 +58,14 @@ def keepers(box: int) -> set[int]:
 def test_all_votes_among_the_survivors_roll_forward() -> None:
     known = reports(0, 1, votes=(0, 1)) | reports(2, votes=(2, 3))
     verdict = decide(register(), known, NOBODY, replan)
-    assert isinstance(verdict, GoOn)
+    assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == IN_FLIGHT and verdict.activation.previous == BASE
     assert verdict.lines == (Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4))),)
 
 
 def test_a_missing_vote_drops_the_step_even_with_all_records() -> None:
     verdict = decide(register(), reports(0, 1, 2, votes=(0, 1, 2)), NOBODY, replan)
-    assert isinstance(verdict, GoOn)
+    assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == BASE and not verdict.lines and not verdict.activation.rollback
 
 
@@ -74,64 +74,64 @@ def test_a_commit_known_to_one_survivor_is_kept() -> None:
     line = Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4)))
     known[Rank(1)] = replace(known[Rank(1)], committed=IN_FLIGHT, certificates=(line,))
     verdict = decide(register(), known, NOBODY, replan)
-    assert isinstance(verdict, GoOn) and verdict.activation.resume == IN_FLIGHT
+    assert isinstance(verdict, Proceed) and verdict.activation.resume == IN_FLIGHT
 
 
 def test_votes_of_an_older_epoch_prove_nothing() -> None:
     old = tuple(Vote(Stamp(Version(7), Epoch(2)), Rank(r), Span(0, 1), Span(0, 3)) for r in range(4))
     known = {rank: replace(report, votes=old) for rank, report in reports(0, 1, 2).items()}
     verdict = decide(register(), known, NOBODY, replan)
-    assert isinstance(verdict, GoOn) and verdict.activation.resume == BASE
+    assert isinstance(verdict, Proceed) and verdict.activation.resume == BASE
 
 
 def test_owners_are_made_of_ranks_with_a_copy() -> None:
     verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), replan)
-    assert isinstance(verdict, GoOn)
+    assert isinstance(verdict, Proceed)
     for plan in verdict.activation.assignment.boxes:
-        assert plan.owner in keepers(plan.box)
-        assert not set(plan.catching) & keepers(plan.box)
+        assert plan.owner in replica_ranks(plan.box)
+        assert not set(plan.catching) & replica_ranks(plan.box)
 
 
 def without_box(box: int) -> dict[Rank, Report]:
-    return reports(*(r for r in range(4) if r not in keepers(box)))
+    return reports(*(r for r in range(4) if r not in replica_ranks(box)))
 
 
 def test_the_last_copies_are_waited_for_while_their_holders_may_live() -> None:
     verdict = decide(register(), without_box(0), NOBODY, replan)
-    assert isinstance(verdict, Wait)
-    assert BoxId(0) in verdict.boxes and set(verdict.blockers) == keepers(0)
+    assert isinstance(verdict, Blocked)
+    assert BoxId(0) in verdict.boxes and set(verdict.blockers) == replica_ranks(0)
 
 
 def test_a_box_that_is_gone_rolls_back_to_the_checkpoint() -> None:
-    verdict = decide(register(), without_box(0), frozenset(map(Rank, keepers(0))), replan)
-    assert isinstance(verdict, GoOn)
+    verdict = decide(register(), without_box(0), frozenset(map(Rank, replica_ranks(0))), replan)
+    assert isinstance(verdict, Proceed)
     assert verdict.activation.rollback and verdict.activation.resume == CHECKPOINT
     assert "rolled back to version 3" in verdict.reason
 
 
 def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:
     verdict = decide(register(), without_box(0), NOBODY, replan, allow_rollback=True)
-    assert isinstance(verdict, GoOn) and verdict.activation.rollback
+    assert isinstance(verdict, Proceed) and verdict.activation.rollback
 
 
 def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() -> None:
     joiner = Rank(9)
     boxes = {plan.box: Copy(BASE, 1) for plan in register().activation.assignment.boxes}
     known = {joiner: Report(joiner, Epoch(2), BASE, boxes, {}, (), (), NOBODY)}
-    assert isinstance(decide(register(), known, frozenset({Rank(0)}), replan), Wait)
+    assert isinstance(decide(register(), known, frozenset({Rank(0)}), replan), Blocked)
     verdict = decide(register(), known, frozenset(map(Rank, range(4))), replan)
-    assert isinstance(verdict, GoOn)
+    assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == BASE and "all members of epoch 3 are gone" in verdict.reason
 
 
 def test_a_rank_left_out_is_remembered_while_its_copies_are_current() -> None:
     verdict = decide(register(), reports(0, 1, 2), NOBODY, replan)
-    assert isinstance(verdict, GoOn)
+    assert isinstance(verdict, Proceed)
     (absent,) = verdict.absent
     assert absent.rank == 3 and absent.version == BASE.version
     later = replace(register(), absent=(Absent(Rank(8), frozenset({BoxId(0)}), Version(5)),))
     verdict = decide(later, reports(0, 1, 2, 3), NOBODY, replan)
-    assert isinstance(verdict, GoOn) and verdict.absent == ()
+    assert isinstance(verdict, Proceed) and verdict.absent == ()
 
 
 def cut(*pairs: tuple[int, int]) -> dict[Rank, Report]:
@@ -162,7 +162,7 @@ def test_the_sink_of_the_wait_for_graph_is_suspected(
     waits: dict[int, int | None], stalled: set[int], blamed: set[int]
 ) -> None:
     graph = {Rank(r): None if w is None else Rank(w) for r, w in waits.items()}
-    assert sinks(graph, frozenset(map(Rank, stalled))) == blamed
+    assert wait_graph_sinks(graph, frozenset(map(Rank, stalled))) == blamed
 
 
 def test_a_swap_needs_the_key_and_may_be_repeated() -> None:

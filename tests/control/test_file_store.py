@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.control import file_store
-from elaswave_fx.control.file_store import FileStore, read_lines
-from elaswave_fx.control.ledger import Payload, covers_once
-from elaswave_fx.control.store import Absent, Register, Swap
-from elaswave_fx.control.words import (
+from elaswave_fx.control.protocol.register import Absent, Register, Swap
+from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
     BoxId,
@@ -24,6 +21,9 @@ from elaswave_fx.control.words import (
     Version,
     Vote,
 )
+from elaswave_fx.control.store import file_store
+from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.ledger import Payload, covers_once
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elaswave_fx.control.ledger import covers_once
+from elaswave_fx.control.store.ledger import covers_once
 from elaswave_fx.sim.cluster import BATCH
 from tests.control.toy_job import UNITS, ToyJob, value_at
 
@@ -147,7 +147,8 @@ def test_a_store_out_of_reach_delays_the_next_epoch(tmp_path: Path) -> None:
 
 def test_the_service_needs_no_torch() -> None:
     code = (
-        "import sys, elaswave_fx.control.service, elaswave_fx.control.planning, elaswave_fx.coordinator; "
+        "import sys, elaswave_fx.control.coordinator.service, elaswave_fx.control.coordinator.plan_cache; "
+        "import elaswave_fx.coordinator; "
         "from elaswave_fx.control import assignment; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

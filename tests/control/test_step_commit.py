@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.messages import (
+from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Abort,
     Ack,
     Action,
     Activate,
-    Beat,
     Committed,
     Compute,
     Fetch,
     Gradient,
+    Heartbeat,
     LinkDown,
     Load,
     Params,
@@ -30,9 +30,9 @@ from elaswave_fx.control.messages import (
     Update,
     VoteCast,
 )
-from elaswave_fx.control.rank_state import COMPUTE, GATHER, REDUCE, STOPPED, VOTED, Deadlines, RankState
-from elaswave_fx.control.step_commit import Event, step
-from elaswave_fx.control.words import (
+from elaswave_fx.control.protocol.rank_state import COMPUTE, GATHER, REDUCE, STOPPED, VOTED, Deadlines, RankState
+from elaswave_fx.control.protocol.step_commit import Event, step
+from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
     Assignment,
@@ -303,8 +303,8 @@ def test_an_excluded_rank_stops_and_asks_to_join_with_its_copies(news: Ack | Sto
     copies = rank.state.copies
     rank.feed(news)
     assert rank.state.joining and rank.state.phase == STOPPED and rank.state.copies == copies
-    (beat,) = [a.message for a in rank.feed(Tick()) if isinstance(a, Send) and isinstance(a.message, Beat)]
-    assert beat.joining
+    (heartbeat,) = [a.message for a in rank.feed(Tick()) if isinstance(a, Send) and isinstance(a.message, Heartbeat)]
+    assert heartbeat.joining
 
 
 def test_a_new_holder_catches_up_from_a_base_and_the_records_since() -> None:

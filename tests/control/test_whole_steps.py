@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.messages import (
+from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Abort,
     Ack,
@@ -17,9 +17,9 @@ from elaswave_fx.control.messages import (
     Send,
     Tick,
 )
-from elaswave_fx.control.rank_state import STOPPED, Deadlines, Holdings, RankState, install
-from elaswave_fx.control.step_commit import commit_whole, control, left, step
-from elaswave_fx.control.words import SEED, Ballot, Certificate, Report, Stamp, Term, Version, Vote
+from elaswave_fx.control.protocol.rank_state import STOPPED, Deadlines, Holdings, RankState, install
+from elaswave_fx.control.protocol.step_commit import commit_whole, control, left, step
+from elaswave_fx.control.protocol.types import SEED, Ballot, Certificate, Report, Stamp, Term, Version, Vote
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.test_step_commit import FIRST, ME, PEER, Driver, activate, vote_of
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from elaswave_fx.control.messages import Activate, Beat, Ended, Over, Prepare, Prepared
-from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message, RankSocket, decode, encode
-from elaswave_fx.control.words import (
+from elaswave_fx.control.protocol.messages import Activate, Ended, Heartbeat, Over, Prepare, Prepared
+from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
     Ballot,
@@ -27,6 +26,7 @@ from elaswave_fx.control.words import (
     Version,
     Vote,
 )
+from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message, RankSocket, decode, encode
 from elaswave_fx.errors import CommError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -40,7 +40,7 @@ REPORT = Report(
     Rank(1), Epoch(2), STAMP, {BoxId(3): Copy(STAMP, 2**64 - 1)}, {BoxId(3): (RECORD,)}, (VOTE,), (CERTIFICATE,),
     frozenset({Rank(2)}),
 )  # fmt: skip
-BEAT = Beat(Rank(1), Epoch(2), Version(7), "FORWARD 3", Rank(0), None, False, True, (CERTIFICATE,))
+BEAT = Heartbeat(Rank(1), Epoch(2), Version(7), "FORWARD 3", Rank(0), None, False, True, (CERTIFICATE,))
 MESSAGES: list[Message] = [
     BEAT,
     Prepared(Ballot(Term(1), 2), REPORT),

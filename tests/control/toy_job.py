@@ -25,14 +25,11 @@ from typing import Any
 
 import msgspec
 
-from elaswave_fx.control.agent import Agent, Excluded, Go, Holdings, Progress
-from elaswave_fx.control.file_store import FileStore, read_lines
-from elaswave_fx.control.ledger import STOP_WANTED, Payload
-from elaswave_fx.control.planning import Held, Planned
-from elaswave_fx.control.service import CoordinatorSpec, plan_path, run_coordinator
-from elaswave_fx.control.store import Register
-from elaswave_fx.control.wire import ControlAddress
-from elaswave_fx.control.words import (
+from elaswave_fx.control.agent.agent import Agent, Excluded, Go, Holdings, Progress
+from elaswave_fx.control.coordinator.plan_cache import Held, Planned
+from elaswave_fx.control.coordinator.service import CoordinatorSpec, plan_path, run_coordinator
+from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
     Assignment,
@@ -45,6 +42,9 @@ from elaswave_fx.control.words import (
     Version,
     Vote,
 )
+from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
+from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.plan.topology import Epoch, Rank

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elaswave_fx.config import Config, load_config
+from elaswave_fx.build.builder import build, make_model
+from elaswave_fx.config.types import Config, load_config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Span
@@ -22,7 +23,6 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Column, columns
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.runtime.build import build, make_model
 from passes.assign_stages import make_workload
 from tests.e2e.test_training import run_with_plan
 from tests.reference import ReferenceRun, relative_difference

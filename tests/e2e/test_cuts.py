@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.config import Config
+from elaswave_fx.config.types import Config
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan

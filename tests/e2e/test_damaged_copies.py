@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elaswave_fx.runtime.loop import Training
+from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
 
 WORDS = ("parallel.dp=2", "parallel.pp=2", "steps=10")

@@ -11,7 +11,7 @@ import pytest
 from elaswave_fx.checkpoint.folder import complete, sweep
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan import replan
-from elaswave_fx.runtime import checkpoints
+from elaswave_fx.worker import checkpoints
 from tests.runs import run_job, small_config
 
 WHY = "replan: does not fit into the memory of 3 ranks; the smallest number that would do is 4"

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.control.words import Certificate
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.errors import ConfigError, DataError, Excluded, PeerLost, PlanError
 from elaswave_fx.launch.channel import ChannelClosed
-from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
 from elaswave_fx.launch.local import launch
 from elaswave_fx.observe.metrics import StepReport

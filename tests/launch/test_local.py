@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from elaswave_fx.control import file_store
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
 from elaswave_fx.launch import local
-from elaswave_fx.launch.faults import Fault
 from elaswave_fx.launch.local import launch
 from tests.launch.fake_job import broken_builder, job, refusing_builder
 

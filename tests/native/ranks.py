@@ -16,7 +16,7 @@ import torch
 
 from elaswave_fx import _native
 
-PLENTY_S = 60.0
+TEST_TIMEOUT_S = 60.0
 """Far more than anything takes."""
 
 
@@ -44,7 +44,7 @@ class Ranks:
             torch.set_num_threads(1)
             endpoint = _native.Endpoint(rank, "token", host_id="host", allow_shm=allow_shm)
             pipe.send(endpoint.port)
-            endpoint.connect({r: ("127.0.0.1", port, "host") for r, port in enumerate(pipe.recv())}, PLENTY_S)
+            endpoint.connect({r: ("127.0.0.1", port, "host") for r, port in enumerate(pipe.recv())}, TEST_TIMEOUT_S)
             buffer = io.BytesIO()
             torch.save(body(rank, endpoint, pipe), buffer)
             pipe.send_bytes(buffer.getvalue())

@@ -17,7 +17,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, DeadlineExceeded, PeerLost
 
-PLENTY_S = 60.0
+TEST_TIMEOUT_S = 60.0
 """Far more than anything takes."""
 
 Body = Callable[[_native.Endpoint, Connection], None]
@@ -27,7 +27,7 @@ def _member(rank: int, allow_shm: bool, to_parent: Connection, body: Body) -> No
     endpoint = _native.Endpoint(rank, "token", host_id="host", allow_shm=allow_shm)
     to_parent.send(endpoint.port)
     ports = to_parent.recv()
-    endpoint.connect({r: ("127.0.0.1", port, "host") for r, port in enumerate(ports)}, PLENTY_S)
+    endpoint.connect({r: ("127.0.0.1", port, "host") for r, port in enumerate(ports)}, TEST_TIMEOUT_S)
     body(endpoint, to_parent)
     endpoint.close()
 
@@ -72,9 +72,9 @@ class Ranks:
 def pair() -> Iterator[tuple[_native.Endpoint, _native.Endpoint]]:
     endpoints = [_native.Endpoint(rank, "token") for rank in (0, 1)]
     table = {e.rank: ("127.0.0.1", e.port, "") for e in endpoints}
-    dialer = threading.Thread(target=endpoints[1].connect, args=(table, PLENTY_S))
+    dialer = threading.Thread(target=endpoints[1].connect, args=(table, TEST_TIMEOUT_S))
     dialer.start()
-    endpoints[0].connect(table, PLENTY_S)
+    endpoints[0].connect(table, TEST_TIMEOUT_S)
     dialer.join()
     yield endpoints[0], endpoints[1]
     for endpoint in endpoints:
@@ -88,33 +88,33 @@ def test_processes_exchange_tensors(allow_shm: bool) -> None:
         assert endpoint.link_kind(other) == ("shm" if allow_shm else "tcp")
         got = torch.zeros(100_000)
         receive = endpoint.recv(other, 7, got)
-        endpoint.wait([endpoint.send(other, 7, torch.full((100_000,), float(rank))), receive], PLENTY_S)
+        endpoint.wait([endpoint.send(other, 7, torch.full((100_000,), float(rank))), receive], TEST_TIMEOUT_S)
         assert bool((got == other).all())
 
         word = bytearray(5)
         receive = endpoint.recv(other, 8, word)
-        endpoint.wait([endpoint.send(other, 8, b"hello"), receive], PLENTY_S)
+        endpoint.wait([endpoint.send(other, 8, b"hello"), receive], TEST_TIMEOUT_S)
         assert word == b"hello"
 
         group = _native.Group(endpoint, 1, [0, 1])
         data = torch.arange(10, dtype=torch.float64) + rank
-        group.all_reduce(data, PLENTY_S)
+        group.all_reduce(data, TEST_TIMEOUT_S)
         assert data.tolist() == [2.0 * i + 1 for i in range(10)]
         own = torch.zeros(7 if rank == 0 else 3, dtype=torch.float64)
-        group.reduce_scatter(data, [(0, 7), (7, 10)], own, PLENTY_S)
+        group.reduce_scatter(data, [(0, 7), (7, 10)], own, TEST_TIMEOUT_S)
         assert torch.equal(own, 2 * data[:7] if rank == 0 else 2 * data[7:])
         whole = torch.zeros(10, dtype=torch.float64)
         whole[:7] = own if rank == 0 else 0
         whole[7:] = own if rank == 1 else 0
-        group.all_gather(whole, [(0, 7), (7, 10)], PLENTY_S)
+        group.all_gather(whole, [(0, 7), (7, 10)], TEST_TIMEOUT_S)
         assert torch.equal(whole, 2 * data)
-        group.broadcast(1, data.fill_(rank), PLENTY_S)
+        group.broadcast(1, data.fill_(rank), TEST_TIMEOUT_S)
         assert bool((data == 1).all())
         target = torch.zeros(2)
         pieces = [(0, 3, target[rank : rank + 1]), (1, 3, target[1 - rank : 2 - rank])]
-        group.route([(m, 3, torch.tensor([float(10 * rank + m)])) for m in (0, 1)], pieces, PLENTY_S)
+        group.route([(m, 3, torch.tensor([float(10 * rank + m)])) for m in (0, 1)], pieces, TEST_TIMEOUT_S)
         assert sorted(target.tolist()) == [float(rank), 10.0 + rank]
-        group.barrier(PLENTY_S)
+        group.barrier(TEST_TIMEOUT_S)
 
     ranks = Ranks(2, allow_shm, body)
     try:
@@ -128,7 +128,7 @@ def test_a_killed_process_is_a_lost_peer(allow_shm: bool) -> None:
     def body(endpoint: _native.Endpoint, to_parent: Connection) -> None:
         to_parent.send("up")
         try:
-            endpoint.wait(endpoint.recv(1 - endpoint.rank, 1, torch.zeros(1000)), PLENTY_S)
+            endpoint.wait(endpoint.recv(1 - endpoint.rank, 1, torch.zeros(1000)), TEST_TIMEOUT_S)
         except PeerLost as lost:
             to_parent.send((lost.rank, str(lost)))
 
@@ -153,11 +153,11 @@ def test_errors_are_ours(pair: tuple[_native.Endpoint, _native.Endpoint]) -> Non
         _native.Endpoint(2, "token", port=one.port)
     stranger = _native.Endpoint(2, "guess")
     with pytest.raises(CommError, match="wrong token"):
-        stranger.connect({0: ("127.0.0.1", zero.port, "")}, PLENTY_S)
+        stranger.connect({0: ("127.0.0.1", zero.port, "")}, TEST_TIMEOUT_S)
     stranger.close()
     zero.abort("enough")
     with pytest.raises(CommError, match="aborted: enough"):
-        zero.wait(zero.send(1, 1, torch.zeros(1)), PLENTY_S)
+        zero.wait(zero.send(1, 1, torch.zeros(1)), TEST_TIMEOUT_S)
 
 
 def test_buffers_that_cannot_be_used_are_refused(pair: tuple[_native.Endpoint, _native.Endpoint]) -> None:
@@ -170,9 +170,9 @@ def test_buffers_that_cannot_be_used_are_refused(pair: tuple[_native.Endpoint, _
         zero.recv(1, 1, b"read only")
     group = _native.Group(zero, 1, [0, 1])
     with pytest.raises(TypeError, match="not of Half"):
-        group.all_reduce(torch.zeros(4, dtype=torch.float16), PLENTY_S)
+        group.all_reduce(torch.zeros(4, dtype=torch.float16), TEST_TIMEOUT_S)
     with pytest.raises(ValueError, match=r"interval \[2, 9\) ends behind the 8 elements"):
-        group.all_gather(torch.zeros(8), [(0, 2), (2, 9)], PLENTY_S)
+        group.all_gather(torch.zeros(8), [(0, 2), (2, 9)], TEST_TIMEOUT_S)
 
 
 def test_a_wait_lets_other_threads_run(pair: tuple[_native.Endpoint, _native.Endpoint]) -> None:
@@ -183,11 +183,11 @@ def test_a_wait_lets_other_threads_run(pair: tuple[_native.Endpoint, _native.End
     def wait() -> None:
         receive = zero.recv(1, 1, got)
         entered.set()
-        zero.wait(receive, PLENTY_S)
+        zero.wait(receive, TEST_TIMEOUT_S)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    assert entered.wait(PLENTY_S)
-    one.wait(one.send(0, 1, torch.ones(3)), PLENTY_S)
-    waiter.join(PLENTY_S)
+    assert entered.wait(TEST_TIMEOUT_S)
+    one.wait(one.send(0, 1, torch.ones(3)), TEST_TIMEOUT_S)
+    waiter.join(TEST_TIMEOUT_S)
     assert got.tolist() == [1.0, 1.0, 1.0]

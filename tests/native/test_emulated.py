@@ -16,7 +16,7 @@ from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
     BATCH,
-    PLENTY_S,
+    TEST_TIMEOUT_S,
     TILINGS,
     WIDTH,
     Model,
@@ -114,7 +114,7 @@ def test_evaluation_waits_too(model: Model, started: Callable[..., Ranks]) -> No
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = emulated_engine(model, tiling, rank, endpoint)
-        return engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+        return engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
 
     for result in started(2, body).results():
         assert (result["loss"], result["count"]) == (BATCH, BATCH)
@@ -143,7 +143,7 @@ def test_folds_get_zeros_of_every_granule(model: Model) -> None:
         **units[0],
     )  # fmt: skip
     engine.set_schedule(train_list(tiling, 0), eval_list(tiling, 0), [(0, 4), (4, 8)], 0)
-    engine.step(0, batch(0), [[0.05]], None, PLENTY_S)
+    engine.step(0, batch(0), [[0.05]], None, TEST_TIMEOUT_S)
     assert torch.equal(engine.buffer("mean"), torch.full((WIDTH,), 0.25))
 
 

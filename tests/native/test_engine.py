@@ -18,8 +18,8 @@ from tests.native.tiny import (
     BATCH,
     BUCKETS,
     LR,
-    PLENTY_S,
     SEED,
+    TEST_TIMEOUT_S,
     TILINGS,
     WIDTH,
     Model,
@@ -103,7 +103,7 @@ def test_callers_tensors_stay_as_they_are(model: Model) -> None:
     inputs = {name: tensor.requires_grad_() for name, tensor in batch(0).items()}
     master, _ = engine.base(0)
     before = master.clone()
-    engine.step(0, inputs, [[LR]], None, PLENTY_S)
+    engine.step(0, inputs, [[LR]], None, TEST_TIMEOUT_S)
     assert torch.equal(master, before)
     assert not torch.equal(engine.base(0)[0], before)
     assert torch.equal(inputs["x"], batch(0)["x"])
@@ -114,7 +114,7 @@ def test_a_working_copy_in_bfloat16(model: Model) -> None:
     taken = []
     for step in range(3):
         inputs = {name: tensor.bfloat16() for name, tensor in batch(step).items()}
-        taken.append(engine.step(step, inputs, [[LR]], 0.5, PLENTY_S))
+        taken.append(engine.step(step, inputs, [[LR]], 0.5, TEST_TIMEOUT_S))
     expected = reference(3)
     assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=0.05)
     for number, (name, tensor) in enumerate(expected.params.items()):
@@ -129,9 +129,9 @@ def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks])
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
-        first = engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+        first = engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
         taken = train(engine, tiling[rank], 2)
-        second = engine.evaluate(1, tile_inputs(tiling[rank], 1), PLENTY_S)
+        second = engine.evaluate(1, tile_inputs(tiling[rank], 1), TEST_TIMEOUT_S)
         return taken, owned(engine, tiling, rank), first, second
 
     results = started(len(tiling), body).results()
@@ -156,9 +156,9 @@ def test_a_gradient_that_is_not_finite_updates_nobody(
         if rank == 1:
             inputs["y"] = inputs["y"].clone()
             inputs["y"][0, 0] = poison
-        result = engine.step(0, inputs, [[LR]], 1.0, PLENTY_S)
+        result = engine.step(0, inputs, [[LR]], 1.0, TEST_TIMEOUT_S)
         same = all(torch.equal(tensor, before[name]) for name, tensor in owned(engine, tiling, rank).items())
-        return result, same, engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 1.0, PLENTY_S)
+        return result, same, engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 1.0, TEST_TIMEOUT_S)
 
     for result, same, after in started(2, body).results():
         assert (result["finite"], result["updated"], result["version"]) == (False, False, 1)
@@ -179,12 +179,12 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
         for number, box in enumerate(even_boxes(tiling)):
             if box.owner == rank:
                 fresh.set_base(number, *engine.base(number))
-        fresh.refresh_work(everybody(tiling), PLENTY_S)
-        engine.sync(PLENTY_S)
+        fresh.refresh_work(everybody(tiling), TEST_TIMEOUT_S)
+        engine.sync(TEST_TIMEOUT_S)
         equal = all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
         for each in (engine, fresh):
-            each.step(2, tile_inputs(tile, 2), [[LR]], 0.5, PLENTY_S)
-            each.sync(PLENTY_S)
+            each.step(2, tile_inputs(tile, 2), [[LR]], 0.5, TEST_TIMEOUT_S)
+            each.sync(TEST_TIMEOUT_S)
         return equal and all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
 
     assert started(2, body).results() == [True, True]
@@ -222,7 +222,7 @@ def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Calla
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = fold_engine(model, tiling, rank, endpoint)
         for step in range(2):
-            engine.step(step, tile_inputs(tiling[rank], step), [[LR]], None, PLENTY_S)
+            engine.step(step, tile_inputs(tiling[rank], step), [[LR]], None, TEST_TIMEOUT_S)
         return engine.buffer("mean"), engine.buffer("number")
 
     results = started(3, body).results()
@@ -239,7 +239,7 @@ def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Calla
 def test_micro_batches_of_folds_are_granules(model: Model) -> None:
     engine = fold_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, None)
     with pytest.raises(ExecError, match="granule at sample 2 was not produced; micro-batches must be single granules"):
-        engine.step(0, batch(0), [[LR]], None, PLENTY_S)
+        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
 
 
 # --- Keys and values without a sample axis.
@@ -262,7 +262,7 @@ def test_keys_belong_to_samples_and_steps() -> None:
         )  # fmt: skip
         steps = [("FORWARD", 4, mb) for mb in range(len(micro_batches))]
         engine.set_schedule([*steps, ("VOTE",)], [], micro_batches, 0)
-        result = engine.step(5, {"x": torch.zeros(BATCH)}, [], None, PLENTY_S)
+        result = engine.step(5, {"x": torch.zeros(BATCH)}, [], None, TEST_TIMEOUT_S)
         parts = [ops.sample_keys(SEED, 5 * BATCH + lo, hi - lo, 4).sum() for lo, hi in micro_batches]
         once = ops.sample_keys(SEED, 5, 1, 4 | 0x80000000).sum()
         assert result["loss"] == sum(float(part) for part in parts)
@@ -323,7 +323,7 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
             unit=rank, forward=ids[f"{rank}.forward"], backward=ids[f"{rank}.backward"], evaluate=-1, **shape
         )
         engine.set_schedule(lists[rank], [], [(0, 8)] if rank == 0 else cuts, 0)
-        engine.step(0, {"x": x} if rank else {}, [[]], None, PLENTY_S)
+        engine.step(0, {"x": x} if rank else {}, [[]], None, TEST_TIMEOUT_S)
         return engine.base(0)[0] if rank == 0 else None
 
     gradient = started(2, body).results()[0]

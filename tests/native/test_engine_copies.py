@@ -19,7 +19,7 @@ from tests.native.tiny import (
     ALONE,
     BUCKETS,
     LR,
-    PLENTY_S,
+    TEST_TIMEOUT_S,
     TILINGS,
     Box,
     Model,
@@ -124,8 +124,8 @@ def test_holders_that_read_a_bucket_make_their_parameters(
             before = endpoint.bytes_sent
             for step in range(steps):
                 inputs = {name: tensor.to(work_dtype) for name, tensor in tile_inputs(PAIR[rank], step).items()}
-                engine.step(step, inputs, [[LR]], 0.5, PLENTY_S)
-            engine.sync(PLENTY_S)
+                engine.step(step, inputs, [[LR]], 0.5, TEST_TIMEOUT_S)
+            engine.sync(TEST_TIMEOUT_S)
             sent.append(endpoint.bytes_sent - before)
         return sent, engine.copied_bytes, works(engine)
 
@@ -149,7 +149,7 @@ def test_a_holder_without_a_base_cannot_begin_a_step(model: Model, started: Call
         engine.assign_box(1, 1, [0])
         engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0)
         with pytest.raises(ExecError, match="its holder has no base of it, and none is on its way"):
-            engine.step(0, tile_inputs(PAIR[rank], 0), [[LR]], 0.5, PLENTY_S)
+            engine.step(0, tile_inputs(PAIR[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S)
         return engine.version
 
     assert started(2, body).results()[0] == 0
@@ -166,7 +166,7 @@ def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., R
         taken = train(engine, PAIR[rank], 3)
         held = [number for number, box in enumerate(boxes) if box.owner != rank]
         missing = engine.catching
-        taken.append(engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, PLENTY_S))
+        taken.append(engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, TEST_TIMEOUT_S))
         return [r["loss"] for r in taken], missing == held, endpoint.bytes_sent - before
 
     for losses, on_the_way, _ in started(2, body).results():
@@ -183,17 +183,17 @@ def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, st
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         engine.set_record_type(dtype)
         taken = train(engine, PAIR[rank], 2)
-        engine.sync(PLENTY_S)
+        engine.sync(TEST_TIMEOUT_S)
         if rank == 1:
             pipe.recv()
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.send("synced")
         with pytest.raises(PeerLost):
-            engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, PLENTY_S)
+            engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
         assert (engine.pending, engine.version) == (False, 2)
         endpoint.advance(1)
         take_over(engine)
-        taken += [engine.step(step, tile_inputs(ALONE[0], step), [[LR]], 0.5, PLENTY_S) for step in (2, 3)]
+        taken += [engine.step(step, tile_inputs(ALONE[0], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in (2, 3)]
         return [r["loss"] for r in taken]
 
     def take_over(engine: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         taken = train(engine, PAIR[rank], 1)
-        engine.sync(PLENTY_S)
+        engine.sync(TEST_TIMEOUT_S)
         for number, box in enumerate(boxes):
             engine.assign_box(number, box.owner, [1 - box.owner])
         engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0 if rank == 0 else 5)
@@ -251,7 +251,9 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         for number, box in enumerate(boxes):
             if box.owner == rank:
                 engine.send_base(number, 1 - rank)
-        taken += [engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S) for step in range(1, 11)]
+        taken += [
+            engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in range(1, 11)
+        ]
         caught = engine.catching
         sent = [sent_in(engine, endpoint, rank, 11, taken)]
         for number, box in enumerate(boxes):
@@ -261,10 +263,10 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         return [r["loss"] for r in taken], before, caught, sent, kept(engine, boxes), works(engine)
 
     def sent_in(engine: Any, endpoint: Any, rank: int, step: int, taken: list[Any]) -> int:
-        engine.sync(PLENTY_S)
+        engine.sync(TEST_TIMEOUT_S)
         before = endpoint.bytes_sent
-        taken.append(engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S))
-        engine.sync(PLENTY_S)
+        taken.append(engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S))
+        engine.sync(TEST_TIMEOUT_S)
         return endpoint.bytes_sent - before
 
     results = started(2, body).results()
@@ -290,7 +292,7 @@ def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: C
             master, state = engine.base(held)
             engine.set_base(held, master + 1e-6, state)
         with pytest.raises((CopyDiffers, CommError)) as caught:
-            engine.step(1, tile_inputs(PAIR[rank], 1), [[LR]], 0.5, PLENTY_S)
+            engine.step(1, tile_inputs(PAIR[rank], 1), [[LR]], 0.5, TEST_TIMEOUT_S)
         kind = type(caught.value).__name__
         return kind, engine.version, len(kept(engine, boxes)), engine.stale_buckets, str(caught.value)
 
@@ -319,7 +321,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
         before = digests(engine)
         fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
         with pytest.raises(CommError):
-            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S, fault=fault)
+            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S, fault=fault)
         assert engine.pending and engine.version == 0 and digests(engine) == before
         came = engine.votes
         with pytest.raises(ExecError, match="the vote of rank 2 is missing"):
@@ -361,14 +363,14 @@ def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
     def whole(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make(rank, endpoint)
         votes = train(engine, tiling[rank], 1)[0]["votes"]
-        engine.sync(PLENTY_S)
+        engine.sync(TEST_TIMEOUT_S)
         return votes, engine.bucket_work("unit1") if rank == 1 else None
 
     def left(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make(rank, endpoint)
         fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
         with pytest.raises(CommError):
-            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S, fault=fault)
+            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S, fault=fault)
         engine.commit_pending(votes)
         return engine.stale_buckets, engine.bucket_work("unit1") if rank == 1 else None
 
@@ -396,14 +398,14 @@ def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
         if rank == 1:
             silent = [step for step in train_list(PAIR, 1) if step[0] != "GATHER"]
             engine.set_schedule(silent, [], list(PAIR[1].micro_batches), 5)
-        engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, PLENTY_S)
+        engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
         if rank == 1:
             pipe.send("committed")
             pipe.recv()
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.send("committed")
         with pytest.raises(PeerLost):
-            engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, PLENTY_S)
+            engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, TEST_TIMEOUT_S)
         found = kept(engine, boxes)
         masters = {
             name: torch.cat([found[n][1][0] for n, b in enumerate(boxes) if b.bucket == name]) for name in BUCKETS
@@ -421,9 +423,9 @@ def test_everybody_stops_after_the_step_in_which_one_wants_to(model: Model, star
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint)
         return [
-            engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, PLENTY_S, stop_wanted=rank == step == 1)[
-                "stop"
-            ]
+            engine.step(
+                step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S, stop_wanted=rank == step == 1
+            )["stop"]
             for step in range(3)
         ]
 

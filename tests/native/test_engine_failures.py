@@ -22,8 +22,8 @@ from tests.native.tiny import (
     BATCH,
     BUCKETS,
     LR,
-    PLENTY_S,
     SEED,
+    TEST_TIMEOUT_S,
     TILINGS,
     WIDTH,
     Box,
@@ -70,14 +70,14 @@ def test_a_peer_that_dies_leaves_the_last_committed_state(
     def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
         train(engine, tiling[rank], 2)
-        engine.sync(PLENTY_S)
+        engine.sync(TEST_TIMEOUT_S)
         if rank == 1:
             pipe.recv()  # both have synced
             os.kill(os.getpid(), signal.SIGKILL)
         before = snapshot(engine, even_boxes(tiling))
         pipe.send("synced")
         with pytest.raises(PeerLost) as caught:
-            engine.step(2, tile_inputs(tiling[rank], 2), [[LR]], 0.5, PLENTY_S)
+            engine.step(2, tile_inputs(tiling[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
         return (
             caught.value.rank,
             same(before, snapshot(engine, even_boxes(tiling))),
@@ -102,14 +102,14 @@ def test_a_step_that_was_given_up_can_be_run_again(model: Model, started: Callab
             begin = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 engine.step(1, tile_inputs(tiling[rank], 1), [[LR]], 0.5, 0.3)
-            assert time.monotonic() - begin < PLENTY_S / 2
+            assert time.monotonic() - begin < TEST_TIMEOUT_S / 2
             assert engine.version == 1
         pipe.send("given up")
         pipe.recv()
         endpoint.advance(1)
         pipe.send("advanced")
         pipe.recv()
-        taken += [engine.step(step, tile_inputs(tiling[rank], step), [[LR]], 0.5, PLENTY_S) for step in (1, 2)]
+        taken += [engine.step(step, tile_inputs(tiling[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in (1, 2)]
         return [r["loss"] for r in taken], engine.stale_buckets
 
     ranks = started(2, body)
@@ -133,7 +133,7 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
         if rank == 1:
             silent = [step for step in train_list(tiling, 1) if step[0] != "GATHER"]
             engine.set_schedule(silent, [], list(tiling[1].micro_batches), 5)
-        result = engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, PLENTY_S)
+        result = engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S)
         masters = {name: tensor.clone() for name, tensor in owned(engine, tiling, rank).items()}
         if rank == 1:
             pipe.send(result["version"])
@@ -141,15 +141,15 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.send(result["version"])
         with pytest.raises(PeerLost):
-            engine.sync(PLENTY_S)
+            engine.sync(TEST_TIMEOUT_S)
         endpoint.advance(1)
         kept = same(masters, owned(engine, tiling, rank))
         with pytest.raises(PeerLost):
-            engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+            engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
         engine.set_world([0])
         endpoint.advance(2)
         with pytest.raises(ExecError, match="its working copy is stale"):
-            engine.evaluate(0, tile_inputs(tiling[rank], 0), PLENTY_S)
+            engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
         return kept, engine.stale_buckets, engine.version
 
     ranks = started(2, body)
@@ -164,9 +164,9 @@ def test_a_failing_unit_leaves_the_engine_as_it_was(model: Model) -> None:
     before = snapshot(engine, even_boxes(ALONE))
     wrong = batch(1) | {"y": torch.randn(BATCH, WIDTH + 1)}
     with pytest.raises(ExecError, match=r"program 2\.forward, instruction \d+ \(aten::sub\.Tensor\): The size of"):
-        engine.step(1, wrong, [[LR]], 0.5, PLENTY_S)
+        engine.step(1, wrong, [[LR]], 0.5, TEST_TIMEOUT_S)
     assert same(before, snapshot(engine, even_boxes(ALONE)))
-    result = engine.step(1, batch(1), [[LR]], 0.5, PLENTY_S)
+    result = engine.step(1, batch(1), [[LR]], 0.5, TEST_TIMEOUT_S)
     assert result["loss"] == pytest.approx(reference(2).losses[1], rel=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_a_failing_unit_leaves_the_engine_as_it_was(model: Model) -> None:
 def test_steps_with_wrong_arguments(model: Model, inputs: Any, hyper: Any, message: str) -> None:
     engine = make_engine(model, ALONE, 0)
     with pytest.raises(ExecError, match=re.escape(message)):
-        engine.step(0, inputs, hyper, None, PLENTY_S)
+        engine.step(0, inputs, hyper, None, TEST_TIMEOUT_S)
 
 
 def test_a_deadline_that_has_passed(model: Model) -> None:
@@ -270,14 +270,14 @@ def test_declarations_come_before_the_schedule(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     engine.add_value("later", 0, torch.float32, [1], False)
     with pytest.raises(ExecError, match="set_schedule comes after the declarations and before steps"):
-        engine.step(0, batch(0), [[LR]], None, PLENTY_S)
+        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
 
 
 def test_transfers_need_an_endpoint(model: Model) -> None:
     tiling = TILINGS["pipeline"]
     engine = make_engine(model, tiling, 1)
     with pytest.raises(ExecError, match="a transfer with rank 0, but the engine was made without an endpoint"):
-        engine.step(0, tile_inputs(tiling[1], 0), [[LR]], None, PLENTY_S)
+        engine.step(0, tile_inputs(tiling[1], 0), [[LR]], None, TEST_TIMEOUT_S)
 
 
 def bucket(**changes: Any) -> dict[str, Any]:
@@ -383,7 +383,7 @@ def test_values_have_the_declared_shape(model: Model) -> None:
     engine.add_value("g", 0, "float64", [1, WIDTH], True)
     engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
     with pytest.raises(ExecError, match=r"value g: was produced as Float \[8, 6\], declared as Double \[8, 6\]"):
-        engine.step(0, batch(0), [[LR]], None, PLENTY_S)
+        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
 
 
 def test_a_world_contains_its_rank() -> None:
@@ -415,7 +415,7 @@ def test_boxes_of_others_cannot_be_loaded(model: Model) -> None:
 def test_an_engine_may_outlive_its_links(model: Model) -> None:
     endpoints = [_native.Endpoint(rank, "token") for rank in (0, 1)]
     for one, other in ((1, 0), (0, 1)):
-        endpoints[one].connect({other: ("127.0.0.1", endpoints[other].port, "")}, PLENTY_S)
+        endpoints[one].connect({other: ("127.0.0.1", endpoints[other].port, "")}, TEST_TIMEOUT_S)
     tiling = TILINGS["pipeline"]
     engine = make_engine(model, tiling, 0, endpoints[0])
     with pytest.raises(DeadlineExceeded):
@@ -423,6 +423,6 @@ def test_an_engine_may_outlive_its_links(model: Model) -> None:
     for endpoint in endpoints:
         endpoint.close()
     with pytest.raises(CommError):
-        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, PLENTY_S)
+        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, TEST_TIMEOUT_S)
     assert engine.version == 0
     del engine, endpoints

@@ -21,7 +21,7 @@ from passes.unit_program import lower_graph
 
 ops = torch.ops.elaswave
 WIDTH, BATCH, SEED = 6, 8, 42
-PLENTY_S = 60.0
+TEST_TIMEOUT_S = 60.0
 """Far more than anything takes."""
 LR, MOMENTUM = 0.05, 0.9
 P = 0.25
@@ -365,7 +365,7 @@ def tile_inputs(tile: Tile, step: int) -> dict[str, Tensor]:
 
 
 def train(engine: Any, tile: Tile, steps: int, clip: float | None = 0.5) -> list[dict[str, Any]]:
-    return [engine.step(step, tile_inputs(tile, step), [[LR]], clip, PLENTY_S) for step in range(steps)]
+    return [engine.step(step, tile_inputs(tile, step), [[LR]], clip, TEST_TIMEOUT_S) for step in range(steps)]
 
 
 def owned(engine: Any, tiling: Tiling, rank: int, boxes: Sequence[Box] | None = None) -> dict[str, Tensor]:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from elaswave_fx.build.unit_sequence import Chain
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import find_couplings, graph_input
 from elaswave_fx.program.ir import Program, ResultKind, Role, Source, placeholders, source_of
-from elaswave_fx.runtime.chain import Chain
 from passes.lower import lower
 from passes.pipeline import back_passes, front_passes, run_passes
 from passes.recompute import Derivative, Policy, Recompute

@@ -13,10 +13,10 @@ from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.layout_candidates import share_granules
 from elaswave_fx.plan.memory import MemoryTable, tile_memory
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_columns, plan_rows, plan_uniform
-from elaswave_fx.plan.shapes import share_granules
 from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, two_towers
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 ORDINARY = {"minimax", "clip"}
 # Our own model of that name: its file, and where users choose it.
 OWN = {"resnet"}
-OWN_PLACES = {"elaswave_fx/models/resnet.py", "elaswave_fx/models/build.py", "elaswave_fx/config_groups.py"}
+OWN_PLACES = {"elaswave_fx/models/resnet.py", "elaswave_fx/models/build.py", "elaswave_fx/config/groups.py"}
 
 
 def model_types() -> set[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elaswave_fx.config import load_config
-from elaswave_fx.runtime.build import program_key
+from elaswave_fx.build.builder import program_key
+from elaswave_fx.config.types import load_config
 from tests.passes.models import Classifier, vectors
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from tests.recovery.catalogue import everything
 from tests.recovery.references import References
+from tests.recovery.scenario_registry import everything
 from tests.recovery.scenarios import Scenario
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from elaswave_fx.bench.links import cut_links
 from elaswave_fx.plan.plan import Plan
-from tests.recovery import cases
-from tests.recovery.cases import Layout, Loss
+from tests.recovery import fault_matrix as cases
+from tests.recovery.fault_matrix import Layout, Loss
 from tests.recovery.harness import Finished, Job, await_true, finish, is_stopped, job_config
-from tests.recovery.promises import assert_survived
+from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
 
 Check = Callable[[Path, References], Finished]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.cases import LAYOUTS, PHASES, Loss, in_jobs, kind_of, pairwise, product, ranks_of
+from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, in_jobs, kind_of, pairwise, product, ranks_of
 from tests.recovery.references import References
 from tests.recovery.scenarios import inside
 

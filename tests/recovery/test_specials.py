@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.bench.links import CannotCut
-from tests.recovery.catalogue import specials
 from tests.recovery.references import References
+from tests.recovery.scenario_registry import specials
 from tests.recovery.scenarios import Scenario
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from elaswave_fx.control.messages import Prepared, VoteCast
+from elaswave_fx.control.protocol.messages import Prepared, VoteCast
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.__main__ import campaign, main

@@ -1,0 +1,253 @@
+"""The builder: a configuration in, an artifact and an initial state on disk out. Runs once per job, in the launcher's
+child; workers load what it wrote and never trace.
+
+    build(config, folder) -> Built(artifact=~/.cache/elaswave_fx/programs/3f.., state=RUN/.init/state.safetensors)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
+from elaswave_fx.config.types import Config
+from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.data.cached import cached_text, digest
+from elaswave_fx.data.dataset import Dataset
+from elaswave_fx.devices import make_device
+from elaswave_fx.devices.emulated import scaled_costs
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.job import BuildResult
+from elaswave_fx.models.build import build_model
+from elaswave_fx.optim import optimizer as optimizer_module
+from elaswave_fx.optim.learning_rate import make_schedule
+from elaswave_fx.optim.optimizer import make_optimizer, trace_update
+from elaswave_fx.plan.memory import per_parameter
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.program import artifact as artifact_module
+from elaswave_fx.program.artifact import FORMAT, Artifact
+from elaswave_fx.program.fingerprint import fingerprint
+from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
+from passes import assign_stages
+from passes.assign_stages import AssignStages, make_workload
+
+Batch = dict[str, torch.Tensor]
+Planner = Callable[[Config, Artifact], Plan]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where the artifact and the initial state lie; the data, opened; seconds that each part took."""
+
+    artifact: Path
+    state: Path | None
+    source: Source
+    seconds: dict[str, float]
+    cached: bool
+
+
+def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
+    """Build the model, capture and lower it unless the cache has its program, and write the initial state.
+
+    Args:
+        folder: where the state goes, and the artifact too when the cache is off; None: no state is wanted.
+        calibrate: measure every kind of unit, unless that was done before.
+
+    Raises:
+        ConfigError, CaptureError, DataError: one line for the user.
+    """
+    clock = _Clock()
+    source = open_source(config)
+    clock.lap("data")
+    model = make_model(config, source.dataset)
+    state = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        state = folder / "state.safetensors"
+        save_file(initial_state(model), state)
+    clock.lap("model")
+    batches = example_batches(config, source)
+    key = program_key(config, model, batches[0])
+    target = (config.cache.path / "programs" if config.cache.path else folder or Path(tempfile.mkdtemp())) / key
+    cached = (target / "artifact.json").is_file()
+    if not cached:
+        # Importing torch.export and the passes takes seconds, which a program from the cache spares.
+        from elaswave_fx.build.compile import compile_model
+
+        dump = Path(config.passes.dump) if config.passes.dump else None
+        artifact, constants = compile_model(config, model, batches, dump)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        artifact.save(target, constants)
+        clock.lap("capture and passes")
+    if calibrate and not (target / "costs.json").is_file():
+        from elaswave_fx.build.compile import measure
+
+        Artifact.save_costs(target, measure(config, model, target, batches[0]))
+        clock.lap("measuring")
+    return Built(target, state, source, clock.laps, cached)
+
+
+def update_program(config: Config) -> Mapping[str, Any]:
+    """The optimizer as a unit program, from the cache if it is one of ours: a user's may change under its name."""
+    optimizer = make_optimizer(config.optimizer)
+
+    def make() -> str:
+        from passes.unit_program import lower_graph
+
+        return json.dumps(lower_graph("update", trace_update(optimizer)))
+
+    folder = config.cache.path / "programs" if config.cache.path and config.optimizer.name != "target" else None
+    code = Path(optimizer_module.__file__).read_bytes()
+    return json.loads(
+        cached_text(folder, "update", digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
+    )
+
+
+def plan_of(config: Config, artifact: Artifact) -> Plan:
+    """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
+    parallel = config.parallel
+    memory = make_device(config.device).memory_total_bytes() // parallel.ranks
+    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
+    state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
+    if config.emulated.unit_ms is not None:
+        costs = make_workload(artifact, config.global_batch, state_tensors).units
+        artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
+    stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count)
+    return stages.apply(artifact, topology, config.global_batch, state_tensors)
+
+
+def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:
+    """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie.
+
+    Raises ConfigError when the checkpoint to start from is not one of this model and data.
+    """
+    make_schedule(config.schedule, config.steps)  # a user's schedule is refused here, not by the workers
+    built = build(config, run_dir / ".init", calibrate=True)
+    artifact = Artifact.load(built.artifact)
+    plan = planner(config, artifact)
+    eval_batches = built.source.eval_batches
+    if eval_batches and not artifact.evaluation_exact:
+        raise ConfigError(
+            f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
+            "running statistics explain; nearest valid: eval.every=0"
+        )
+    data = {
+        "artifact": str(built.artifact),
+        "state": str(built.state),
+        "update": update_program(config),
+        "eval_batches": eval_batches,
+    }
+    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
+    kinds = len({unit.kind for unit in artifact.units})
+    program = "program from the cache" if built.cached else "program captured"
+    return BuildResult(
+        plan=plan.to_json(),
+        units=len(artifact.units),
+        samples=config.global_batch,
+        data={**data, **_checkpoint_fields(config, run_dir, built, artifact, start)},
+        lines=(
+            f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            f"plan: {plan.reason}",
+            _memory_line(plan, config.copies.mode),
+            *start.lines,
+        ),
+    )
+
+
+def _memory_line(plan: Plan, mode: str) -> str:
+    parts = per_parameter(plan, mode)
+    words = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
+    return f"memory per parameter, all ranks: {sum(parts.values()):.1f} bytes on the host ({words}), none on a device"
+
+
+def _checkpoint_fields(
+    config: Config, run_dir: Path, built: Built, artifact: Artifact, start: Start
+) -> Mapping[str, Any]:
+    """What workers need for checkpoints, once the one to start from has been looked at."""
+    if start.path is None and checkpoint_folder(config, run_dir) is None:
+        return {}
+    assert built.state is not None, "a job has a state"
+    initial = InitialState(built.state)
+    contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), built.source)
+    check_start(start, contents, config)
+    return start_fields(start, contents)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self.last
+        self.last = now
+
+
+def make_model(config: Config, dataset: Dataset) -> nn.Module:
+    """The model with its fp32 initial weights, seeded."""
+    image_shape = None
+    sample = dataset.sample(0)
+    if "image" in sample and sample["image"].dim() == 3:
+        image_shape = tuple(sample["image"].shape)
+    return build_model(
+        config.model,
+        vocab_size=dataset.vocab_size,
+        seq_len=config.seq_len if "input_ids" in sample else None,
+        seed=config.seed,
+        image_shape=image_shape,  # type: ignore[arg-type]
+        classes=dataset.classes,
+        init_from=config.init_from,
+    )
+
+
+def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every logical parameter (fp32) and buffer by its first name."""
+    params = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}
+
+
+def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
+    """Two batches of different samples and sizes, whole granules both."""
+    granule = config.parallel.granule
+    first, second = 2 * max(granule, 1), 3 * max(granule, 1)
+    return (
+        load_batch(source.dataset, source.train, 0, first),
+        load_batch(source.dataset, source.train, first, second),
+    )
+
+
+def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
+    """What the program depends on: the model and the batch, options, versions, and the code that compiles."""
+    inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
+    options = [
+        config.precision, config.recompute, config.parallel.granule, config.optimizer.no_decay,
+        torch.__version__, platform.machine(), FORMAT,
+    ]  # fmt: skip
+    key = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())
+    key.update(_code_digest())
+    return key.hexdigest()[:24]
+
+
+@functools.cache
+def _code_digest() -> bytes:
+    # By a module's own file: an editable package's __path__ names the folder of the installation, not of the sources.
+    roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
+    code = hashlib.sha256()
+    for path in sorted(path for root in roots for path in root.glob("*.py")):
+        code.update(path.read_bytes())
+    return code.digest()

@@ -1,0 +1,105 @@
+"""A model to an artifact: captured, checked against eager, through every pass, lowered; and what its units cost.
+
+    compile_model(config, model, batches)   ->  (Artifact, constants)
+    measure(config, model, folder, batch)   ->  {"block": (0.001, 0.002), …} seconds per sample, forward and backward
+
+Apart from build.py, so that a program from the cache starts without torch.export and the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elaswave_fx.build.unit_sequence import Chain, measure_kinds
+from elaswave_fx.config.types import Config
+from elaswave_fx.devices import make_device
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.models.losses import check_output
+from elaswave_fx.optim.optimizer import GROUPS, group_of
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
+from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.coupling import find_couplings
+from elaswave_fx.program.ir import ParamSpec
+from elaswave_fx.program.operators import defining_modules
+from elaswave_fx.worker.engine import cast_inputs
+from passes.evaluate import evaluation_agrees
+from passes.lower import lower
+from passes.normalize import Normalize
+from passes.pipeline import back_passes, front_passes, run_passes
+
+State = Mapping[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+
+
+def compile_model(
+    config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
+) -> tuple[Artifact, State]:
+    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
+    _check_forward(model, batches[0])
+    _to_precision(model, config.precision)
+    batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
+    program = capture(model, batches, config.parallel.granule)
+    part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
+    check_gradients(model, Normalize().apply(program), part)
+    program, front = run_passes(program, front_passes(), dump)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {name: tensor.detach() for name, tensor in state.items()}
+    program = replace(program, batch_coupled=find_couplings(program, state, batches[0]))
+    program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
+    exact = evaluation_agrees(program, model, state, batches[0])
+    artifact = lower(program, _group_rule(config), exact)
+    artifact = replace(artifact, modules=defining_modules(artifact, model))
+    return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
+
+
+def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
+    """Seconds per sample of every kind of unit, in a process set up as a worker is."""
+    make_device(config.device).set_up(threads=1)
+    _to_precision(model, config.precision)
+    artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    chain = Chain(artifact, constants, lambda name: tensors[name].detach())
+    part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
+    return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
+
+
+def _check_forward(model: nn.Module, batch: Batch) -> None:
+    """Refuse a model that does not run on the data, or whose results are no loss sum and count."""
+    try:
+        with torch.no_grad():
+            output = model(**{name: tensor.clone() for name, tensor in batch.items()})
+    except TRACE_ERRORS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
+        raise CaptureError(
+            f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
+            f"{reason}; forward takes them by these names, samples first"
+        ) from error
+    check_output(output)
+
+
+def _group_rule(config: Config) -> Any:
+    def rule(name: str, spec: ParamSpec) -> int:
+        return GROUPS.index(group_of(len(spec.shape), config.optimizer.no_decay))
+
+    return rule
+
+
+def _to_precision(model: nn.Module, precision: str) -> None:
+    """Parameters compute in `precision`; buffers such as tables keep the dtype they were built with.
+
+    Eager batch normalization wants its statistics in the dtype of its weights; the program keeps them in fp32.
+    """
+    if precision != "bf16":
+        return
+    statistics = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
+        if tensor.dtype == torch.float32:
+            tensor.data = tensor.data.to(torch.bfloat16)

@@ -1,0 +1,272 @@
+"""The command line of `train` and `inspect`: Hydra as it is, with one clear line for every mistake.
+
+In: `sys.argv`, `conf/` (of the source tree, or inside an installed package), recipes. Out: the task is called with a
+`Job` whose configuration is already checked, and the process's exit code comes back.
+
+    def task(job: Job) -> int: ...
+    sys.exit(run_hydra(task))
+
+    $ python -m elaswave_fx.train stepz=3
+    error: stepz: unknown key; nearest valid key: steps          (exit code 2)
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from elaswave_fx.config.schema import hint, nearest_key
+from elaswave_fx.config.types import Config
+from elaswave_fx.errors import ConfigError, ElasWaveError
+
+# Groups that take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
+_TARGET_GROUPS = ("model", "data", "optimizer", "schedule")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as the user asked for it. `extra` holds the keys that only this command has (`inspect`: out, lose)."""
+
+    config: Config
+    run_dir: Path  # exists and is writable
+    extra: Mapping[str, Any]
+    overrides: tuple[str, ...]  # as typed, without Hydra's own
+
+
+def conf_dir() -> Path:
+    """The folder of Hydra's groups: beside the package in a source tree, inside it when installed."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"{package}: the package was installed without its conf folder; install it again")
+
+
+def compose(
+    overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), config_name: str = "config"
+) -> DictConfig:
+    """What the command line OVERRIDES composes to, for tests and tools. Raises `ConfigError`."""
+    prepared = prepare_overrides(overrides)
+    for folder in config_dirs:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir {folder}: no such folder")
+    if config_dirs:
+        prepared.append(f"hydra.searchpath=[{','.join(f'file://{Path(folder).resolve()}' for folder in config_dirs)}]")
+    with (
+        _fresh_hydra(),
+        _translated(overrides, config_name),
+        hydra.initialize_config_dir(str(conf_dir()), version_base=None),
+    ):
+        return hydra.compose(config_name, overrides=prepared)
+
+
+def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Sequence[str] = ()) -> int:
+    """Compose from `sys.argv`, check, and call `task` (for each job of a multirun); returns the exit code.
+
+    0: every task returned 0. 2: a `ConfigError`, said in one line. 1: anything else. `extra`: keys of `config_name`
+    that are no part of `Config`. Exceptions that nobody foresaw go on with their traceback.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come back instead of sys.exit(1)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for `_target_`s in the user's folder
+    outcome = _Outcome()
+
+    def guarded(composed: DictConfig) -> None:
+        if outcome.settled:
+            return  # a multirun ends at its first failure
+        try:
+            outcome.code = task(_job(composed, extra))
+        except (ElasWaveError, KeyboardInterrupt) as error:
+            outcome.error = error  # Hydra would add lines of its own
+
+    try:
+        words = sys.argv[1:]
+        sys.argv[1:] = prepare_overrides(words)
+        with _translated(words, config_name):
+            hydra.main(version_base=None, config_path=str(conf_dir()), config_name=config_name)(guarded)()
+        if outcome.error is not None:
+            raise outcome.error
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    except ElasWaveError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return outcome.code
+
+
+@dataclass
+class _Outcome:
+    code: int = 0
+    error: BaseException | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.code != 0 or self.error is not None
+
+
+def _job(composed: DictConfig, extra: Sequence[str]) -> Job:
+    config = Config.from_hydra(composed, extra)
+    hydra_config = HydraConfig.get()
+    run_dir = Path(hydra_config.runtime.output_dir).resolve()
+    try:
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
+    except OSError as error:
+        raise ConfigError(f"hydra.run.dir={run_dir}: cannot be written ({error.strerror})") from error
+    more = {key: OmegaConf.to_object(node) if OmegaConf.is_config(node := composed[key]) else node for key in extra}
+    return Job(config, run_dir, more, tuple(hydra_config.overrides.task))
+
+
+def prepare_overrides(words: Sequence[str]) -> list[str]:
+    """The command line with what Hydra wants spelled out.
+
+    `model._target_=C model.hidden=8` becomes `model=target ++model._target_=C ++model.hidden=8`, and keys under
+    `model.config.`, which belong to transformers, may be given with or without the `+`.
+    """
+    groups = [group for group in _TARGET_GROUPS if any(_key(word) == f"{group}._target_" for word in words)]
+    prepared = [f"{group}=target" for group in groups if not any(_key(word) == group for word in words)]
+    for word in words:
+        key = _key(word)
+        if word == "recipe=null":
+            word = "~recipe"  # how Hydra spells it
+        opened = any(key.startswith(f"{group}.") for group in groups)
+        if (opened or key.startswith("model.config.")) and not word.startswith(("~", "++")):
+            word = "++" + word.lstrip("+")
+        prepared.append(word)
+    return _before_flags(prepared, len(prepared) - len(words))
+
+
+def _before_flags(words: list[str], added: int) -> list[str]:
+    """Hydra takes overrides in any place but after a `--`-flag that wants a value; added ones go to the end."""
+    return words[added:] + words[:added]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~") if "=" in word and not word.startswith("-") else ""
+
+
+@contextmanager
+def _fresh_hydra() -> Iterator[None]:
+    """Composing must not disturb an application that runs under Hydra, nor an earlier composition."""
+    saved = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        if saved is not None:
+            GlobalHydra.instance().initialize(saved)
+
+
+@contextmanager
+def _translated(words: Sequence[str], config_name: str) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise, and a run directory that cannot be made, into one `ConfigError`."""
+    try:
+        yield
+    except MissingConfigException as error:
+        raise ConfigError(_missing_config(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_bad_override(error, config_name)) from error
+    except OSError as error:
+        if error.filename is None or not _names_run_dir(str(error.filename), words):
+            raise
+        raise ConfigError(f"hydra.run.dir={error.filename}: cannot be written ({error.strerror})") from error
+
+
+def _names_run_dir(path: str, words: Sequence[str]) -> bool:
+    """Whether Hydra failed at making the run directory, and nothing else of the program failed."""
+    chosen = [word.partition("=")[2] for word in words if _key(word) in ("hydra.run.dir", "hydra.sweep.dir", "out")]
+    wanted = [Path(choice).absolute() for choice in chosen] + [Path("runs").absolute()]
+    where = Path(path).absolute()
+    return any(where == folder or folder in where.parents or where in folder.parents for folder in wanted)
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    name = error.missing_cfg_file
+    if name is None:
+        return _first_line(error)
+    group, _, option = str(name).removesuffix(".yaml").rpartition("/")
+    options = [choice.removesuffix(".yaml") for choice in error.options or ()]
+    if not group:
+        return f"{_first_line(error)}"
+    return f"{group}={option}: no such {group}; {hint(option, options, 'value')}"
+
+
+def _bad_override(error: Exception, config_name: str) -> str:
+    """One line for an override that Hydra refuses, with the nearest key where a key is at fault."""
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        if isinstance(cause, OverrideParseException):
+            return f"{cause.override}: is no KEY=VALUE ({_parse_reason(cause)})"
+    text = "\n".join(str(cause) for cause in causes)
+    found = re.search(r"Could not (?:override|delete from config\.) '([^'+~]+)'", text)
+    if found and re.search(r"not in struct|No match in the defaults|does not exist", text):
+        return _unknown_key(found.group(1).split("@")[0], config_name)
+    if isinstance(error, ConfigCompositionException) and len(causes) > 1:
+        return f"{_first_line(error)}: {_first_line(causes[-1])}"
+    return _first_line(error)
+
+
+def _parse_reason(error: OverrideParseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See https:")]
+    told = [line for line in lines if not line.startswith(("Error parsing override", "^"))]
+    return told[0] if told else "cannot be parsed"
+
+
+def _unknown_key(key: str, config_name: str) -> str:
+    group = key.split(".")[0]
+    owners = [option for option, keys in _keys_of_options(group).items() if key in keys]
+    if owners:
+        return f"{key}: unknown key for this {group}; nearest valid: {group}={owners[0]}, which has it"
+    known = {
+        "recipe",
+        *_dotted_keys(conf_dir() / "config.yaml", ""),
+        *_dotted_keys(conf_dir() / f"{config_name}.yaml", ""),
+    }
+    for folder in conf_dir().iterdir():
+        if folder.is_dir() and folder.name not in ("hydra", "recipe"):
+            known.update(name for keys in _keys_of_options(folder.name).values() for name in keys)
+    return f"{key}: unknown key; {nearest_key(key, known)}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__
+
+
+def _keys_of_options(group: str) -> dict[str, set[str]]:
+    """Option -> its keys, dotted from the top of the configuration; empty if there is no such group."""
+    return {path.stem: _dotted_keys(path, group) for path in sorted((conf_dir() / group).glob("*.yaml"))}
+
+
+def _dotted_keys(path: Path, place: str) -> set[str]:
+    keys = _dotted(OmegaConf.load(path), place) if path.is_file() else ()
+    return {key for key in keys if key.split(".")[0] not in ("defaults", "hydra")}
+
+
+def _dotted(node: Any, place: str) -> Iterator[str]:
+    if place:
+        yield place
+    if isinstance(node, DictConfig):
+        for name in node:
+            yield from _dotted(node._get_node(name), f"{place}.{name}" if place else str(name))

@@ -1,0 +1,202 @@
+"""The Hydra groups (`model`, `data`, `optimizer`, `schedule`, …): from their YAML form to the form of the dataclasses.
+
+In the YAML each kind has its own keys side by side, as one types them (`model.width=64`); `Config` holds the keys that
+every kind has, and the rest in `options`:
+
+    {"kind": "gpt", "width": 64, …}  ->  {"kind": "gpt", "name": "gpt", "task": None, "options": {"width": 64, …}}
+    {"kind": "target", "_target_": "my.Net", "hidden": 8}
+                                     ->  {"kind": "target", "name": "my.Net", …, "options": {"hidden": 8}}
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elaswave_fx.config import schema
+from elaswave_fx.config.schema import constrained, nearest, nearest_key, show
+from elaswave_fx.config.types import Options, default_cache_dir
+from elaswave_fx.errors import ConfigError
+
+TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
+
+
+# The options of an own model are its class's keyword arguments, less what the data decides (vocabulary, `seq_len`).
+@dataclass(frozen=True, kw_only=True)
+class GptOptions:
+    layers: int = constrained(at_least=1)
+    width: int = constrained(at_least=1)
+    heads: int = constrained(at_least=1)
+    dropout: float = constrained(at_least=0, below=1)
+    attention_dropout: float = constrained(at_least=0, below=1)
+    tied: bool  # the output projection is the embedding
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResnetOptions:
+    channels: int = constrained(at_least=1)  # of the input
+    classes: int = constrained(at_least=2)
+    widths: tuple[int, ...] = constrained(at_least=1)  # channels of each group of blocks
+    blocks_per_group: int = constrained(at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerOptions:
+    left_size: int = constrained(at_least=1)
+    right_size: int = constrained(at_least=1)
+    classes: int = constrained(at_least=2)
+    width: int = constrained(at_least=1)
+    left_layers: int = constrained(at_least=1)
+    right_layers: int = constrained(at_least=1)
+    dropout: float = constrained(at_least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfOptions:
+    name: str | None
+    task: str | None = constrained(choices=TASKS)
+    config: Options
+
+
+OWN_MODELS: dict[str, type] = {"gpt": GptOptions, "resnet": ResnetOptions, "two_tower": TwoTowerOptions}
+
+# Which keys of `DataConfig` each kind has.
+DATA_KEYS: dict[str, tuple[str, ...]] = {
+    "stdlib": ("limit_mb",),
+    "files": ("paths", "limit_mb"),
+    "memmap": ("paths", "dtype", "vocab_size"),
+    "hf": ("paths", "split", "column", "fields", "vocab_size"),
+    "digits": ("layout",),
+    "synthetic": ("layout", "samples", "classes", "vocab_size"),
+}
+
+
+def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """`plain` with its groups in the form of the dataclasses. Raises `ConfigError`."""
+    groups = dict(plain)
+    readers = {"model": _model, "data": _data, "optimizer": _optimizer, "schedule": _schedule}
+    readers |= {"tokenizer": _tokenizer, "cache": _cache}
+    for name, reader in readers.items():
+        if name not in groups:
+            continue  # said by `schema.read`
+        node = groups[name]
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"{name}={show(node)}: must be a group of keys, not a single value")
+        groups[name] = reader(node)
+    return groups
+
+
+def _model(node: Mapping[str, Any]) -> dict[str, Any]:
+    if _is_target("model", "kind", node):
+        name, options = _split_target("model", node, typed=("kind", "task"))
+        return {"kind": "target", "name": name, "task": node.get("task"), "options": options}
+    kind = _kind("model", "kind", node, (*OWN_MODELS, "hf", "target"))
+    rest = {name: value for name, value in node.items() if name != "kind"}
+    if kind == "hf":
+        options = schema.read(HfOptions, rest, "model")
+        return {"kind": kind, "name": options.name or "", "task": options.task, "options": options.config}
+    if "config" in rest:
+        raise ConfigError(f"model.config: is a key of model=hf only; nearest valid: model.KEY=VALUE of model={kind}")
+    options = schema.read(OWN_MODELS[kind], rest, "model")
+    if isinstance(options, ResnetOptions) and not options.widths:
+        raise ConfigError("model.widths=[]: must name at least one group, such as [16,32]")
+    if isinstance(options, GptOptions) and options.width % options.heads:
+        raise ConfigError(
+            f"model.heads={options.heads}: must divide model.width={options.width}; "
+            f"nearest valid: {_nearest_divisor(options.width, options.heads)}"
+        )
+    return {"kind": kind, "name": kind, "task": None, "options": dataclasses.asdict(options)}
+
+
+def _data(node: Mapping[str, Any]) -> dict[str, Any]:
+    if _is_target("data", "kind", node):
+        name, options = _split_target("data", node, typed=("kind", "fields"))
+        return {"kind": "target", "name": name, "fields": node.get("fields") or (), "options": options}
+    kind = _kind("data", "kind", node, (*DATA_KEYS, "target"))
+    schema.refuse_unknown(node, {"kind", *DATA_KEYS[kind]}, "data")
+    if kind in ("files", "memmap", "hf") and not node.get("paths"):
+        raise ConfigError(
+            f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]"
+        )
+    if kind in ("digits", "synthetic"):
+        layouts = ("image", "flat", "halves") + (("tokens",) if kind == "synthetic" else ())
+        layout = str(node.get("layout"))
+        if layout not in layouts:
+            best = nearest(layout, layouts) or layouts[0]
+            raise ConfigError(f"data.layout={layout}: must be one of {', '.join(layouts)}; nearest valid: {best}")
+    return dict(node)
+
+
+def _optimizer(node: Mapping[str, Any]) -> dict[str, Any]:
+    if _is_target("optimizer", "name", node):
+        typed = ("name", "lr", "weight_decay", "no_decay")
+        target, options = _split_target("optimizer", node, typed=typed)
+        kept = {name: node[name] for name in typed if name in node}
+        return {**kept, "name": "target", "target": target, "options": options}
+    schema.refuse_unknown(node, {"name", "lr", "weight_decay", "betas", "eps", "momentum", "no_decay"}, "optimizer")
+    return dict(node)
+
+
+def _schedule(node: Mapping[str, Any]) -> dict[str, Any]:
+    if _is_target("schedule", "name", node):
+        target, options = _split_target("schedule", node, typed=("name",))
+        return {"name": "target", "target": target, "options": options}
+    schema.refuse_unknown(node, {"name", "warmup_steps", "min_lr_ratio"}, "schedule")
+    return dict(node)
+
+
+def _tokenizer(node: Mapping[str, Any]) -> dict[str, Any]:
+    kind, size = node.get("kind"), node.get("vocab_size")
+    if kind == "bytes" and size != 256:
+        raise ConfigError(f"tokenizer.vocab_size={show(size)}: tokenizer=bytes has 256 tokens; nearest valid: 256")
+    if kind == "bpe" and isinstance(size, int) and size < 257:
+        raise ConfigError(f"tokenizer.vocab_size={size}: must hold 256 bytes and the end mark; nearest valid: 257")
+    return dict(node)
+
+
+def _cache(node: Mapping[str, Any]) -> dict[str, Any]:
+    folder = node.get("dir")
+    path = default_cache_dir() if folder is None else str(folder)
+    return {**node, "dir": os.path.abspath(os.path.expanduser(path))}
+
+
+def _kind(group: str, key: str, node: Mapping[str, Any], kinds: tuple[str, ...]) -> str:
+    kind = str(node.get(key))
+    if kind not in kinds:
+        best = nearest(kind, kinds)
+        tail = f"; nearest valid: {best}" if best else ""
+        raise ConfigError(f"{group}={kind}: must be one of {', '.join(kinds)}{tail}")
+    return kind
+
+
+def _is_target(group: str, key: str, node: Mapping[str, Any]) -> bool:
+    """Whether the group names a class of the user; refuses a mixture of it and one of our kinds."""
+    if "_target_" not in node:
+        if node.get(key) == "target":
+            raise ConfigError(
+                f"{group}._target_: is missing, {group}=target needs an import path such as package.Class"
+            )
+        return False
+    if node.get(key) != "target":
+        raise ConfigError(
+            f"{group}._target_={node['_target_']}: cannot be mixed with {group}={node.get(key)}; nearest valid: "
+            f"{group}=target (in a recipe: `override /{group}: target` in its defaults)"
+        )
+    return True
+
+
+def _split_target(group: str, node: Mapping[str, Any], typed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    target = node["_target_"]
+    if not isinstance(target, str) or "." not in target.strip("."):
+        raise ConfigError(f"{group}._target_={show(target)}: must be an import path such as package.Class")
+    misspelled = [name for name in node if name.startswith("_") and name not in ("_target_", "_args_", "_partial_")]
+    if misspelled:
+        known = [f"{group}.{name}" for name in ("_target_", "_args_", "_partial_")]
+        raise ConfigError(f"{group}.{misspelled[0]}: unknown key; {nearest_key(f'{group}.{misspelled[0]}', known)}")
+    return target, {name: value for name, value in node.items() if name not in ("_target_", *typed)}
+
+
+def _nearest_divisor(width: int, heads: int) -> int:
+    return min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: (abs(n - heads), n))

@@ -1,0 +1,123 @@
+"""The planner as the coordinator uses it: texts of plans in, what the protocol needs of them out.
+
+In: the text of a plan, the ranks that go on, who has a copy of which box. Out: `Planned`, the next plan.
+
+    planning.replan(planning.read(text), members=(0, 2, 3), held={0: (2,), 1: (0, 3)})  ->  Planned(epoch 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elaswave_fx.control.protocol.types import Assignment, BoxId
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.topology import Rank
+
+Held = Mapping[BoxId, tuple[Rank, ...]]
+"""Ranks with a copy of each box."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own."""
+
+    text: str
+    assignment: Assignment
+    reason: str
+    plan: Any
+    lines: tuple[str, ...] = ()
+
+
+class Planning(Protocol):
+    """A planner. Pure: equal input, equal output."""
+
+    def read(self, text: str) -> Planned:
+        """The plan of a text; PlanError if it is none."""
+        ...
+
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+        """The plan of the next epoch; one that `ends` the job if none is possible for so few."""
+        ...
+
+    def wants_move(self, before: Planned, held: Held) -> bool:
+        """Whether planning anew for the same members would move owners or drop copies."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The planner of `elaswave_fx.plan`, with `copies` copies of each box besides its owner's."""
+
+    copies: int
+
+    def read(self, text: str) -> Planned:
+        from elaswave_fx.control.assignment import assignment_of
+        from elaswave_fx.plan.plan import Plan
+
+        plan = Plan.from_json(text)
+        return Planned(text, assignment_of(plan), plan.reason, plan)
+
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+        from elaswave_fx.control.assignment import assignment_of
+        from elaswave_fx.plan import replan
+        from elaswave_fx.plan.transition import Transition
+
+        copies = {int(box): ranks for box, ranks in held.items()}
+        try:
+            plan = replan.replan(before.plan, members, copies, self.copies)
+            lines = Transition.of(before.plan, plan).lines()
+        except PlanError as error:
+            plan, lines = replan.terminal_plan(before.plan, members, copies, str(error)), ()
+        return Planned(plan.to_json(), assignment_of(plan), plan.reason, plan, tuple(lines))
+
+    def wants_move(self, before: Planned, held: Held) -> bool:
+        from elaswave_fx.plan import replan
+
+        return replan.wants_move(before.plan, {int(box): ranks for box, ranks in held.items()}, self.copies)
+
+
+class PlanCache:
+    """Plans for the loss of each single rank, made while nothing else is to be done, and used if they fit.
+
+    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self._planning = planning
+        self._about: tuple[int, _Held] | None = None
+        self._open: list[Rank] = []
+        self._made: dict[tuple[tuple[Rank, ...], _Held], Planned] = {}
+
+    def precompute_next(self, before: Planned, held: Held) -> bool:
+        """Make one more plan; False when all are made. Starts over when the plan, or who has what, has changed."""
+        about = (before.assignment.plan_hash, _frozen(held))
+        if about != self._about:
+            self._about, self._made = about, {}
+            self._open = list(before.assignment.members)
+        if not self._open:
+            return False
+        lost = self._open.pop()
+        members = tuple(rank for rank in before.assignment.members if rank != lost)
+        left = {box: tuple(rank for rank in ranks if rank != lost) for box, ranks in held.items()}
+        if members and all(left.values()):
+            try:
+                self._made[members, _frozen(left)] = self._planning.replan(before, members, left)
+            except PlanError:
+                return True  # for when it is asked in earnest
+        return True
+
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+        """As `Planning.replan`."""
+        made = self._made.get((members, _frozen(held)))
+        if made is not None and self._about is not None and self._about[0] == before.assignment.plan_hash:
+            return made
+        return self._planning.replan(before, members, held)
+
+
+_Held = tuple[tuple[BoxId, tuple[Rank, ...]], ...]
+
+
+def _frozen(held: Held) -> _Held:
+    return tuple((box, tuple(sorted(ranks))) for box, ranks in sorted(held.items()))

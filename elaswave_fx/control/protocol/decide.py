@@ -1,0 +1,177 @@
+"""What becomes of the step in flight: roll forward, drop, wait, or roll back. A pure function of the reports.
+
+In: the register, the reports of the ranks that will go on, the ranks known to be gone. Out: a `Verdict`.
+
+    all votes of v among the reports           -> Proceed(resume v): roll forward
+    a vote missing, every box has a copy       -> Proceed(resume v-1): v is dropped and done again
+    a box without copy, its holder may be alive -> Blocked(for that holder)
+    a box without copy, all its holders gone   -> Proceed(resume checkpoint, rollback)
+    no member of the epoch before              -> Blocked for one; all gone: Proceed(resume the ledger's last)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from elaswave_fx.control.protocol.register import Absent, Register
+from elaswave_fx.control.protocol.types import (
+    Activation,
+    Assignment,
+    BoxId,
+    BoxPlan,
+    Certificate,
+    Report,
+    Stamp,
+    Version,
+)
+from elaswave_fx.plan.topology import Epoch, Rank
+
+Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]
+"""(members, ranks with a copy of each box, the assignment before) -> the next one; the planner, made abstract.
+
+It makes owners only of ranks with a copy, and keeps ranks with a copy as holders while others catch up.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """The next epoch, its ledger lines and the ranks left out that may hold copies; `reason` in words."""
+
+    activation: Activation
+    lines: tuple[Certificate, ...]
+    absent: tuple[Absent, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """`boxes` have no copy among the reports, but `blockers` may be alive with one."""
+
+    boxes: tuple[BoxId, ...]
+    blockers: frozenset[Rank]
+
+
+Verdict = Proceed | Blocked
+
+Decide = Callable[[Register, Mapping[Rank, Report], frozenset[Rank], Replan], Verdict]
+"""The signature of `decide`, for those who hold it as a value."""
+
+
+def certificate_for(register: Register, reports: Mapping[Rank, Report], version: Version) -> Certificate | None:
+    """The proof that `version` was committed in the register's epoch: known to one rank, or put together."""
+    stamp, members = Stamp(version, register.epoch), register.members
+    for report in reports.values():
+        for certificate in report.certificates:
+            if certificate.stamp == stamp:
+                return certificate
+    votes = {vote.rank: vote for report in reports.values() for vote in report.votes if vote.stamp == stamp}
+    return Certificate(stamp, tuple(votes[r] for r in members)) if all(r in votes for r in members) else None
+
+
+def committed_since(register: Register, reports: Mapping[Rank, Report]) -> tuple[Certificate, ...]:
+    """Commits that the ledger does not have yet, in order."""
+    found: list[Certificate] = []
+    version = register.committed.version
+    while (certificate := certificate_for(register, reports, Version(version + 1))) is not None:
+        found.append(certificate)
+        version += 1
+    return tuple(found)
+
+
+def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
+    """Boxes that a rank can bring to `resume`: it has them there, or one before with the record."""
+    found = []
+    for box, copy in report.copies.items():
+        pending = report.records.get(box, ())
+        if copy.stamp == resume or (copy.stamp == previous and pending and pending[0].stamp == resume):
+            found.append(box)
+    return frozenset(found)
+
+
+def replica_ranks(plan: BoxPlan) -> tuple[Rank, ...]:
+    """The ranks that should have a copy of the box."""
+    return (plan.owner, *plan.holders)
+
+
+def still_absent(
+    register: Register, present: frozenset[Rank], gone: frozenset[Rank], version: Version
+) -> tuple[Absent, ...]:
+    """Ranks left out that may hold copies as new as `version`: excluded now, or before and nothing happened since."""
+    found = [a for a in register.absent if a.rank not in present | gone and a.version == version]
+    for rank in register.members:
+        if rank not in present | gone:
+            boxes = frozenset(p.box for p in register.activation.assignment.boxes if rank in replica_ranks(p))
+            found.append(Absent(rank, boxes, version))
+    return tuple(found)
+
+
+def decide(
+    register: Register,
+    reports: Mapping[Rank, Report],
+    gone: frozenset[Rank],
+    replan: Replan,
+    allow_rollback: bool = False,
+) -> Verdict:
+    """The next epoch of exactly the ranks in `reports`, or whom to wait for."""
+    lines = committed_since(register, reports)
+    resume = lines[-1].stamp if lines else register.committed
+    previous = (lines[-2].stamp if len(lines) > 1 else register.committed) if lines else register.previous
+    last = lines[-1] if lines else register.last
+    assignment = register.activation.assignment
+    members = tuple(sorted(reports))
+    absent = still_absent(register, frozenset(members), gone, resume.version)
+    held: dict[BoxId, tuple[Rank, ...]] = {plan.box: () for plan in assignment.boxes}
+    for rank in members:
+        for box in sources(reports[rank], previous, resume):
+            held[box] = (*held[box], rank)
+    epoch = Epoch(register.epoch + 1)
+    # A job that has not taken its first step can always load the seed.
+    fresh = register.activation.rollback and resume == register.activation.resume
+    lost = tuple(box for box, ranks in held.items() if not ranks)
+    # Every commit of an epoch is known, or in flight, at each of its members; of none of them nothing is known.
+    unknown = not set(members) & set(register.members)
+    if unknown and not allow_rollback and (mute := frozenset(register.members) - gone):
+        return Blocked(lost, mute)
+    if lost:
+        blockers = frozenset(a.rank for a in absent if a.boxes & set(lost))
+        if blockers and not allow_rollback and not fresh:
+            return Blocked(lost, blockers)
+        target = resume if fresh else register.checkpoint
+        everyone = dict.fromkeys(held, members)
+        activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
+        reason = f"no copy of boxes {list(lost)} is left: rolled back to version {target.version}"
+        return Proceed(activation, lines, (), reason)
+    if unknown:
+        reason = (
+            f"all members of epoch {register.epoch} are gone: rolled back to version {resume.version}, the ledger's"
+        )
+        activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
+        return Proceed(activation, lines, absent, reason)
+    did = f"step {resume.version - 1} rolled forward" if lines else f"step {resume.version} is done again"
+    activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
+    return Proceed(activation, lines, absent, f"members {list(members)}: {did}")
+
+
+def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:
+    """Fewest ranks, greedily, without which no two of the rest have a broken link; of equals the highest goes."""
+    left = set(reports)
+    while True:
+        broken = {r: sum(o != r and (o in reports[r].broken or r in reports[o].broken) for o in left) for r in left}
+        worst = max(left, key=lambda r: (broken[r], r), default=None)
+        if worst is None or not broken[worst]:
+            return frozenset(reports) - left
+        left.remove(worst)
+
+
+def wait_graph_sinks(waits: Mapping[Rank, Rank | None], stalled: frozenset[Rank]) -> frozenset[Rank]:
+    """Ends of the wait-for graph: stalled ranks that await nobody. Whoever waits for them is not to blame."""
+    found = set()
+    for rank in stalled:
+        seen = {rank}
+        while (next_rank := waits.get(rank)) is not None and next_rank not in seen:
+            seen.add(next_rank)
+            rank = next_rank
+        if waits.get(rank) is None and rank in stalled:
+            found.add(rank)
+    return frozenset(found)

@@ -1,0 +1,102 @@
+"""The durable register: which epoch exists, and the ledger behind it; changed by compare-and-swap only.
+
+In: `Swap(expected key, new register, ledger lines)`. Out: the register after it; the swap took place if that is the
+new one. A locked file serves a local job; a cluster store implements `Store` with its own compare-and-swap.
+
+    swap(register at (1, 4, …), Swap((1, 4, …), register at (1, 5, …)))  ->  the new register, True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Stamp, Term, Version
+from elaswave_fx.plan.topology import Epoch, Rank
+
+
+class Key(NamedTuple):
+    """What a swap compares. `committed` is in it so that a ledger line and a new epoch cannot overtake each other."""
+
+    term: Term
+    epoch: Epoch
+    plan_hash: int
+    committed: Stamp
+    checkpoint: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An excluded rank that may be alive, with copies of `boxes` that may stand at `version`."""
+
+    rank: Rank
+    boxes: frozenset[BoxId]
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The truth about the job. `committed` is the last line of the ledger, `previous` the one before."""
+
+    term: Term
+    activation: Activation
+    committed: Stamp
+    previous: Stamp
+    last: Certificate | None
+    checkpoint: Stamp
+    absent: tuple[Absent, ...] = ()
+
+    @property
+    def epoch(self) -> Epoch:
+        """The newest epoch that exists."""
+        return self.activation.epoch
+
+    @property
+    def members(self) -> tuple[Rank, ...]:
+        """The ranks of the newest epoch."""
+        return self.activation.assignment.members
+
+    @property
+    def key(self) -> Key:
+        """What a swap of this register has to expect."""
+        return Key(self.term, self.epoch, self.activation.assignment.plan_hash, self.committed, self.checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Replace the register if its key is `expected`, and append `lines` to the ledger with it."""
+
+    expected: Key
+    new: Register
+    lines: tuple[Certificate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the register."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReply:
+    """The register after a Read or a Swap; a swap took place if it is the one proposed."""
+
+    register: Register
+
+
+def swap(register: Register, wanted: Swap) -> tuple[Register, bool]:
+    """The register afterwards and whether it was swapped. Repeating a swap that took place changes nothing."""
+    if register.key != wanted.expected:
+        return register, False
+    return wanted.new, True
+
+
+class Store(Protocol):
+    """Where the register lives. Both calls are atomic and durable when they return; any error means: not reached."""
+
+    def read(self) -> Register:
+        """The current register."""
+        ...
+
+    def swap(self, wanted: Swap) -> Register:
+        """Apply `swap` to the current register, append the lines if it took place, return the register afterwards."""
+        ...

@@ -1,0 +1,132 @@
+"""The ledger: from the votes of a commit to the line that says what its step consumed, and whether lines cover a run.
+
+In: a `Certificate`, whose votes carry what the engine cast. Out: a line of `ledger.jsonl`.
+
+    {"step": 7, "tiles": {"0": [[0, 4, 0, 8]], "1": [[0, 4, 8, 16]]}, "weight_sum": 2048.0,
+     "tile_hashes": {"0": "2f…", "1": "2c…"}, "content_hash": "5b…", "state_digest": "01…", "epoch": 2}
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elaswave_fx.control.protocol.types import Certificate, Vote
+from elaswave_fx.observe.metrics import coverage
+
+_HEAD = struct.Struct("<dddQQQQQQQQQQ")
+_WORD = 8
+_MODULUS = 1 << 128
+
+STOP_WANTED = 1
+"""Bit of `Payload.flags`: the rank was asked to end the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a rank's vote says besides yes. Sums over ranks are the step's; digests are sums modulo 2^128.
+
+    `content_hash`: of the samples that the rank fed to the step. `state_digest`: of the boxes that it owns, as they
+    stood when the step began. `consumed`: first unit, last + 1, first sample, last + 1 of what it ran forward,
+    `area` of it in units x samples. `grad_squares`: of each box of the job, 0 for those that others own.
+    """
+
+    loss: float = 0.0
+    count: float = 0.0
+    memory_bytes: float = 0.0
+    flags: int = 0
+    content_hash: int = 0
+    state_digest: int = 0
+    consumed: tuple[int, int, int, int] = (0, 0, 0, 0)
+    area: int = 0
+    grad_squares: tuple[float, ...] = ()
+
+    def pack(self) -> bytes:
+        """Little-endian words of 8 bytes."""
+        low = (1 << 64) - 1
+        hashes = (self.content_hash, self.state_digest)
+        words = [word for value in hashes for word in (value & low, value >> 64)]
+        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, *self.consumed, self.area)
+        return head + struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
+
+    @staticmethod
+    def unpack(data: bytes) -> Payload:
+        """Nothing said gives zeros. Raises `ValueError` for a payload that breaks off."""
+        if not data:
+            return Payload()
+        if len(data) < _HEAD.size or len(data) % _WORD:
+            raise ValueError(
+                f"ledger: a vote's payload has {len(data)} bytes; whole words, at least {_HEAD.size} bytes"
+            )
+        loss, count, memory, flags, content, content_high, state, state_high, *run = _HEAD.unpack_from(data)
+        squares = struct.unpack_from(f"<{(len(data) - _HEAD.size) // _WORD}d", data, _HEAD.size)
+        return Payload(
+            loss,
+            count,
+            memory,
+            flags,
+            content | content_high << 64,
+            state | state_high << 64,
+            tuple(run[:4]),
+            run[4],
+            squares,
+        )
+
+
+def line_of(certificate: Certificate) -> dict[str, Any]:
+    """The ledger line of a committed step: step = version - 1. `state_digest` is of the state it started from."""
+    votes = sorted(certificate.votes, key=lambda vote: vote.rank)
+    payloads = [Payload.unpack(vote.payload) for vote in votes]
+    return {
+        "step": certificate.stamp.version - 1,
+        "tiles": {str(vote.rank): [_tile(vote)] for vote in votes},
+        "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
+        "weight_sum": sum(payload.count for payload in payloads),
+        "content_hash": f"{sum(payload.content_hash for payload in payloads) % _MODULUS:032x}",
+        "state_digest": f"{sum(payload.state_digest for payload in payloads) % _MODULUS:032x}",
+        "epoch": certificate.stamp.epoch,
+    }
+
+
+def rollback_line(version: int, epoch: int) -> dict[str, Any]:
+    """Lines before it of steps from `version` on are void: they are done again from the checkpoint, in `epoch`."""
+    return {"rolled_back_to": version, "epoch": epoch}
+
+
+def standing(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines that were not made void by a rollback after them."""
+    kept: list[Mapping[str, Any]] = []
+    for line in lines:
+        if "rolled_back_to" in line:
+            kept = [old for old in kept if old["step"] < line["rolled_back_to"]]
+        else:
+            kept.append(line)
+    return kept
+
+
+def covers_once(
+    lines: Iterable[Mapping[str, Any]], units: int, samples: int, first_step: int, steps: int
+) -> str | None:
+    """What is wrong with the lines of steps `first_step` to `steps` of a work plane; None if each covers it once."""
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for line in standing(lines):
+        by_step.setdefault(line["step"], []).append(line)
+    for step in range(first_step, steps):
+        found = by_step.get(step, [])
+        if len(found) != 1:
+            return f"ledger: step {step} has {len(found)} lines; every committed step has one"
+        tiles = [tuple(tile) for tiles in found[0]["tiles"].values() for tile in tiles]
+        covered = coverage(tiles, units, samples)  # type: ignore[arg-type]
+        if covered.skipped or covered.duplicated:
+            return (
+                f"ledger: step {step} skipped {covered.skipped} and repeated {covered.duplicated} of {samples} "
+                "samples; every sample of a step is consumed once"
+            )
+    beyond = [step for step in by_step if not step < steps]
+    return f"ledger: has step {min(beyond)} of a run of {steps} steps" if beyond else None
+
+
+def _tile(vote: Vote) -> list[int]:
+    return [vote.units.lo, vote.units.hi, vote.samples.lo, vote.samples.hi]

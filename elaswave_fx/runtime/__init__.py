@@ -1,1 +1,0 @@
-"""One worker: its engine, state, optimizer and device."""

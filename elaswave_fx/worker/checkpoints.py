@@ -1,0 +1,151 @@
+"""A worker's and the builder's side of checkpoints: what would be in them, writing them, going on from one.
+
+builder   contents = contents_of(…); check_start(start, contents, config)    refuses before workers start
+worker    restore(…) once, then Checkpoints.after_step(…) after every step and finish(…) at the end
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elaswave_fx.checkpoint.folder import sweep
+from elaswave_fx.checkpoint.initial_state import InitialState, tensor_digest
+from elaswave_fx.checkpoint.layout import (
+    MASTER,
+    NO_BOX,
+    Piece,
+    frozen_parameters,
+    logical_tensors,
+    owned_pieces,
+    wanted_pieces,
+)
+from elaswave_fx.checkpoint.manifest import Contents, Manifest, check_model, plain_config, read_manifest
+from elaswave_fx.checkpoint.start import Start, checkpoint_folder
+from elaswave_fx.config.types import Config
+from elaswave_fx.data import Source
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.optim.optimizer import Optimizer
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.program.artifact import Artifact
+
+_PROBED_SAMPLES = 16
+
+
+def contents_of(artifact: Artifact, key: str, initial: InitialState, optimizer: Optimizer, source: Source) -> Contents:
+    """What a checkpoint of this run holds and is compared by."""
+    frozen = {
+        name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in frozen_parameters(artifact)
+    }
+    return Contents(
+        program=key,
+        tensors=logical_tensors(artifact, _state_tensors(optimizer)),
+        frozen=frozen,
+        samples=source.train.num_samples,
+        data_digest=_data_digest(source),
+    )
+
+
+def check_start(start: Start, contents: Contents, config: Config) -> None:
+    """Refuse a checkpoint of another model, optimizer or data. Raises ConfigError."""
+    if start.path is not None:
+        check_model(read_manifest(start.path), contents, config, start.path)
+
+
+def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: Any) -> None:
+    """Set what a rank keeps to the state of a checkpoint. Working copies are to be refreshed after it."""
+    from elaswave_fx.checkpoint.storage import read_pieces
+
+    found: dict[tuple[str, int, int], torch.Tensor] = {}
+
+    def target(piece: Piece) -> torch.Tensor:
+        key = (piece.source, piece.plan_box, piece.state)
+        if key not in found:
+            if piece.is_buffer:
+                found[key] = torch.empty_like(engine.table(piece.source))
+            else:
+                found[key] = torch.empty(len(plan.boxes[piece.plan_box].span))
+        return found[key].view(-1).narrow(0, piece.start, len(piece.box))
+
+    read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
+    for source, box, state in found:
+        if box == NO_BOX:
+            engine.set_buffer(source, found[source, box, state])
+        elif state == MASTER:
+            states = [found[source, box, number] for number in range(_state_tensors(optimizer))]
+            engine.set_base(box, found[source, box, MASTER], states)
+
+
+class Checkpoints:
+    """What the training loop calls; does nothing for a run that makes no checkpoints."""
+
+    def __init__(
+        self, config: Config, context: WorkerContext, artifact: Artifact, plan: Plan, optimizer: Optimizer,
+        engine: Any, endpoint: Any, group: Any,
+    ) -> None:  # fmt: skip
+        self._saver = None
+        folder = checkpoint_folder(config, context.run_dir)
+        if folder is None:
+            return
+        from elaswave_fx.checkpoint.saver import Links, Saver, Target  # most runs need not import DCP
+
+        ranks = tuple(int(rank) for rank in plan.ranks)
+        links = Links(context.rank, ranks, endpoint, group)
+        if links.is_first:
+            sweep(folder)  # before anybody's first step, hence before anybody writes
+        contents = Contents.from_json(context.build.data["contents"])
+        manifest = Manifest(0, str(context.run_dir), plain_config(config), contents, {})
+        pieces = tuple(owned_pieces(artifact, plan, rank, _state_tensors(optimizer)) for rank in ranks)
+        target = Target(folder, config.checkpoint.every, config.checkpoint.keep, manifest)
+        resumed = context.build.data["resume_from"]
+        saved = context.build.data["first_step"] if resumed and Path(resumed).parent == folder else 0
+
+        def report(**fields: Any) -> None:
+            context.report_event("checkpoint", plan.epoch, **fields)
+
+        self._saver = Saver(target, pieces, engine, links, report, saved)
+
+    def after_step(self, done: int) -> None:
+        """After `done` steps of the run are committed."""
+        if self._saver is not None:
+            self._saver.after_step(done)
+
+    def abandon(self) -> None:
+        """Give up what is being written: a rank was lost."""
+        if self._saver is not None:
+            self._saver.abandon()
+
+    def finish(self, done: int) -> None:
+        """After the last step; returns when the last checkpoint is complete."""
+        if self._saver is not None:
+            self._saver.finish(done)
+
+
+def start_fields(start: Start, contents: Contents) -> Mapping[str, Any]:
+    """What the builder tells workers of all this, as JSON."""
+    tensors = {name: [list(shape), dtype] for name, (shape, dtype) in contents.tensors.items()}
+    return {
+        "first_step": start.step,
+        "resume_from": str(start.path) if start.path is not None else None,
+        "contents": {**vars(contents), "tensors": tensors},
+    }
+
+
+def _state_tensors(optimizer: Optimizer) -> int:
+    return len(optimizer.init(torch.zeros(1)))
+
+
+def _data_digest(source: Source) -> str:
+    """Of a few samples, spread evenly over those that train: what is cheap to compare and seldom equal by chance."""
+    last = source.train.num_samples - 1
+    indices = np.unique(np.linspace(0, last, _PROBED_SAMPLES).astype(np.int64))
+    total = hashlib.sha256()
+    for name, tensor in sorted(source.dataset.batch(indices).items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor_digest(tensor))
+    return total.hexdigest()

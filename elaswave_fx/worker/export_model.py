@@ -1,0 +1,72 @@
+"""The end of a run: the first rank collects every logical tensor from its owners and writes the model.
+
+owners of boxes -> flat buckets at the first rank -> model.safetensors, params_digest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elaswave_fx.checkpoint.initial_state import (
+    InitialState,
+    gather_parameters,
+    params_digest,
+    tensor_digest,
+    write_model,
+)
+from elaswave_fx.plan.memory import per_parameter
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.program.artifact import Artifact
+
+_TAG = 7 << 56  # the kind of tag for handing state back, apart from those of a step
+
+
+def export_model(
+    artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: Any, endpoint: Any, run_dir: Path,
+    copy_mode: str, timeout_s: float,
+) -> Mapping[str, Any]:  # fmt: skip
+    """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
+
+    Raises CommError when a peer is lost before its part has arrived; it may be called again then.
+    """
+    first = plan.ranks[0]
+    engine.sync(timeout_s)
+    flat = {
+        index: _collect(plan, index, bucket.numel, rank, first, engine, endpoint, timeout_s)
+        for index, bucket in enumerate(artifact.buckets)
+    }
+    if rank != first:
+        return {}
+    # Every rank keeps every mutable buffer.
+    tensors = gather_parameters(artifact, initial, flat.get, lambda name: engine.table(name).clone())
+    write_model(run_dir / "model.safetensors", tensors)
+    digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
+    return {
+        "params_digest": params_digest(artifact, digests),
+        "memory_per_parameter": {"host": per_parameter(plan, copy_mode), "device": {}},
+    }
+
+
+def _collect(
+    plan: Plan, bucket: int, numel: int, rank: int, first: int, engine: Any, endpoint: Any, timeout_s: float
+) -> torch.Tensor | None:
+    """A bucket's masters, flat, at rank `first`."""
+    flat = torch.empty(numel) if rank == first else None
+    pending = []
+    for number, box in enumerate(plan.boxes):
+        if box.bucket != bucket:
+            continue
+        if box.owner == rank:
+            master = engine.base(number)[0]
+            if flat is not None:
+                flat[box.span.lo : box.span.hi] = master
+            else:
+                pending.append(endpoint.send(first, _TAG + number, master))
+        elif flat is not None:
+            pending.append(endpoint.recv(box.owner, _TAG + number, flat[box.span.lo : box.span.hi]))
+    endpoint.wait(pending, timeout_s)
+    return flat

@@ -1,0 +1,88 @@
+"""The inputs of a rank's tile: loaded ahead of their step, and hashed as they are fed.
+
+    feed = InputFeed(config, artifact, plan, rank, source, first_step=0)
+    feed.take(7)  ->  StepInputs(inputs {"input_ids": int64 [8, 64]}, content (…, …))
+
+The content of a step is the sum, modulo 2^128, of a hash of every sample of every input. Each is vouched for once, by
+the rank that runs the first unit that reads it, so the sum over ranks does not depend on who computes what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from elaswave_fx.config.types import Config
+from elaswave_fx.data import Prefetcher, Source, load_batch, step_loader
+from elaswave_fx.data.dataset import Batch
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.worker.engine import cast_inputs, first_readers, input_names
+
+Content = tuple[int, int]
+"""A sum of hashes modulo 2^128, as its low and high 64 bits."""
+
+NOTHING: Content = (0, 0)
+_LOW = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a rank's units read in a step, and the hash of what it vouches for."""
+
+    inputs: dict[str, torch.Tensor]
+    content: Content = NOTHING
+
+
+class InputFeed:
+    """Of one tile; a rank whose units read no inputs gets nothing. One thread owns it."""
+
+    def __init__(
+        self, config: Config, artifact: Artifact, plan: Plan, rank: int, source: Source, first_step: int
+    ) -> None:
+        tile = plan.tile(rank)  # type: ignore[arg-type]
+        readers = first_readers(artifact)
+        self._names = input_names(artifact, plan, rank)
+        self._vouched = tuple(name for name in self._names if readers[name] in tile.units)
+        self._config, self._samples, self._source = config, tile.samples, source
+        self._of_step = step_loader(source.dataset, source.train, config.global_batch, tile.samples.lo, tile.samples.hi)
+        self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
+
+    def next_batch(self, step: int) -> StepInputs:
+        """What training step `step` reads."""
+        return self._ahead.take(step) if self._ahead is not None else StepInputs({})
+
+    def held_out(self, number: int) -> dict[str, torch.Tensor]:
+        """What the held-out batch `number` gives this rank."""
+        if self._ahead is None:
+            return {}
+        first = number * self._config.global_batch + self._samples.lo
+        return self._select(load_batch(self._source.dataset, self._source.held_out, first, len(self._samples)))
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _load(self, step: int) -> StepInputs:
+        first = step * self._config.global_batch + self._samples.lo
+        batch = self._of_step(step)
+        return StepInputs(self._select(batch), content_of({name: batch[name] for name in self._vouched}, first))
+
+    def _select(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return cast_inputs({name: batch[name] for name in self._names}, self._config.precision)
+
+
+def content_of(batch: Batch, first: int) -> Content:
+    """The content of samples at global positions `first`, `first` + 1, …; inputs [samples, …]."""
+    total = 0
+    for name, tensor in batch.items():
+        if not tensor.numel():
+            continue
+        rows = tensor.contiguous().view(torch.uint8).reshape(len(tensor), -1).numpy()
+        for position, row in enumerate(rows, first):
+            digest = hashlib.blake2b(row.data, digest_size=16, person=position.to_bytes(8, "little"))
+            digest.update(name.encode())
+            total += int.from_bytes(digest.digest(), "little")
+    return total & _LOW, total >> 64 & _LOW

@@ -1,0 +1,284 @@
+"""One worker's life: take steps, report them, leave and go on when something fails, hand back what it holds.
+
+launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps over `context`, summary at the end
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.config.types import Config
+from elaswave_fx.control.protocol.types import BoxId, Certificate, Stamp, Version
+from elaswave_fx.devices import make_device
+from elaswave_fx.devices.emulated import Faithfulness
+from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.optim.optimizer import GROUPS
+from elaswave_fx.worker.checkpoints import restore
+from elaswave_fx.worker.export_model import export_model
+from elaswave_fx.worker.recovery import adopt, leave, suspect_of
+from elaswave_fx.worker.worker import CONNECT_S, Worker, certificate_of, set_up
+
+_FLOOR_S = 60.0
+_DEADLINE_OVER_STEP = 30.0
+_READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
+_STORE_S = 1.0
+_FAILURES_MAX = 64
+"""Without a commit in between: more is no loss of ranks, but something that cannot work."""
+
+_PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
+"""The engine's instructions at which a fault may strike; the names of phases, in capitals."""
+
+
+def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
+    """Train to the end or until told to stop; returns this rank's share of the summary.
+
+    Raises Excluded when the others went on without this rank, JobOver when nobody goes on, ExecError when the runtime
+    refuses the program.
+    """
+    device = make_device(config.device)
+    device.set_up(threads=1)
+    return Training(set_up(config, context)).run()
+
+
+class Training:
+    """The steps of a run, as one rank takes them. A failure of another rank is part of it: see recovery.py."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._deadline = Deadline()
+        self._faults = {fault.step: fault for fault in worker.context.faults}
+        self._stopped = False  # all ranks have agreed to
+        self._evaluated = -1  # version
+        self._saved = worker.committed.version
+        self._failures = 0  # since the last commit
+        self._emulation = Faithfulness() if worker.config.device == "emulated" else None
+        self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
+        self._resumes = False  # the next commit is the first one of an epoch
+        self._lap = time.perf_counter()
+
+    def run(self) -> Mapping[str, Any]:
+        """To the end of the run. A failure of another rank leads through `_recover` back to where the job stands."""
+        failed: BaseException | None = None
+        while True:
+            try:
+                if failed is not None:
+                    self._recover(failed)
+                    failed = None
+                return self._go_on()
+            except JobOver:
+                if self._share is None:
+                    raise
+                # A rank has passed the last barrier, so all have handed back what they hold: this one too.
+                return self._close()
+            except (CommError, CopyDiffers) as error:
+                self._failures += 1
+                if self._failures > _FAILURES_MAX:
+                    raise
+                failed = error
+
+    def _go_on(self) -> Mapping[str, Any]:
+        worker = self._worker
+        if not worker.started:
+            self._start()
+        while worker.committed.version < worker.config.steps and not self._stopped:
+            self._between_steps()
+            self._step(worker.committed.version)
+        self._between_steps()
+        return self._finish()
+
+    def _start(self) -> None:
+        """The state that the run begins with, on all ranks."""
+        worker, context = self._worker, self._worker.context
+        worker.group.barrier(CONNECT_S)
+        path = context.build.data.get("resume_from")
+        if path is not None:
+            native, plan = worker.engine.native, worker.plan
+            restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
+            native.refresh_work([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
+        worker.engine.native.version = worker.committed.version
+        worker.started = True
+        worker.group.barrier(_READ_S)
+        if worker.is_first:
+            shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
+
+    def _recover(self, error: BaseException) -> None:
+        worker, native = self._worker, self._worker.engine.native
+        if native.version > worker.committed.version:  # the step was committed before it failed
+            self._committed(native.last_committed)
+        if isinstance(error, CopyDiffers):
+            worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
+        go = leave(worker, suspect_of(error))
+        self._share = None
+        adopt(worker, go, self._report)
+        self._evaluated = -1  # all ranks look again whether an evaluation is due
+        self._resumes = True
+        self._lap = time.perf_counter()
+
+    # --- Between steps
+
+    def _between_steps(self) -> None:
+        """What is due after `committed` steps, the same on all ranks."""
+        worker, config = self._worker, self._worker.config
+        done = worker.committed.version
+        if worker.agent.called_off:
+            worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
+            raise Aborted(f"rank {worker.rank}: called off before step {done}")
+        while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):
+            continue
+        if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
+            self._evaluate(done)
+            self._evaluated = done
+        if done > self._saved:
+            self._saved = done
+            assert worker.checkpoints is not None
+            worker.checkpoints.after_step(done)
+
+    def _evaluate(self, done: int) -> None:
+        """Mean loss over the held-out batches; every rank computes its tile of each."""
+        worker = self._worker
+        assert worker.feed is not None
+        loss = count = 0.0
+        for number in range(worker.context.build.data["eval_batches"]):
+            # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
+            result = worker.engine.native.evaluate(number, worker.feed.held_out(number), self._deadline.seconds)
+            loss, count = loss + result["loss"], count + result["count"]
+        if worker.is_first:
+            worker.context.report_eval(done, loss / count if count else float("nan"), int(count))
+
+    # --- A step
+
+    def _step(self, step: int) -> None:
+        worker, config = self._worker, self._worker.config
+        assert worker.feed is not None
+        fed = worker.feed.next_batch(step)
+        fault = self._faults.pop(step, None)
+        try:
+            result = worker.engine.native.step(
+                step,
+                fed.inputs,
+                self._hyper(step),
+                config.clip_norm,
+                self._deadline.seconds,
+                stop_wanted=worker.context.stop_wanted,
+                content=fed.content,
+                fault=self._strike(fault) if fault else None,
+            )
+        except (CommError, CopyDiffers):
+            if fault is not None:
+                self._faults[step] = fault  # something else came first
+            raise
+        self._committed(result)
+        if worker.catching:
+            arrived = worker.catching - frozenset(worker.engine.native.catching)
+            worker.catching -= arrived
+            if arrived:
+                worker.agent.caught_up(frozenset(BoxId(number) for number in arrived))
+
+    def _hyper(self, step: int) -> list[list[float]]:
+        worker = self._worker
+        lr = worker.config.optimizer.lr * worker.schedule(step)
+        return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
+
+    def _strike(self, fault: Fault) -> tuple[str, int, int, bytes]:
+        """Where the engine is to raise which signal on this process, and whom it tells at the last moment."""
+        return _phase_of(fault), int(fault.signal), *self._worker.context.fault_words(fault, self._worker.plan.epoch)
+
+    def _committed(self, result: Any) -> None:
+        """A step was committed here."""
+        worker = self._worker
+        worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
+        certificate = certificate_of(worker.committed, result["votes"])
+        worker.agent.committed(certificate)
+        self._report(result, certificate)
+
+    def _report(self, result: Any, certificate: Certificate) -> None:
+        """Of a committed step, to the launcher and the user."""
+        worker, context = self._worker, self._worker.context
+        self._stopped = self._stopped or result["stop"]
+        self._failures = 0
+        now = time.perf_counter()
+        seconds, self._lap = now - self._lap, now
+        self._deadline.measured(seconds)
+        if self._emulation is not None:
+            self._emulation.step(worker.plan, result, seconds)
+        step, count = result["step"], result["count"]
+        votes = certificate.votes
+        context.report_step(
+            StepReport(
+                step=step,
+                loss=result["loss"] / count if count else float("nan"),
+                tokens=int(count),
+                step_ms=1e3 * seconds,
+                lr=worker.config.optimizer.lr * worker.schedule(step),
+                grad_norm=result["grad_norm"],
+                memory_peak_mb=result["memory_bytes"] / 2**20,
+                epoch=worker.plan.epoch,
+                consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
+                world_size=len(votes),
+            )
+        )
+        if not worker.is_first:
+            return
+        if not result["updated"]:
+            context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
+        if self._resumes:
+            context.report_event("resumed", worker.plan.epoch, step=step)
+        self._resumes = False
+
+    # --- The end
+
+    def _finish(self) -> Mapping[str, Any]:
+        worker = self._worker
+        assert worker.checkpoints is not None and worker.feed is not None
+        worker.checkpoints.finish(worker.committed.version)
+        share = export_model(
+            worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
+            worker.context.run_dir, worker.config.copies.mode, _FLOOR_S,
+        )  # fmt: skip
+        emulated = self._emulation.report(worker.plan, worker.rank, worker.group) if self._emulation is not None else {}
+        if emulated and worker.is_first:
+            worker.context.report_event("emulated", **emulated)
+            share = {**share, "emulated": emulated}
+        worker.context.report_share(share)
+        self._share = share
+        worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
+        return self._close()
+
+    def _close(self) -> Mapping[str, Any]:
+        worker = self._worker
+        assert worker.feed is not None and self._share is not None
+        worker.feed.close()
+        worker.agent.close()
+        worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
+        return self._share
+
+
+def _phase_of(fault: Fault) -> str:
+    """The instruction at which a fault strikes; for any phase, one that the step's number chooses."""
+    if fault.phase == "any":
+        return _PHASES[(fault.step + fault.rank) % len(_PHASES)]
+    return fault.phase.upper()
+
+
+class Deadline:
+    """How long a step may take before its peers are given up: many times what steps took lately, with a floor."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=20)
+
+    def measured(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        typical = statistics.median(self._recent) if self._recent else 0.0
+        return max(_FLOOR_S, _DEADLINE_OVER_STEP * typical)

@@ -1,0 +1,229 @@
+"""After a step was left: say what is here, hear what comes next, and go on by the plan of the new epoch.
+
+    leave(worker, suspect)      holdings -> agent -> Go(activation, plan)
+    adopt(worker, go)           finish or drop the step in flight, install the plan, gather parameters, start copies
+
+A second failure at any point is the same again: every part of `adopt` either has happened on this rank or is done anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elaswave_fx.checkpoint.folder import complete
+from elaswave_fx.checkpoint.start import checkpoint_folder
+from elaswave_fx.control.agent import agent
+from elaswave_fx.control.agent.agent import Go, Holdings
+from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Copy, Record, Stamp, Version
+from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+from elaswave_fx.worker.checkpoints import restore
+from elaswave_fx.worker.worker import Worker, vote_of
+
+TRANSFER_S = 60.0
+"""For moving parameters in a transition. A lost peer ends it at once."""
+
+Report = Callable[[Any, Certificate], None]
+"""Takes the engine's result of a step that was finished after it had been left, and the votes that finished it."""
+
+
+def suspect_of(error: BaseException) -> Rank | None:
+    """Whom an error accuses; None: nobody."""
+    rank = getattr(error, "rank", -1)
+    return Rank(rank) if rank >= 0 else None
+
+
+def leave(worker: Worker, suspect: Rank | None) -> Go:
+    """Stop, report, and wait for the next epoch.
+
+    Raises Excluded when the others go on without this rank, JobOver when nobody goes on.
+    """
+    assert worker.checkpoints is not None
+    _let_go(worker)
+    worker.checkpoints.abandon()
+    decision = worker.agent.leave(holdings_of(worker), suspect)
+    if isinstance(decision, agent.Excluded):
+        raise Excluded(decision.reason)
+    if isinstance(decision, agent.Over):
+        raise JobOver(decision.reason)
+    return decision
+
+
+def _let_go(worker: Worker) -> None:
+    """A failure between steps leaves the engine with parameters under way: they end here, and their buckets are stale.
+
+    After a failure within a step nothing is under way any more.
+    """
+    worker.endpoint.abort(f"rank {worker.rank} leaves epoch {worker.plan.epoch}")
+    try:
+        worker.engine.native.sync(TRANSFER_S)
+    except CommError:
+        return  # the engine has dropped what was not there yet
+
+
+def holdings_of(worker: Worker) -> Holdings:
+    """What a decision may need of this rank: copies, records and votes of the step in flight."""
+    native, committed = worker.engine.native, worker.committed
+    kept = [
+        number
+        for number in range(len(worker.plan.boxes))
+        if worker.started and number not in worker.damaged and native.base(number) is not None
+    ]
+    copies = {BoxId(number): Copy(committed, native.digest(number)) for number in kept}
+    if not native.pending:
+        return Holdings(committed, copies, {}, (), frozenset(copies))
+    flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
+    recorded = frozenset(native.recorded)
+    records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items() if box in recorded}
+    votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(native.votes.items()))
+    return Holdings(committed, copies, records, votes, frozenset(copies))
+
+
+def adopt(worker: Worker, go: Go, report: Report) -> None:
+    """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
+    activation, plan = go.activation, Plan.from_json(go.plan)
+    began = time.perf_counter()
+    _settle(worker, activation, report)
+    for rank in set(worker.plan.ranks) - set(plan.ranks):
+        worker.endpoint.disconnect(rank)
+    worker.endpoint.advance(int(plan.epoch))
+    if worker.agent.called_off:  # before the epoch was entered: the abort that told of it is over by now
+        raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
+    if plan.ends:
+        _park(worker, plan, saves=not activation.rollback)
+    before = worker.plan
+    worker.stale |= unchecked_parts(worker.rank, before, plan)
+    worker.stale |= {worker.engine.bucket_index(name) for name in worker.engine.native.stale_buckets}
+    if activation.rollback:
+        worker.started = False  # what is here is of no use
+        worker.damaged.clear()
+    worker.stale |= worker.engine.install(plan, anew=activation.rollback)
+    worker.enter(plan)
+    if activation.rollback:
+        _roll_back(worker, activation.resume)
+    else:
+        _check_promoted(worker, before)
+    edited = time.perf_counter()
+    moved = _gather_parameters(worker)
+    behind = _start_copies(worker)
+    worker.damaged.clear()  # by now dropped, or to be replaced by what is on its way
+    worker.started = True
+    if worker.is_first:
+        event = worker.context.report_event
+        event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
+        ms = round(1e3 * (time.perf_counter() - edited), 3)
+        event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
+
+
+def _settle(worker: Worker, activation: Activation, report: Report) -> None:
+    """The step in flight: finished where the epoch starts after it, given up otherwise."""
+    native, resume = worker.engine.native, activation.resume
+    if activation.rollback or native.version >= resume.version:
+        native.drop_pending()
+        return
+    certificate = activation.certificate
+    if certificate is None or not native.pending or native.version + 1 != resume.version:
+        raise RuntimeError(
+            f"rank {worker.rank}: stands at version {native.version} and cannot follow to {resume.version}"
+        )
+    result = native.commit_pending({vote.rank: vote.payload for vote in certificate.votes})
+    worker.committed = resume
+    report(result, certificate)
+
+
+def _park(worker: Worker, plan: Plan, saves: bool) -> None:
+    """The ranks that are left cannot go on: they save what they have, if this run makes checkpoints, and end.
+
+    Raises JobOver.
+    """
+    worker.attend(plan)
+    worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
+    if saves and worker.checkpoints is not None:
+        worker.checkpoints.finish(worker.committed.version)
+    raise JobOver(plan.ends)
+
+
+def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
+    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
+
+    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
+    """
+    boxes = zip(before.boxes, after.boxes, strict=True)
+    return {old.bucket for old, new in boxes if rank in old.makers - {old.owner} and rank not in new.makers}
+
+
+def _check_promoted(worker: Worker, before: Plan) -> None:
+    """A copy that becomes the truth is read once more: nobody could tell later."""
+    native = worker.engine.native
+    found = {
+        number
+        for number, (old, new) in enumerate(zip(before.boxes, worker.plan.boxes, strict=True))
+        if new.owner == worker.rank != old.owner and not native.intact(number)
+    }
+    worker.damaged |= found
+    if found:
+        raise CopyDiffers(f"rank {worker.rank}: copies of boxes {sorted(found)} were damaged in memory")
+
+
+def _gather_parameters(worker: Worker) -> int:
+    """Working copies to every rank that has none that is whole; the bytes that all of them get."""
+    native, plan, rank = worker.engine.native, worker.plan, worker.rank
+    buckets = worker.artifact.buckets
+    worker.stale &= {index for index, bucket in enumerate(buckets) if rank in plan.groups[bucket.name]}
+    wanted = torch.zeros(len(plan.ranks), max(1, len(buckets)), dtype=torch.int64)
+    place = plan.ranks.index(rank)
+    wanted[place, sorted(worker.stale)] = 1
+    width = wanted.shape[1]
+    intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
+    worker.group.all_gather(wanted.view(-1), intervals, TRANSFER_S)
+    takers = [[r for place, r in enumerate(plan.ranks) if wanted[place, index]] for index in range(len(buckets))]
+    native.refresh_work(takers, TRANSFER_S)
+    worker.stale.clear()
+    itemsize = plan.workload.work_bytes_per_element
+    return itemsize * sum(bucket.numel * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
+
+
+def _start_copies(worker: Worker) -> int:
+    """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
+    native, plan, rank = worker.engine.native, worker.plan, worker.rank
+    bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
+    for number, box in enumerate(plan.boxes):
+        if rank in box.catching:
+            native.expect_base(number, box.owner)
+        elif rank == box.owner:
+            for holder in box.catching:
+                native.send_base(number, holder)
+    worker.catching = frozenset(native.catching)
+    return bytes_each * sum(len(box.span) * len(box.catching) for box in plan.boxes)
+
+
+# --- No copy is left of something
+
+
+def _roll_back(worker: Worker, resume: Stamp) -> None:
+    """The state of the checkpoint of that version, or the beginning, which the engine has been set to."""
+    native = worker.engine.native
+    path = checkpoint_at(worker, resume.version)
+    if path is not None:
+        restore(path, worker.artifact, worker.plan, worker.rank, worker.optimizer, native)
+    elif resume.version != 0:
+        raise CheckpointError(f"rollback: rank {worker.rank} finds no checkpoint after {resume.version} steps")
+    native.version = resume.version
+    worker.committed = resume
+    groups = [worker.plan.groups[bucket.name] for bucket in worker.artifact.buckets]
+    worker.stale |= {index for index, group in enumerate(groups) if worker.rank in group}
+
+
+def checkpoint_at(worker: Worker, version: int) -> Path | None:
+    """The checkpoint of `version` committed steps that this run made or began with."""
+    resumed = worker.context.build.data.get("resume_from")
+    if resumed is not None and version == worker.context.build.data["first_step"]:
+        return Path(resumed)
+    folder = checkpoint_folder(worker.config, worker.context.run_dir)
+    return complete(folder).get(version) if folder is not None else None

@@ -1,0 +1,147 @@
+"""What a worker holds, for the whole run and for the epoch that it is in; where both come from.
+
+WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every rank, a declared engine, a running agent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx import _native
+from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.config.types import Config
+from elaswave_fx.control.agent.agent import Agent, Progress
+from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
+from elaswave_fx.control.store.ledger import Payload
+from elaswave_fx.data import Source, open_source
+from elaswave_fx.devices.emulated import kernels
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.optim.learning_rate import Schedule, make_schedule
+from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.worker.checkpoints import Checkpoints
+from elaswave_fx.worker.engine import RankEngine, load_artifact
+from elaswave_fx.worker.feed import InputFeed
+
+CONNECT_S = 60.0
+MEND_S = 1.0
+"""For one attempt to open broken links again; asked once more, a rank tries on."""
+_GROUP = 1  # the id of the group of all ranks, in every generation
+
+
+@dataclass
+class Worker:
+    """One rank. What is assigned anew with every epoch comes last.
+
+    `committed`: the newest step that is known to be committed. `stale`: buckets (indices) whose working copy is not
+    whole. `catching`: boxes whose base is on its way. `damaged`: boxes found to have other bytes than were written.
+    """
+
+    config: Config
+    context: WorkerContext
+    artifact: Artifact
+    engine: RankEngine
+    endpoint: Any
+    initial: InitialState
+    optimizer: Optimizer
+    schedule: Schedule
+    source: Source
+    agent: Agent
+    plan: Plan
+    committed: Stamp
+    group: Any = None
+    feed: InputFeed | None = None
+    checkpoints: Checkpoints | None = None
+    started: bool = False  # the state that the run begins with is in place
+    stale: set[int] = field(default_factory=set)
+    catching: frozenset[int] = frozenset()
+    damaged: set[int] = field(default_factory=set)
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(self.context.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for the ranks of its epoch."""
+        return self.rank == self.plan.ranks[0]
+
+    def enter(self, plan: Plan) -> None:
+        """What belongs to an epoch alone: the group of its ranks, what writes its checkpoints, the feed of the tile."""
+        self.attend(plan)
+        if self.feed is not None:
+            self.feed.close()
+        self.feed = InputFeed(self.config, self.artifact, plan, self.rank, self.source, self.committed.version)
+
+    def attend(self, plan: Plan) -> None:
+        """As a rank of the plan, without a part in its steps."""
+        self.plan = plan
+        self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
+        self.checkpoints = Checkpoints(
+            self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
+            self.group,
+        )  # fmt: skip
+
+
+def set_up(config: Config, context: WorkerContext) -> Worker:
+    """Links to every rank and a declared engine; the agent runs."""
+    endpoint = _native.Endpoint(
+        rank=context.rank,
+        token=context.token,
+        listen_host=context.host,
+        port=context.port,
+        host_id=context.host_id,
+    )
+    peers = context.peers(endpoint.port)
+    endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, CONNECT_S)
+    plan = Plan.from_json(context.build.plan)
+    artifact, constants = load_artifact(Path(context.build.data["artifact"]))
+    initial = InitialState(Path(context.build.data["state"]))
+    optimizer = make_optimizer(config.optimizer)
+    batch = plan.workload.global_batch
+    engine = RankEngine(
+        artifact, constants, initial, context.rank, endpoint, optimizer, context.build.data["update"],
+        config.seed, batch, kernels if config.device == "emulated" else None,
+    )  # fmt: skip
+    engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
+    engine.native.set_copy_mode(config.copies.mode)
+    engine.install(plan)
+    initial.let_go()
+
+    def progress() -> Progress:
+        instruction, number, awaited = engine.native.progress
+        return Progress(f"{instruction} {number}", Rank(awaited) if awaited >= 0 else None)
+
+    def interrupt(reason: str) -> None:
+        endpoint.abort(reason)
+        endpoint.flood(-1)
+
+    agent = Agent(
+        Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress,
+        lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(MEND_S),
+    )  # fmt: skip
+    agent.start()
+    context.detach()
+    worker = Worker(
+        config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
+        open_source(config), agent, plan, context.first.resume,
+    )  # fmt: skip
+    worker.enter(plan)
+    return worker
+
+
+def certificate_of(stamp: Stamp, votes: Mapping[int, bytes]) -> Certificate:
+    """The proof of a commit from the votes as the engine has them."""
+    return Certificate(stamp, tuple(vote_of(stamp, rank, payload) for rank, payload in sorted(votes.items())))
+
+
+def vote_of(stamp: Stamp, rank: int, payload: bytes) -> Vote:
+    """One rank's vote; what it consumed is in what it cast."""
+    unit_lo, unit_hi, sample_lo, sample_hi = Payload.unpack(payload).consumed
+    return Vote(stamp, Rank(rank), Span(unit_lo, unit_hi), Span(sample_lo, sample_hi), payload)

@@ -1,0 +1,67 @@
+"""What the builder makes beside the artifact, and what it leaves alone when the cache has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from elaswave_fx import _native
+from elaswave_fx.build import builder as build
+from elaswave_fx.build.builder import update_program
+from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.config.types import load_config
+from elaswave_fx.optim.optimizer import AdamW, hyper_row
+
+_WARM = """
+import sys
+from pathlib import Path
+from elaswave_fx.config.types import load_config
+import elaswave_fx.worker.loop
+from elaswave_fx.build.builder import build_job
+
+words = ["recipe=two_tower", "data=synthetic", "data.layout=halves", f"cache.dir={sys.argv[1]}"]
+build_job(load_config(words), Path(sys.argv[2]))
+print("torch._dynamo" in sys.modules, "torch._functorch.aot_autograd" in sys.modules, "sympy" in sys.modules)
+"""
+
+
+def test_with_a_program_from_the_cache_nothing_that_compiles_is_imported(tmp_path: Path) -> None:
+    def imported(name: str) -> str:
+        command = [sys.executable, "-c", _WARM, str(tmp_path / "cache"), str(tmp_path / name)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert imported("cold") == "True True True"
+    assert imported("warm") == "False False False"
+
+
+def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
+    program = update_program(load_config(words))
+    monkeypatch.setattr(build, "trace_update", lambda optimizer: pytest.fail("traced again"))
+    assert update_program(load_config(words)) == program
+    with pytest.raises(pytest.fail.Exception, match="traced again"):
+        update_program(load_config([*words, "optimizer.eps=1e-6"]))
+    with pytest.raises(pytest.fail.Exception, match="traced again"):
+        update_program(load_config([*words, "cache.enabled=false"]))
+
+    ours = AdamW(weight_decay=0.1)
+    param, grad = torch.randn(5), torch.randn(5)
+    hyper = [torch.tensor(value) for value in hyper_row(ours, 0, 1e-3, "decay")]
+    found = _native.Program(program).run([param, grad, *ours.init(param), *hyper])
+    expected, state = ours.update(param, grad, ours.init(param), tuple(hyper[1:]))
+    assert all(torch.equal(a, b) for a, b in zip(found, (expected, *state), strict=True))
+
+
+def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_file({"weight": torch.arange(4.0)}, path)
+    initial = InitialState(path)
+    before = initial.tensor("weight")
+    initial.let_go()
+    path.unlink()
+    assert torch.equal(initial.tensor("weight"), before)

@@ -1,0 +1,110 @@
+"""What the coordinator tells of a loss, from its first sign to the next epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elaswave_fx.control.coordinator.event_log import TransitionEvents
+from elaswave_fx.control.protocol.coordinator import Event, end, step
+from elaswave_fx.control.protocol.messages import Exited, Heartbeat, Prepared, Tick
+from elaswave_fx.control.protocol.rank_state import STOPPED
+from elaswave_fx.control.protocol.register import Register, StoreReply, Swap, swap
+from elaswave_fx.control.protocol.types import Copy, Report, Version
+from elaswave_fx.plan.topology import Rank
+from tests.control.test_coordinator import WORLD, Driver, line
+
+
+class Told(Driver):
+    """A coordinator with its narrator."""
+
+    def __init__(self, register: Register | None = None) -> None:
+        self.narrator = TransitionEvents()
+        self.lines: list[tuple[str, int, dict[str, Any]]] = []
+        super().__init__(register)
+
+    def feed(self, event: Event) -> None:
+        before = self.state
+        self.state, actions = step(before, event, self.now_s)
+        self.lines += self.narrator.events(before, self.state, actions)
+        self.did += actions
+        for action in actions:
+            if isinstance(action, Swap):
+                self.register, _ = swap(self.register, action)
+                self.feed(StoreReply(self.register))
+            elif type(action).__name__ == "Read":
+                self.feed(StoreReply(self.register))
+
+
+def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
+    job = Told()
+    job.beats(*range(WORLD))
+    job.heartbeat(0, phase=STOPPED, suspect=Rank(3))
+    job.feed(Exited(Rank(3)))
+    for rank in range(3):
+        job.prepared(rank)
+    kinds = [kind for kind, _, _ in job.lines]
+    assert kinds == ["detected", "stopped", "agreed", "planned"]
+    assert job.lines[0] == ("detected", 0, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3"})
+    assert job.lines[1] == ("stopped", 1, {"members": [0, 1, 2]})
+    _, epoch, fields = job.lines[2]
+    assert epoch == 1 and fields == {
+        "members": [0, 1, 2], "lost": [3], "step": 0, "steps_redone": 1, "why": "step 0 is done again",
+    }  # fmt: skip
+
+
+def test_a_second_loss_is_told_too() -> None:
+    job = Told()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    job.feed(Exited(Rank(2)))
+    assert [(kind, fields["ranks"]) for kind, _, fields in job.lines] == [("detected", [3]), ("detected", [2])]
+
+
+def test_a_planned_stop_is_no_loss() -> None:
+    job = Told()
+    job.beats(*range(WORLD))
+    job.feed(Heartbeat(Rank(7), job.register.epoch, Version(0), STOPPED, None, None, True, False, ()))
+    job.feed(Tick())
+    assert [kind for kind, _, _ in job.lines] == ["stopping"]
+
+
+def test_who_is_waited_for_is_said_once() -> None:
+    """Two ranks fall silent after a step; what they alone have a copy of is not taken from anywhere older."""
+    job = Told()
+    job.beats(*range(WORLD))
+    job.heartbeat(0, lines=(line(1),))
+    boxes = job.register.activation.assignment.boxes
+    silent = {boxes[0].owner, *boxes[0].holders}
+    others = [rank for rank in range(WORLD) if rank not in silent]
+    first = job.register.committed
+    for tick in range(1, 12):
+        job.now_s = 0.3 * tick
+        for rank in others:
+            job.heartbeat(rank, version=Version(1), phase=f"at {tick}")
+        job.feed(Tick())
+        for rank in others:
+            copies = {p.box: Copy(first, 1) for p in boxes if rank in (p.owner, *p.holders)}
+            report = Report(Rank(rank), job.register.epoch, first, copies, {}, (), (), frozenset())
+            job.feed(Prepared(job.state.ballot, report))
+    (waiting,) = [fields for kind, _, fields in job.lines if kind == "waiting"]
+    assert waiting["cause"] == f"boxes [0, 2] wait for ranks {sorted(silent)}" and job.register.epoch == 0
+
+
+def test_who_takes_over_tells_of_the_epoch_that_it_finds() -> None:
+    """The coordinator before may have been killed between the swap and its word."""
+    job = Told()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    for rank in range(3):
+        job.prepared(rank)
+    heir = Told(job.register)
+    assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1), ("planned", 1)]
+    assert heir.lines[0][2]["members"] == [0, 1, 2] and "rolled_back_to" not in heir.lines[0][2]
+    assert not Told().lines, "there is nothing to tell of the first epoch"
+
+
+def test_the_end_is_told_with_its_reason() -> None:
+    job = Told()
+    before = job.state
+    after, actions = end(before, "2 ranks are too few")
+    assert job.narrator.events(before, after, actions) == [("over", 0, {"reason": "2 ranks are too few"})]

@@ -1,0 +1,37 @@
+"""Devices by name, and what the CPU says about itself."""
+
+import pytest
+import torch
+
+from elaswave_fx.devices import make_device
+from elaswave_fx.errors import ConfigError
+
+
+def test_cpu_memory_is_within_the_machine():
+    device = make_device("cpu")
+    device.set_up(threads=torch.get_num_threads())
+    held = torch.ones(8 * 2**20, dtype=torch.float32)
+    device.synchronize()
+    assert held.nbytes < device.memory_peak_bytes() < device.memory_total_bytes()
+    assert device.torch_device == held.device
+
+
+def test_fingerprint_says_what_decides_bits(monkeypatch):
+    device = make_device("cpu")
+    before = dict(device.fingerprint())
+    assert before["torch"] == torch.__version__
+    assert before["threads"] == str(torch.get_num_threads())
+    assert before == dict(make_device("cpu").fingerprint())
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert {key for key, value in device.fingerprint().items() if value != before[key]} == {"mkl_cbwr"}
+
+
+@pytest.mark.parametrize("name", ["cuda", "npu"])
+def test_later_devices(name):
+    with pytest.raises(ConfigError, match=f"device={name} is not available yet"):
+        make_device(name)
+
+
+def test_unknown_device():
+    with pytest.raises(ConfigError, match="device=cpuu: is unknown; nearest valid: cpu"):
+        make_device("cpuu")

@@ -1,0 +1,112 @@
+"""What a run that lost ranks has to show at its end, against the same run that nobody disturbed.
+
+    assert_survived(run, undisturbed, lost={3})
+
+In: two finished runs of the same steps; the layouts may differ. A failure names the step, the figures, and the run's
+folder, in which console.log tells the story.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from elaswave_fx.control.store.ledger import covers_once, standing
+from tests.recovery.harness import Finished
+from tests.reference import relative_difference
+
+LOSS_RTOL, PARAMETER_RTOL = 1e-5, 1e-4
+
+RECOVERY_KEYS = {
+    "cause", "rank", "step", "detect_ms", "plan_ms", "edit_ms", "transfer_ms", "mttr_ms", "steps_redone", "bytes_moved",
+}  # fmt: skip
+
+
+def assert_survived(
+    run: Finished,
+    undisturbed: Finished,
+    lost: Collection[int],
+    *,
+    rolled_back: bool = False,
+    stopped: bool = False,
+    loss_rtol: float = LOSS_RTOL,
+    parameter_rtol: float = PARAMETER_RTOL,
+) -> None:
+    """All that contracts.md and protocol.md promise of a run that lost the ranks `lost`, and no other.
+
+    `rolled_back`: no copy was left of something, and the run went back to an older state. `stopped`: the ranks lost
+    never woke up, and were ended with the run.
+    """
+    told = f"in {run.folder}:\n{run.console[-3000:]}"
+    assert run.code == 0, f"exit code {run.code} {told}"
+    summary = run.summary
+    assert summary["outcome"] == "completed", told
+    assert not run.orphans, f"processes {run.orphans} outlived the launcher {told}"
+    assert_every_step_once(run, len(undisturbed.metrics))
+    assert_same_members(run, set(lost), stopped)
+    assert_recoveries(run, set(lost), rolled_back)
+    assert_same_arithmetic(run, undisturbed, loss_rtol, parameter_rtol)
+
+
+def assert_every_step_once(run: Finished, steps: int, first_step: int = 0) -> None:
+    """One line per step in metrics and ledger; each ledger line covers the plane once."""
+    assert [line["step"] for line in run.metrics] == list(range(steps)), run.folder
+    (plan,) = [event for event in run.of_kind("planned") if event["epoch"] == 0]
+    wrong = covers_once(run.ledger, plan["units"], plan["samples"], first_step, steps)
+    assert wrong is None, f"{wrong}, in {run.folder}"
+    summary = run.summary
+    assert summary["steps"] == steps
+    assert summary["samples_seen"] == steps * plan["samples"], run.folder
+    assert (summary["samples_duplicated"], summary["samples_skipped"]) == (0, 0), run.folder
+
+
+def assert_same_members(run: Finished, lost: set[int], stopped: bool = False) -> None:
+    """Processes were started once; those of the ranks lost have left, the others computed to the last step."""
+    (started,) = run.of_kind("started")
+    ranks = {int(rank) for rank in started["pids"]}
+    left = [event["rank"] for event in run.of_kind("left")]
+    ended = set() if stopped else lost
+    assert sorted(left) == sorted(ended), f"{left} left, expected {sorted(lost)}, in {run.folder}"
+    last = max(standing(run.ledger), key=lambda line: line["step"])
+    survivors = {int(rank) for rank in last["tiles"]}
+    agreed = run.of_kind("agreed")
+    members = set(agreed[-1]["members"]) if agreed else ranks
+    assert survivors == members, f"the last step is of {survivors}, the last epoch of {members}, in {run.folder}"
+    # One that is killed after its last step may still be a member of the last epoch.
+    assert ranks - lost <= survivors, f"{ranks - lost - survivors} took no part at the end, in {run.folder}"
+
+
+def assert_recoveries(run: Finished, lost: set[int], rolled_back: bool) -> None:
+    """Every loss is in the summary, with its times; a recovery redoes at most the step in flight."""
+    recoveries: list[dict[str, Any]] = run.summary["recoveries"]
+    named = {rank for recovery in recoveries for rank in recovery["ranks"]}
+    assert named == lost, f"recoveries name {sorted(named)}, lost were {sorted(lost)}, in {run.folder}"
+    for recovery in recoveries:
+        assert recovery.keys() >= RECOVERY_KEYS, recovery
+        for key in ("detect_ms", "plan_ms", "edit_ms", "transfer_ms"):
+            value = recovery[key]
+            assert value is not None and math.isfinite(value) and value >= 0, f"{key}: {recovery}, in {run.folder}"
+        assert recovery["mttr_ms"] is not None and math.isfinite(recovery["mttr_ms"]), recovery
+        if not rolled_back:
+            assert 0 <= recovery["steps_redone"] <= max(1, len(recovery["ranks"])), recovery
+    for event in run.of_kind("agreed"):
+        assert rolled_back or event["steps_redone"] <= 1, f"{event}, in {run.folder}"
+        assert rolled_back or "rolled_back_to" not in event, f"{event}, in {run.folder}"
+
+
+def assert_same_arithmetic(run: Finished, undisturbed: Finished, loss_rtol: float, parameter_rtol: float) -> None:
+    """The same samples in every step, the same losses and parameters up to rounding."""
+    ours = {line["step"]: line for line in standing(run.ledger)}
+    theirs = {line["step"]: line for line in standing(undisturbed.ledger)}
+    assert ours.keys() == theirs.keys()
+    for step in sorted(ours):
+        for key in ("content_hash", "weight_sum"):
+            assert ours[step][key] == theirs[step][key], f"{key} of step {step}, in {run.folder}"
+    for mine, other in zip(run.metrics, undisturbed.metrics, strict=True):
+        assert math.isclose(mine["loss"], other["loss"], rel_tol=loss_rtol), (
+            f"loss of step {mine['step']}: {mine['loss']} against {other['loss']} undisturbed, in {run.folder}"
+        )
+        assert mine["lr"] == other["lr"], f"learning rate of step {mine['step']}, in {run.folder}"
+    apart = relative_difference(run.tensors, undisturbed.tensors)
+    assert apart < parameter_rtol, f"parameters differ by {apart:.2e} of their norm, in {run.folder}"

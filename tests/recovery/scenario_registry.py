@@ -1,0 +1,137 @@
+"""What is tried where: everything (`make chaos`), and one of each kind (`make test`, beside the pairwise set).
+
+everything(seed=0)   ->  some 300 scenarios; the random ones are drawn from the seed
+specials()           ->  one of each group, always the same
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.recovery import fault_matrix as cases
+from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
+from tests.recovery.lifecycle_faults import (
+    checkpointing,
+    evaluating,
+    handing_back,
+    launcher,
+    no_copies,
+    overloaded,
+    starting,
+    two_copies,
+)
+from tests.recovery.scenarios import (
+    Scenario,
+    coordinator,
+    host,
+    inside,
+    one_after_another,
+    outside,
+    stopped,
+    stops_itself,
+    unlinked,
+    while_recovering,
+)
+
+DRAWS = 20
+"""Random cases of each kind of blow from outside."""
+
+SOAK_STEPS, SOAK_S = 5000, 1800.0
+
+
+def everything(seed: int = 0) -> list[Scenario]:
+    """All of it. Another seed draws other moments and ranks."""
+    return [
+        *(inside([loss]) for loss in cases.product()),
+        *(inside(losses) for losses in cases.in_jobs(cases.pairwise()) if len(losses) > 1),
+        *settings(),
+        *_hosts(),
+        *_drawn(seed),
+        *_moments(seed),
+        *(stops_itself(layout, ranks_of(layout)[-1], phase) for layout in LAYOUTS for phase in ("forward", "gather")),
+        overloaded((2, 2), SOAK_STEPS, hogs=4, timeout_s=SOAK_S),
+    ]
+
+
+def settings() -> list[Scenario]:
+    """Losses in runs other than the plain one: batch-coupled operators, low precision, other numbers of copies."""
+    resnet = ("parallel.granule=8",)
+    return [
+        inside([Loss((2, 2), 3, "backward")], *resnet, recipe="resnet_digits", label="batch-norm"),
+        inside([Loss((2, 2), 0, "gather")], *resnet, recipe="resnet_digits", label="batch-norm"),
+        inside([Loss((2, 2), 1, "update"), Loss((2, 2), 2, "reduce")], "copies.record=bf16", label="bf16-records"),
+        # Other micro-batches round otherwise in bf16.
+        inside([Loss((2, 2), 2, "snapshot")], "precision=bf16", label="bf16", loss_rtol=1e-2, parameter_rtol=1e-2),
+        no_copies((2, 2), 3, checkpoints=True),
+        no_copies((2, 2), 0, checkpoints=False),
+        no_copies((1, 3), 1, checkpoints=True),
+        two_copies((3, 2), (0, 2)),
+        two_copies((2, 3), (1, 4)),
+    ]
+
+
+def specials() -> list[Scenario]:
+    """What `make test` runs beside the pairwise set."""
+    return [
+        *settings(),
+        host((2, 2), (2, 3), "forward"),
+        host((1, 3), (0, 1), "update"),
+        outside((3, 2), 4, 1),
+        outside((4, 1), 0, 2),
+        one_after_another((3, 2), 0, 3, 3),
+        while_recovering((2, 2), 2, 3, 4),
+        while_recovering((3, 2), 0, 5, 5),
+        coordinator((2, 2), None, 6),
+        coordinator((2, 2), 0, 7),
+        coordinator((2, 3), 4, 8),
+        stopped((2, 2), 1, 9, wakes=True),
+        stopped((4, 1), 0, 10, wakes=False),
+        stops_itself((2, 2), 3, "reduce"),
+        unlinked((2, 2), 1, 11),
+        evaluating((2, 2), 0, 11),
+        checkpointing((2, 2), 0, 12),
+        checkpointing((2, 2), 1, 13),
+        handing_back((2, 2), 3, 14),
+        starting((2, 2), 2, 15),
+        launcher((2, 2), 16, checkpoints=True),
+        launcher((1, 3), 17, checkpoints=False),
+        overloaded((2, 2), 200, hogs=4, timeout_s=90.0),
+    ]
+
+
+def _hosts() -> list[Scenario]:
+    """Every host of two ranks, in phases that alternate."""
+    pairs = [(layout, ranks) for layout in LAYOUTS for ranks in hosts_of(layout) if len(ranks) > 1]
+    return [host(layout, ranks, PHASES[n % len(PHASES)]) for n, (layout, ranks) in enumerate(pairs)]
+
+
+def _drawn(seed: int) -> list[Scenario]:
+    """Kills from outside, of ranks and at moments that the seed draws."""
+    draw = random.Random(seed)
+    found: list[Scenario] = []
+    for number in range(DRAWS):
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        moment = seed * 1000 + number
+        first, second = draw.sample(ranks_of(layout), 2)
+        found += [
+            outside(layout, draw.choice(ranks_of(layout)), moment),
+            one_after_another(layout, first, second, moment),
+            while_recovering(layout, first, second, moment),
+        ]
+        found.append(coordinator(layout, None if number % 4 == 0 else first, moment))
+        if number < 2 * len(LAYOUTS):
+            found.append(unlinked(layout, first, moment))
+            found.append(stopped(layout, second, moment, wakes=number % 2 == 0))
+    return found
+
+
+def _moments(seed: int) -> list[Scenario]:
+    """Start-up, evaluation, checkpoints, hand-back, the launcher's end: each rank of the plain layout, twice."""
+    found: list[Scenario] = []
+    for number in range(8):
+        moment = seed * 1000 + number
+        rank = number % 4
+        found += [make((2, 2), rank, moment) for make in (starting, evaluating, checkpointing, handing_back)]
+    for number, layout in enumerate(LAYOUTS):
+        found += [launcher(layout, seed * 1000 + number, checkpoints) for checkpoints in (True, False)]
+    return found

@@ -1,0 +1,46 @@
+"""The content of a step: the sum of hashes of its samples, whoever fed them."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elaswave_fx.data.dataset import Batch
+from elaswave_fx.worker.feed import Content, content_of
+
+
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "input_ids": torch.randint(0, 99, (6, 5), generator=generator),
+        "image": torch.randn(6, 2, 3, generator=generator),
+    }
+
+
+def part(lo: int, hi: int, *names: str) -> Content:
+    return content_of({name: tensor[lo:hi] for name, tensor in batch().items() if name in names}, 100 + lo)
+
+
+def added(*contents: Content) -> Content:
+    total = sum(low | high << 64 for low, high in contents)
+    return total & (1 << 64) - 1, total >> 64 & (1 << 64) - 1
+
+
+@settings(deadline=None)
+@given(cut=st.integers(0, 6))
+def test_ranks_add_up_to_the_step_however_it_is_cut(cut: int) -> None:
+    both = ("input_ids", "image")
+    whole = part(0, 6, *both)
+    assert added(part(0, cut, *both), part(cut, 6, *both)) == whole
+    assert added(part(0, 6, "image"), part(0, cut, "input_ids"), part(cut, 6, "input_ids")) == whole
+
+
+def test_every_bit_and_every_place_counts() -> None:
+    whole = content_of(batch(), 100)
+    changed = batch()
+    changed["image"][4, 1, 2] += 1e-6
+    swapped = {name: tensor[[1, 0, 2, 3, 4, 5]] for name, tensor in batch().items()}
+    renamed = {"labels": batch()["input_ids"], "image": batch()["image"]}
+    others = [content_of(changed, 100), content_of(swapped, 100), content_of(renamed, 100), content_of(batch(), 101)]
+    assert len({whole, *others}) == 5
