@@ -18,6 +18,7 @@ from torch import nn
 
 from elaswave_fx.build.unit_sequence import Chain, measure_kinds
 from elaswave_fx.config.types import Config
+from elaswave_fx.data import cast_inputs
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import check_output
@@ -28,7 +29,6 @@ from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
-from elaswave_fx.worker.engine import cast_inputs
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
 from passes.normalize import Normalize

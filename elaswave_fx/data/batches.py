@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
+import torch
+
 from elaswave_fx.data.dataset import Batch, Dataset
 from elaswave_fx.data.order import Order
 
@@ -21,6 +23,13 @@ Loaded = TypeVar("Loaded")
 def load_batch(dataset: Dataset, order: Order, first: int, count: int) -> Batch:
     """The samples at global positions [first, first + count), stacked along dimension 0."""
     return dataset.batch(order.indices(first, count))
+
+
+def cast_inputs(batch: Batch, precision: str) -> Batch:
+    """The batch as a captured program takes it: its floating-point inputs are in bf16 when the program computes so."""
+    if precision != "bf16":
+        return batch
+    return {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in batch.items()}
 
 
 def step_loader(dataset: Dataset, order: Order, global_batch: int, lo: int, hi: int) -> Loader:

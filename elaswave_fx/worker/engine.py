@@ -243,9 +243,3 @@ def first_readers(artifact: Artifact) -> dict[str, int]:
             if binding[0] == "input":
                 found.setdefault(binding[1], unit.index)
     return found
-
-
-def cast_inputs(batch: Mapping[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
-    """Inputs as the captured program takes them: floating-point ones in bf16 when it computes in bf16."""
-    dtype = {"bf16": torch.bfloat16}.get(precision)
-    return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in batch.items()}

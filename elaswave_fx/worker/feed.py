@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Prefetcher, Source, load_batch, step_loader
+from elaswave_fx.data import Prefetcher, Source, cast_inputs, load_batch, step_loader
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.worker.engine import cast_inputs, first_readers, input_names
+from elaswave_fx.worker.engine import first_readers, input_names
 
 Content = tuple[int, int]
 """A sum of hashes modulo 2^128, as its low and high 64 bits."""

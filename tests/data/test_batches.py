@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elaswave_fx.config.types import load_config
-from elaswave_fx.data import Batch, Prefetcher, load_batch, open_source, step_loader
+from elaswave_fx.data import Batch, Prefetcher, cast_inputs, load_batch, open_source, step_loader
 from elaswave_fx.errors import DataError
 
 
@@ -65,3 +65,12 @@ def test_step_loader_takes_the_ranks_samples() -> None:
     load = step_loader(source.dataset, source.train, global_batch=10, lo=4, hi=7)
     whole = load_batch(source.dataset, source.train, 20, 10)
     assert torch.equal(load(2)["labels"], whole["labels"][4:7])
+
+
+def test_only_floating_point_inputs_are_cast() -> None:
+    batch = {"point": torch.rand(2, 3), "label": torch.tensor([1, 2])}
+    assert {name: each.dtype for name, each in cast_inputs(batch, "bf16").items()} == {
+        "point": torch.bfloat16,
+        "label": torch.int64,
+    }
+    assert cast_inputs(batch, "fp32")["point"] is batch["point"]
