@@ -1,11 +1,19 @@
 """`python -m elaswave_fx.train [recipe=NAME] [key=value …]`: train a model. `--help` lists the keys."""
 
+from __future__ import annotations
+
 import os
 import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
 
 from elaswave_fx.config.compose import Job, run_hydra
+
+if TYPE_CHECKING:
+    from elaswave_fx.config.types import Config
+    from elaswave_fx.launch.job import WorkerContext
 
 _PRELOAD = (
     "torch",
@@ -16,8 +24,8 @@ _PRELOAD = (
 )
 
 
-def train(job: Job) -> int:
-    """Run one job to its end; returns the exit code."""
+def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] | None = None) -> int:
+    """Run one job to its end; returns the exit code. `work`: what each rank runs, if not `run_worker`."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.config.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec
@@ -34,10 +42,10 @@ def train(job: Job) -> int:
 
         return build_job(config, job.run_dir, start=start)
 
-    def worker(context):  # type: ignore[no-untyped-def]
+    def worker(context: WorkerContext) -> Mapping[str, Any]:
         from elaswave_fx.worker.loop import run_worker
 
-        return run_worker(config, context)
+        return (work or run_worker)(config, context)
 
     return launch(
         JobSpec(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from elaswave_fx.bench.own_job import Program, Run, Variant
+from elaswave_fx.bench.own_job import Run, Variant, run_steps
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.bench.workload import COMPUTE_BOUND, LINK_GBIT_S, Workload, tiny
 
@@ -37,9 +37,8 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """Peer: a job without copies, or one that copies the whole state."""
     torch.set_num_threads(1)
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
-    with Program(workload) as program:
-        runs = take_turns(program, VARIANTS, options.repeats or REPEATS, STEPS, WARM_UP, progress)
-        elements = program.elements()
+    runs = _take_turns(workload, options.repeats or REPEATS, progress)
+    elements = workload.elements()
     samples = {name: medians_ms(taken) for name, taken in runs.items()}
     copied = {name: [run.copied_per_step for run in taken] for name, taken in runs.items() if name != "none"}
     more = {name: runs[name][0].bytes_per_step - runs["none"][0].bytes_per_step for name in copied}
@@ -71,22 +70,15 @@ def _notes(workload: Workload, elements: int, copied: dict[str, float], more: di
     )
 
 
-def take_turns(
-    program: Program,
-    variants: dict[str, Variant],
-    repeats: int,
-    steps: int,
-    warm_up: int,
-    progress: Callable[[str], None],
-) -> dict[str, list[Run]]:
+def _take_turns(workload: Workload, repeats: int, progress: Callable[[str], None]) -> dict[str, list[Run]]:
     """A job of each variant per run; another one first each time."""
-    runs: dict[str, list[Run]] = {name: [] for name in variants}
-    names = list(variants)
+    runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
+    names = list(VARIANTS)
     for turn in range(repeats):
         progress(f"run {turn + 1} of {repeats}")
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            runs[name].append(program.run(variants[name], steps, warm_up))
+            runs[name].append(run_steps(workload, VARIANTS[name], STEPS, WARM_UP))
     return runs
 
 

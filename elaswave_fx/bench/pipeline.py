@@ -1,7 +1,7 @@
 """pipeline: training steps against torch.distributed.pipelining, Schedule1F1B over gloo, two and four stages.
 
 The same GPT, weights, data, AdamW, micro-batches and one pipeline on both sides, a process with one thread per stage,
-no clipping. Ours without copies, agents, coordinator and ledger, since the peer has nothing like them, with links over
+no clipping. Ours without copies, heartbeats and ledger, since the peer has nothing like them, with links over
 shared memory, as ranks of one host have them, and, apart, over TCP as gloo's. Jobs take turns; a run's sample is the
 median of its steps. The losses of all must be equal, or the benchmark fails.
 """
@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from elaswave_fx.bench.copies import cpu_line
-from elaswave_fx.bench.own_job import Program, Variant
-from elaswave_fx.bench.pipeline_torch import pipelining_steps
+from elaswave_fx.bench.own_job import Run, Variant, run_steps
+from elaswave_fx.bench.pipeline_torch import PeerRun, pipelining_steps
 from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.bench.workload import PIPELINE_LARGE, PIPELINE_SMALL, Workload
@@ -52,35 +52,40 @@ def _compare(
 ) -> tuple[list[Entry], str]:
     """The entries, and a line on CPU time."""
     steps, warm_up = (2, 1) if options.tiny else STEPS[base.width]
-    assert workload.micro_batch is not None
-    repeats, wanted = options.repeats or REPEATS, workload.global_batch // workload.micro_batch
+    repeats = options.repeats or REPEATS
     samples: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
-    with Program(workload) as memory, Program(replace(workload, ranks_per_host=1)) as tcp:
-        found = {len(tile.micro_batches) for tile in memory.plan(ALONE).tiles}
-        if found != {wanted}:
-            raise BenchFailed(f"pipeline: our ranks have {sorted(found)} micro-batches, the peer's {wanted}")
-        sides = {
-            "shm": lambda: memory.run(ALONE, steps, warm_up),
-            "tcp": lambda: tcp.run(ALONE, steps, warm_up),
-            "torch": lambda: pipelining_steps(workload, steps, warm_up),
-        }
-        names = list(sides)
-        for turn in range(repeats):
-            progress(f"{name}, run {turn + 1} of {repeats}")
-            losses = {}
-            first = turn % len(names)
-            for side in names[first:] + names[:first]:
-                done = sides[side]()
-                losses[side] = done.losses
-                samples.setdefault(side, []).append(1e3 * statistics.median(done.seconds))
-                cpu.setdefault(side, []).append(done.cpu_s_per_step)
-            check_losses(losses)
+    sides: dict[str, Callable[[], Run | PeerRun]] = {
+        "shm": lambda: _ours(workload, steps, warm_up),
+        "tcp": lambda: _ours(replace(workload, ranks_per_host=1), steps, warm_up),
+        "torch": lambda: pipelining_steps(workload, steps, warm_up),
+    }
+    names = list(sides)
+    for turn in range(repeats):
+        progress(f"{name}, run {turn + 1} of {repeats}")
+        losses = {}
+        first = turn % len(names)
+        for side in names[first:] + names[:first]:
+            done = sides[side]()
+            losses[side] = done.losses
+            samples.setdefault(side, []).append(1e3 * statistics.median(done.seconds))
+            cpu.setdefault(side, []).append(done.cpu_s_per_step)
+        check_losses(losses)
     entries = [
         paired(name, samples["shm"], samples["torch"], "ms", WANTED[base.width]),
         paired(f"{name}, ours over TCP", samples["tcp"], samples["torch"], "ms"),
     ]
     return entries, cpu_line(cpu)
+
+
+def _ours(workload: Workload, steps: int, warm_up: int) -> Run:
+    """A job of ours, with as many micro-batches as the peer's. Raises BenchFailed."""
+    assert workload.micro_batch is not None
+    done, wanted = run_steps(workload, ALONE, steps, warm_up), workload.global_batch // workload.micro_batch
+    found = {len(tile.micro_batches) for tile in done.plan.tiles}
+    if found != {wanted}:
+        raise BenchFailed(f"pipeline: our ranks have {sorted(found)} micro-batches, the peer's {wanted}")
+    return done
 
 
 def check_losses(losses: dict[str, Sequence[float]]) -> None:

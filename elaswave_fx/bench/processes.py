@@ -10,8 +10,11 @@ In: a body per process, which gets its end of a channel. Out: what they say. Wha
 
 from __future__ import annotations
 
+import json
+import select
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +26,8 @@ from elaswave_fx.launch.process import Child, end_children, fork_child
 
 TEST_TIMEOUT_S = 120.0
 """Far more than anything takes on a busy machine."""
+
+_PATIENCE_S = 0.3
 
 
 class BenchFailed(RuntimeError):
@@ -83,6 +88,14 @@ class Processes:
         self._children[name].signal(number)
         return at_s
 
+    def end(self, name: str) -> None:
+        """A launcher, as an impatient user ends it: SIGTERM once to stop, again to stop at once. Raises `BenchFailed`."""
+        child, end = self._children[name], time.monotonic() + TEST_TIMEOUT_S
+        while not select.select([child.pidfd], [], [], _PATIENCE_S)[0]:
+            if time.monotonic() > end:
+                raise self._failed(name, "did not end")
+            child.signal(signal.SIGTERM)
+
     def _hear(self, name: str, kind: str) -> Mapping[str, Any]:
         end = time.monotonic() + TEST_TIMEOUT_S
         while True:
@@ -99,6 +112,42 @@ class Processes:
 
     def _failed(self, name: str, what: str) -> BenchFailed:
         return BenchFailed(f"bench: {name} {what}\n{self._children[name].log.read_text()[-2000:]}")
+
+
+class Reports:
+    """One socket over which all ranks of a job tell of themselves, whoever forks them: made before the first fork.
+
+    A report is a kind and JSON fields, whole or not there at all, in the order in which reports are sent.
+    """
+
+    BYTES_MAX = 1 << 16
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def close_reader(self) -> None:
+        """In who reports, and at the end."""
+        self._reader.close()
+
+    def close_writer(self) -> None:
+        """In who hears, once those who report have been forked: the end of the last of them shows then."""
+        self._writer.close()
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Raises OSError when nobody hears any more."""
+        self._writer.send(json.dumps([kind, fields]).encode())
+
+    def hear(self, kind: str, log: Path, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
+        """The next report of that kind; others are passed over. Raises `BenchFailed`, which shows the end of `log`."""
+        end = time.monotonic() + timeout_s
+        while select.select([self._reader], [], [], max(0.0, end - time.monotonic()))[0]:
+            said = self._reader.recv(self.BYTES_MAX)
+            if not said:
+                raise BenchFailed(f"bench: all ranks ended before one said {kind}\n{log.read_text()[-2000:]}")
+            found, fields = json.loads(said)
+            if found == kind:
+                return fields
+        raise BenchFailed(f"bench: no rank said {kind} within {timeout_s:g} s\n{log.read_text()[-2000:]}")
 
 
 def meet(endpoint: Any, channel: Channel, host_of: Callable[[int], str]) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from elaswave_fx.bench.own_job import Program, Resident, Variant
+from elaswave_fx.bench.own_job import Variant, run_steps
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95
 from elaswave_fx.bench.workload import MEMORY, Workload, tiny
@@ -139,9 +139,9 @@ def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> d
 
 def _memory_entry(workload: Workload) -> tuple[Entry, str]:
     """The rank whose peak is highest against its parts."""
-    idle, _ = _resident(tiny(workload))
-    resident, plan = _resident(workload)
-    expected = [expected_memory(plan, rank) for rank in range(workload.ranks)]
+    idle = run_steps(tiny(workload), Variant(), STEPS, 1).resident
+    run = run_steps(workload, Variant(), STEPS, 1)
+    resident, expected = run.resident, [expected_memory(run.plan, rank) for rank in range(workload.ranks)]
     over = [
         found.peak_bytes / (small.peak_bytes + parts.total)
         for found, small, parts in zip(resident, idle, expected, strict=True)
@@ -162,12 +162,6 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
         f"{(found.peak_bytes - small) / max(1, needed.total):.3f}x; with what a rank has right after its fork, "
         f"{found.forked_bytes / _MIB:.0f} MiB, as the idle one {strict:.3f}x"
     )
-
-
-def _resident(workload: Workload) -> tuple[tuple[Resident, ...], Plan]:
-    variant = Variant(copies=1)
-    with Program(workload) as program:
-        return program.run(variant, STEPS, 1).resident, program.plan(variant)
 
 
 def expected_memory(plan: Plan, rank: int) -> Memory:

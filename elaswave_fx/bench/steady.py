@@ -1,9 +1,11 @@
 """steady: step time with all fault tolerance on, over off; and what TorchFT adds to plain DDP, beside it.
 
-On: a copy of every box in another rank's memory (fp32 records), agents with heartbeats, the coordinator, every commit's
-proof handed to it, the ledger on disk. Off: no copies, no agent, no coordinator, no ledger. The engine is the same in
-both, and so are the vote that rides on the step's last all-reduce and the hashes of its samples. TorchFT runs with its
-defaults. Jobs take turns, one of each kind per run; a run's sample is the median of its steps.
+On is what `train` runs: a copy of every box in another rank's memory (fp32 records), agents with heartbeats, every
+commit's proof handed to the coordinator, the ledger on disk. Off: no copies, and agents that say goodbye before the
+first step, so that no heartbeats, proofs or ledger lines are made; the coordinator idles. Launcher, engine, the vote that
+rides on the step's last all-reduce and the hashes of its samples are the same in both. TorchFT runs with its defaults.
+Each rank has one thread, AdamW is the fused one on the peers' side, and batches are made by the peers' ranks themselves.
+Jobs take turns, one of each kind per run; a run's sample is the median of its steps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import partial
 import torch
 
 from elaswave_fx.bench.copies import cpu_line
-from elaswave_fx.bench.own_job import Program, Variant
+from elaswave_fx.bench.own_job import Variant, run_steps
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.bench.torch_job import ddp_steps, need_torchft, torchft_steps
 from elaswave_fx.bench.workload import COMPUTE_BOUND, Workload, tiny
@@ -40,23 +42,22 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     need_torchft()
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
     cpu: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    with Program(workload) as program:
-        sides = _sides(program, workload, cpu)
-        samples: dict[str, list[float]] = {name: [] for name in sides}
-        names, repeats = list(sides), options.repeats or REPEATS
-        for turn in range(repeats):
-            progress(f"run {turn + 1} of {repeats}")
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
-                samples[name].append(1e3 * statistics.median(sides[name]()))
+    sides = _sides(workload, cpu)
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    names, repeats = list(sides), options.repeats or REPEATS
+    for turn in range(repeats):
+        progress(f"run {turn + 1} of {repeats}")
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(1e3 * statistics.median(sides[name]()))
     return Outcome(_entries(samples), ("", workload.text(), cpu_line(cpu)))
 
 
-def _sides(program: Program, workload: Workload, cpu: dict[str, list[float]]) -> dict[str, Side]:
+def _sides(workload: Workload, cpu: dict[str, list[float]]) -> dict[str, Side]:
     """All kinds of job; ours add their CPU time of a step to `cpu`."""
 
     def own(name: str) -> tuple[float, ...]:
-        done = program.run(VARIANTS[name], STEPS, WARM_UP)
+        done = run_steps(workload, VARIANTS[name], STEPS, WARM_UP)
         cpu[name].append(done.cpu_s_per_step)
         return done.seconds
 

@@ -146,7 +146,7 @@ def _start_lighthouse(processes: Processes, lighthouse: Lighthouse, min_replicas
 
 
 def _optimizer(model: nn.Module, workload: Workload) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=workload.lr)
+    return torch.optim.AdamW(model.parameters(), lr=workload.lr, fused=True)
 
 
 def _forward(model: nn.Module, workload: Workload, step: int, rank: int) -> None:

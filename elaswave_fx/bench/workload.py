@@ -63,6 +63,10 @@ class Workload:
         torch.manual_seed(0)
         return GPT(VOCABULARY, self.seq_len, self.layers, self.width, self.heads)
 
+    def elements(self) -> int:
+        """Parameters of the model."""
+        return sum(parameter.numel() for parameter in self.model().parameters())
+
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and labels of a rank's share of a step; while all ranks are there."""
         draw = torch.Generator().manual_seed(1 + step * self.ranks + rank)
@@ -84,10 +88,6 @@ class Workload:
             f"GPT of {self.layers} layers, width {self.width}, {self.heads} heads; {self.global_batch} samples of "
             f"{self.seq_len} tokens a step; {self.ranks} ranks, {layout}; AdamW, fp32"
         )
-
-    def host_of(self, rank: int) -> str:
-        """Ranks of a host talk over its memory."""
-        return f"host-{rank // self.ranks_per_host}"
 
 
 COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
 class Training:
     """The steps of a run, as one rank takes them. A failure of another rank is part of it: see recovery.py."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, on_step: Callable[[StepReport], None] | None = None) -> None:
+        """`on_step` hears of every committed step, right after the launcher; measurements are made with it."""
+        self._worker, self._on_step = worker, on_step
         self._deadline = Deadline()
         self._faults = {fault.step: fault for fault in worker.context.faults}
         self._stopped = False  # all ranks have agreed to
@@ -212,20 +213,21 @@ class Training:
             self._emulation.step(worker.plan, result, seconds)
         step, count = result["step"], result["count"]
         votes = certificate.votes
-        context.report_step(
-            StepReport(
-                step=step,
-                loss=result["loss"] / count if count else float("nan"),
-                tokens=int(count),
-                step_ms=1e3 * seconds,
-                lr=worker.config.optimizer.lr * worker.schedule(step),
-                grad_norm=result["grad_norm"],
-                memory_peak_mb=result["memory_bytes"] / 2**20,
-                epoch=worker.plan.epoch,
-                consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
-                world_size=len(votes),
-            )
+        report = StepReport(
+            step=step,
+            loss=result["loss"] / count if count else float("nan"),
+            tokens=int(count),
+            step_ms=1e3 * seconds,
+            lr=worker.config.optimizer.lr * worker.schedule(step),
+            grad_norm=result["grad_norm"],
+            memory_peak_mb=result["memory_bytes"] / 2**20,
+            epoch=worker.plan.epoch,
+            consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
+            world_size=len(votes),
         )
+        context.report_step(report)
+        if self._on_step is not None:
+            self._on_step(report)
         if not worker.is_first:
             return
         if not result["updated"]:
