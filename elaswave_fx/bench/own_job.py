@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ from elaswave_fx.worker.worker import Worker, set_up
 
 @dataclass(frozen=True)
 class Variant:
-    """`copies` of each box in other ranks' memory. `guarded`: false sends the agents home before the first step, so that
-    there are no heartbeats, no proofs of commits and no ledger. `resident_bytes`: what each rank has in memory besides.
+    """`copies` of each box in other ranks' memory. `guarded`: false lets the agents say goodbye before the first step,
+    so that there are no heartbeats, proofs of commits or ledger. `resident_bytes`: what a rank has in memory besides.
     """
 
     copies: int = 1
@@ -122,7 +123,7 @@ def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) ->
     moments = [found[0, step]["at_s"] for step in range(warm_up - 1, last + 1)]
     return Run(
         plan,
-        tuple(later - sooner for sooner, later in zip(moments, moments[1:], strict=False)),
+        tuple(later - sooner for sooner, later in pairwise(moments)),
         per_step("sent_bytes"), per_step("copied_bytes"), per_step("cpu_s"),
         tuple(found[0, step]["loss"] for step in range(last + 1)),
         tuple(Resident(over[rank]["forked_bytes"], over[rank]["peak_bytes"]) for rank in ranks),

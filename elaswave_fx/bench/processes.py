@@ -89,7 +89,7 @@ class Processes:
         return at_s
 
     def end(self, name: str) -> None:
-        """A launcher, as an impatient user ends it: SIGTERM once to stop, again to stop at once. Raises `BenchFailed`."""
+        """A launcher, as an impatient user ends it: SIGTERM to stop, again to stop at once. Raises `BenchFailed`."""
         child, end = self._children[name], time.monotonic() + TEST_TIMEOUT_S
         while not select.select([child.pidfd], [], [], _PATIENCE_S)[0]:
             if time.monotonic() > end:

@@ -2,9 +2,9 @@
 
 On is what `train` runs: a copy of every box in another rank's memory (fp32 records), agents with heartbeats, every
 commit's proof handed to the coordinator, the ledger on disk. Off: no copies, and agents that say goodbye before the
-first step, so that no heartbeats, proofs or ledger lines are made; the coordinator idles. Launcher, engine, the vote that
-rides on the step's last all-reduce and the hashes of its samples are the same in both. TorchFT runs with its defaults.
-Each rank has one thread, AdamW is the fused one on the peers' side, and batches are made by the peers' ranks themselves.
+first step, so that no heartbeats, proofs or ledger lines are made; the coordinator idles. Launcher, engine, the vote
+that rides on the step's last all-reduce and the hashes of its samples are the same in both. TorchFT runs with its
+defaults. Each rank has one thread on all sides; the peers have the fused AdamW, and no launcher that writes metrics.
 Jobs take turns, one of each kind per run; a run's sample is the median of its steps.
 """
 
