@@ -135,7 +135,7 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     import torch
 
     from elaswave_fx.build.builder import build
-    from elaswave_fx.config.types import load_config
+    from elaswave_fx.config.compose import load_config
     from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
     from elaswave_fx.program.artifact import Artifact
     from passes.assign_stages import make_workload

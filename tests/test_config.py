@@ -7,11 +7,13 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from elaswave_fx.config.compose import conf_dir, prepare_overrides
+from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_overrides
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.schema import nearest_key, show
-from elaswave_fx.config.types import NOT_AVAILABLE_YET, Config, load_config
+from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
+from elaswave_fx.config.schema import keys_of_kind, nearest_key, show
+from elaswave_fx.config.types import DataConfig, OptimizerConfig, ScheduleConfig
 from elaswave_fx.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
@@ -121,6 +123,7 @@ REFUSALS = [
     (["optimizer.lr=0"], "optimizer.lr=0.0: must be above 0"),
     (["optimizer.lr=nan"], "optimizer.lr=nan: must be a finite number"),
     (["optimizer.betas=[0.9,1.0]"], "optimizer.betas=1.0: must be below 1"),
+    (["optimizer=sgd", "optimizer.betas=[0.9,1]"], "optimizer.betas: unknown key for this optimizer; nearest valid: "),
     (["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be a list of 2 values"),
     (["precision=bf61"], "precision=bf61: must be one of fp32, bf16; nearest valid: bf16"),
     (["device=cudaa"], "device=cudaa: must be one of cpu, cuda, npu, emulated; nearest valid: cuda"),
@@ -219,6 +222,16 @@ def test_impossible_faults_are_named(faults: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("group", "cls"), [("data", DataConfig), ("optimizer", OptimizerConfig), ("schedule", ScheduleConfig)]
+)
+def test_every_key_of_a_kind_has_a_default_in_its_file(group: str, cls: type) -> None:
+    files = [path for path in sorted((conf_dir() / group).glob("*.yaml")) if path.stem != "target"]
+    assert {path.stem: set(OmegaConf.load(path)) for path in files} == {
+        path.stem: keys_of_kind(cls, path.stem) for path in files
+    }
+
+
 def test_every_later_key_is_tried() -> None:
     assert {override.partition("=")[0] for override in NOT_YET} == set(NOT_AVAILABLE_YET)
 
@@ -250,20 +263,16 @@ def test_missing_config_dir() -> None:
         load_config([], ["/nowhere"])
 
 
-def test_from_hydra_takes_plain_mappings_and_extra_keys() -> None:
-    from omegaconf import OmegaConf
-
-    from elaswave_fx.config.compose import compose
-
+def test_read_config_takes_plain_mappings_and_extra_keys() -> None:
     plain = OmegaConf.to_container(compose(["steps=3"]), resolve=True)
     assert isinstance(plain, dict)
-    assert Config.from_hydra(plain).steps == 3
-    assert Config.from_hydra({**plain, "out": "here"}, extra=("out",)).steps == 3
+    assert read_config(plain).steps == 3
+    assert read_config({**plain, "out": "here"}, extra=("out",)).steps == 3
     with pytest.raises(ConfigError, match="out: unknown key"):
-        Config.from_hydra({**plain, "out": "here"})
+        read_config({**plain, "out": "here"})
     del plain["seed"]
     with pytest.raises(ConfigError, match="seed: is missing"):
-        Config.from_hydra(plain)
+        read_config(plain)
 
 
 def test_as_dict_names_every_key() -> None:
@@ -395,7 +404,7 @@ def test_command_takes_a_users_recipe(tmp_path: Path) -> None:
 
 def test_reading_the_configuration_does_not_import_torch() -> None:
     script = (
-        "import sys; from elaswave_fx.config.types import load_config; load_config(); print('torch' in sys.modules)"
+        "import sys; from elaswave_fx.config.compose import load_config; load_config(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

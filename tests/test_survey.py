@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.survey import Cuts, Entry, Found, _call, _difference, page, read_list
 
 LIST = Path(__file__).parent.parent / "docs" / "model_types.yaml"

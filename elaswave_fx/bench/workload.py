@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from elaswave_fx.config.types import Config, load_config
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.config.types import Config
 from elaswave_fx.models.gpt import GPT
 
 LINK_GBIT_S = 10.0

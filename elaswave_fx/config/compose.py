@@ -32,6 +32,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from elaswave_fx.config.read import read_config
 from elaswave_fx.config.schema import hint, nearest_key
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, ElasWaveError
@@ -75,6 +76,14 @@ def compose(
         hydra.initialize_config_dir(str(conf_dir()), version_base=None),
     ):
         return hydra.compose(config_name, overrides=prepared)
+
+
+def load_config(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Config:
+    """`Config` as the command line `train OVERRIDES --config-dir DIR` would give it. Raises `ConfigError`.
+
+    load_config(["recipe=gpt_stdlib", "parallel.dp=2"]).parallel.dp   ->  2
+    """
+    return read_config(compose(overrides, config_dirs))
 
 
 def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Sequence[str] = ()) -> int:
@@ -123,7 +132,7 @@ class _Outcome:
 
 
 def _job(composed: DictConfig, extra: Sequence[str]) -> Job:
-    config = Config.from_hydra(composed, extra)
+    config = read_config(composed, extra)
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir).resolve()
     try:

@@ -10,13 +10,13 @@ every kind has, and the rest in `options`:
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elaswave_fx.config import schema
-from elaswave_fx.config.schema import constrained, nearest, nearest_key, show
-from elaswave_fx.config.types import Options, default_cache_dir
+from elaswave_fx.config.schema import constrained, keys_of_kind, nearest, nearest_key, show
+from elaswave_fx.config.types import DataConfig, OptimizerConfig, Options, ScheduleConfig, default_cache_dir
 from elaswave_fx.errors import ConfigError
 
 TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
@@ -62,15 +62,7 @@ class HfOptions:
 
 OWN_MODELS: dict[str, type] = {"gpt": GptOptions, "resnet": ResnetOptions, "two_tower": TwoTowerOptions}
 
-# Which keys of `DataConfig` each kind has.
-DATA_KEYS: dict[str, tuple[str, ...]] = {
-    "stdlib": ("limit_mb",),
-    "files": ("paths", "limit_mb"),
-    "memmap": ("paths", "dtype", "vocab_size"),
-    "hf": ("paths", "split", "column", "fields", "vocab_size"),
-    "digits": ("layout",),
-    "synthetic": ("layout", "samples", "classes", "vocab_size"),
-}
+DATA_KINDS = ("stdlib", "files", "memmap", "hf", "digits", "synthetic", "target")
 
 
 def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +106,8 @@ def _data(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("data", "kind", node):
         name, options = _split_target("data", node, typed=("kind", "fields"))
         return {"kind": "target", "name": name, "fields": node.get("fields") or (), "options": options}
-    kind = _kind("data", "kind", node, (*DATA_KEYS, "target"))
-    schema.refuse_unknown(node, {"kind", *DATA_KEYS[kind]}, "data")
+    kind = _kind("data", "kind", node, DATA_KINDS)
+    schema.refuse_unknown(node, keys_of_kind(DataConfig, kind), "data")
     if kind in ("files", "memmap", "hf") and not node.get("paths"):
         raise ConfigError(
             f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]"
@@ -131,11 +123,11 @@ def _data(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _optimizer(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("optimizer", "name", node):
-        typed = ("name", "lr", "weight_decay", "no_decay")
+        typed = keys_of_kind(OptimizerConfig, "target") - {"target", "options"}
         target, options = _split_target("optimizer", node, typed=typed)
         kept = {name: node[name] for name in typed if name in node}
         return {**kept, "name": "target", "target": target, "options": options}
-    schema.refuse_unknown(node, {"name", "lr", "weight_decay", "betas", "eps", "momentum", "no_decay"}, "optimizer")
+    schema.refuse_unknown(node, keys_of_kind(OptimizerConfig, str(node.get("name"))), "optimizer")
     return dict(node)
 
 
@@ -143,7 +135,7 @@ def _schedule(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("schedule", "name", node):
         target, options = _split_target("schedule", node, typed=("name",))
         return {"name": "target", "target": target, "options": options}
-    schema.refuse_unknown(node, {"name", "warmup_steps", "min_lr_ratio"}, "schedule")
+    schema.refuse_unknown(node, keys_of_kind(ScheduleConfig, str(node.get("name"))), "schedule")
     return dict(node)
 
 
@@ -187,7 +179,7 @@ def _is_target(group: str, key: str, node: Mapping[str, Any]) -> bool:
     return True
 
 
-def _split_target(group: str, node: Mapping[str, Any], typed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+def _split_target(group: str, node: Mapping[str, Any], typed: Collection[str]) -> tuple[str, dict[str, Any]]:
     target = node["_target_"]
     if not isinstance(target, str) or "." not in target.strip("."):
         raise ConfigError(f"{group}._target_={show(target)}: must be an import path such as package.Class")

@@ -24,6 +24,7 @@ from elaswave_fx.errors import ConfigError
 T = TypeVar("T")
 
 _RULE = "rule"
+_KINDS = "kinds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +45,22 @@ def constrained(
     below: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
+    kinds: tuple[str, ...] = (),
     default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
 ) -> Any:
-    """A dataclass field with a `Rule`; without `default` the key must be present."""
+    """A dataclass field with a `Rule`; without a default the key must be present.
+
+    `kinds`: the kinds of a group (`data=files`, `optimizer=adamw`) that have the key; none named: all of them.
+    """
     rule = Rule(at_least=at_least, at_most=at_most, below=below, above=above, choices=choices)
-    return dataclasses.field(default=default, metadata={_RULE: rule})
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={_RULE: rule, _KINDS: kinds})
+
+
+def keys_of_kind(cls: type, kind: str) -> set[str]:
+    """The fields of dataclass `cls` that a group of this kind has."""
+    kinds = {field.name: field.metadata.get(_KINDS) for field in dataclasses.fields(cls)}
+    return {name for name, named in kinds.items() if not named or kind in named}
 
 
 def show(value: object) -> str:

@@ -1,39 +1,22 @@
-"""The configuration of a run: one frozen `Config`, checked once, trusted afterwards.
+"""The configuration of a run as a value: one frozen `Config`, made by `read.read_config` and trusted afterwards.
 
-In: what Hydra composed from `conf/`, a recipe and the command line. Out: `Config`. Everything that can be refused
-before a model is built is refused here, with one line that names the key and the nearest valid key or value:
+A key is a field here (its type, its rule, the kinds of its group that have it), a default in `conf/`, and a row of the
+tables in `docs/recipes.md`; tests hold the three together. This module imports neither torch nor Hydra.
 
-    load_config(["recipe=gpt_stdlib", "parallel.dp=2"]).parallel.dp   ->  2
-    load_config(["precision=bf61"])   ->  ConfigError("precision=bf61: must be one of fp32, bf16; nearest valid: bf16")
-
-Keys of features that do not exist yet are present with their defaults; any other value "is not available
-yet": `NOT_AVAILABLE_YET`. This module imports neither torch nor Hydra, so that `--help` answers at once.
+    Config(steps=100, parallel=ParallelConfig(dp=2, …), optimizer=OptimizerConfig(name="adamw", lr=1e-3, …), …)
 """
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.config import schema
-from elaswave_fx.config.faults import Fault, check_faults
-from elaswave_fx.config.schema import constrained, nearest, show
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.config.faults import Fault
+from elaswave_fx.config.schema import constrained
 
 Options = Mapping[str, object]
-
-# Key -> the values that exist so far. The first one is the default.
-NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
-    "exact": (False,),
-    "policy": ("elaswave",),
-    "planner.axes": (("dataflow", "graph", "frequency"),),
-    "rng.reshard": (True,),
-    "device": ("cpu", "emulated"),
-    "launch": ("local",),
-    "compile": ("none",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +55,26 @@ class DataConfig:
     """Which samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`), `options` for "target"."""
 
     kind: str
-    paths: tuple[str, ...] = ()
-    limit_mb: float | None = constrained(above=0, default=None)  # stdlib, files: stop reading after so many megabytes
-    dtype: str = constrained(choices=("uint16", "uint32"), default="uint16")  # memmap, flat files
-    vocab_size: int | None = constrained(
-        at_least=2, default=None
-    )  # memmap, synthetic, hf columns of ids; None: measured
-    column: str | None = None  # hf: the column of text or of token ids
-    split: str = "train"  # hf
-    fields: tuple[str, ...] = ()  # names for what a sample holds: hf columns, or the positions of a tuple
-    layout: str = constrained(choices=("image", "flat", "halves", "tokens"), default="image")  # digits, synthetic
-    samples: int = constrained(at_least=1, default=1)  # synthetic
-    classes: int = constrained(at_least=2, default=10)  # synthetic
-    name: str = ""  # import path of the user's class or function
-    options: Options = dataclasses.field(default_factory=dict)
+    paths: tuple[str, ...] = constrained(kinds=("files", "memmap", "hf"), default=())
+    limit_mb: float | None = constrained(  # stop reading after so many megabytes
+        above=0, kinds=("stdlib", "files"), default=None
+    )
+    dtype: str = constrained(choices=("uint16", "uint32"), kinds=("memmap",), default="uint16")  # of flat files
+    vocab_size: int | None = constrained(  # of ids; None: measured
+        at_least=2, kinds=("memmap", "hf", "synthetic"), default=None
+    )
+    column: str | None = constrained(kinds=("hf",), default=None)  # the column of text or of token ids
+    split: str = constrained(kinds=("hf",), default="train")
+    fields: tuple[str, ...] = constrained(  # names for what a sample holds: columns, or the positions of a tuple
+        kinds=("hf", "target"), default=()
+    )
+    layout: str = constrained(
+        choices=("image", "flat", "halves", "tokens"), kinds=("digits", "synthetic"), default="image"
+    )
+    samples: int = constrained(at_least=1, kinds=("synthetic",), default=1)
+    classes: int = constrained(at_least=2, kinds=("synthetic",), default=10)
+    name: str = constrained(kinds=("target",), default="")  # import path of the user's class or function
+    options: Options = constrained(kinds=("target",), default_factory=dict)
 
     @property
     def spec(self) -> dict[str, object]:
@@ -106,12 +95,12 @@ class OptimizerConfig:
     name: str = constrained(choices=("adamw", "sgd", "target"))
     lr: float = constrained(above=0)
     weight_decay: float = constrained(at_least=0, default=0.0)
-    betas: tuple[float, float] = constrained(at_least=0, below=1, default=(0.9, 0.999))
-    eps: float = constrained(above=0, default=1e-8)
-    momentum: float = constrained(at_least=0, below=1, default=0.0)
+    betas: tuple[float, float] = constrained(at_least=0, below=1, kinds=("adamw",), default=(0.9, 0.999))
+    eps: float = constrained(above=0, kinds=("adamw",), default=1e-8)
+    momentum: float = constrained(at_least=0, below=1, kinds=("sgd",), default=0.0)
     no_decay: str = constrained(choices=("vectors", "none"), default="vectors")  # vectors: parameters with ndim < 2
-    target: str | None = None
-    options: Options = dataclasses.field(default_factory=dict)
+    target: str | None = constrained(kinds=("target",), default=None)
+    options: Options = constrained(kinds=("target",), default_factory=dict)
 
     @property
     def spec(self) -> dict[str, object]:
@@ -124,10 +113,10 @@ class ScheduleConfig:
     """The learning rate over steps, as a factor of `optimizer.lr`: warm-up, then NAME down to `min_lr_ratio`."""
 
     name: str = constrained(choices=("constant", "cosine", "linear", "target"))
-    warmup_steps: int = constrained(at_least=0, default=0)
-    min_lr_ratio: float = constrained(at_least=0, at_most=1, default=0.0)
-    target: str | None = None
-    options: Options = dataclasses.field(default_factory=dict)
+    warmup_steps: int = constrained(at_least=0, kinds=("constant", "cosine", "linear"), default=0)
+    min_lr_ratio: float = constrained(at_least=0, at_most=1, kinds=("cosine", "linear"), default=0.0)
+    target: str | None = constrained(kinds=("target",), default=None)
+    options: Options = constrained(kinds=("target",), default_factory=dict)
 
     @property
     def spec(self) -> dict[str, object]:
@@ -208,7 +197,7 @@ class RngConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything about a run. Built by `from_hydra` or `load_config` only."""
+    """Everything about a run."""
 
     steps: int = constrained(at_least=1)
     seed: int = constrained(at_least=0, at_most=2**63 - 1)
@@ -241,110 +230,9 @@ class Config:
     rng: RngConfig
     faults: tuple[Fault, ...]
 
-    @staticmethod
-    def from_hydra(composed: Any, extra: Sequence[str] = ()) -> "Config":
-        """The checked configuration. `composed`: OmegaConf or a plain mapping; keys in `extra` belong to the command
-        that asks and are not looked at. Raises `ConfigError`."""
-        from elaswave_fx.config.groups import read_groups
-
-        config = schema.read(Config, read_groups(_plain(composed)), "", extra=(*extra, "recipe"))
-        _refuse_later(config)
-        _check_shape(config)
-        _check_init_from(config)
-        _check_checkpoint(config)
-        _check_emulated(config)
-        check_faults(config.faults, config.parallel.ranks, config.steps)
-        return config
-
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, for `summary.json`, plans and cache keys."""
         return dataclasses.asdict(self)
-
-
-def load_config(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Config:
-    """`Config` as the command line `train OVERRIDES --config-dir DIR` would give it. Raises `ConfigError`."""
-    from elaswave_fx.config.compose import compose
-
-    return Config.from_hydra(compose(overrides, config_dirs))
-
-
-def _plain(composed: Any) -> dict[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if not isinstance(composed, DictConfig):
-        return dict(composed)
-    try:
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigError(f"{key}{str(error).splitlines()[0]}") from error
-    assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items()}
-
-
-def _refuse_later(config: Config) -> None:
-    for key, available in NOT_AVAILABLE_YET.items():
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        if isinstance(value, LaunchConfig):
-            value = value.kind
-        if value not in available:
-            raise ConfigError(f"{key}={show(value)} is not available yet")
-
-
-def _check_shape(config: Config) -> None:
-    """dp, granule, micro-batch and global batch must leave every rank with samples."""
-    batch, shape = config.global_batch, config.parallel
-    if batch % shape.granule:
-        below, above = batch - batch % shape.granule, batch - batch % shape.granule + shape.granule
-        choices = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
-            f"global_batch={batch}: must be a multiple of parallel.granule={shape.granule}; nearest valid: {choices}"
-        )
-    granules = batch // shape.granule
-    if shape.dp > granules:
-        raise ConfigError(
-            f"parallel.dp={shape.dp}: leaves a rank without samples, global_batch={batch} has {granules} granules "
-            f"of parallel.granule={shape.granule}; nearest valid: {granules}"
-        )
-    if shape.micro_batch is not None and shape.micro_batch < shape.granule:
-        raise ConfigError(
-            f"parallel.micro_batch={shape.micro_batch}: must hold at least one granule of "
-            f"parallel.granule={shape.granule}; nearest valid: {shape.granule}"
-        )
-
-
-def _check_init_from(config: Config) -> None:
-    if config.init_from is None:
-        if config.model.kind == "hf" and not config.model.name:
-            raise ConfigError("model.name: is missing, model=hf needs a model type as transformers names it")
-        return
-    if config.model.kind != "hf":
-        raise ConfigError(f"init_from={config.init_from}: is for Hugging Face models; nearest valid: model=hf")
-    folder = Path(config.init_from)
-    if not (folder / "config.json").is_file():
-        siblings = [str(path) for path in folder.parent.glob("*/") if (path / "config.json").is_file()]
-        best = nearest(str(folder), siblings)
-        tail = f"; nearest valid: {best}" if best else ""
-        raise ConfigError(f"init_from={folder}: no such folder with a config.json in it{tail}")
-
-
-def _check_checkpoint(config: Config) -> None:
-    """Words that name nothing. Whether a checkpoint is there is looked at when the run starts."""
-    if not config.resume:
-        raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
-    if config.checkpoint.dir == "":
-        raise ConfigError("checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints")
-
-
-def _check_emulated(config: Config) -> None:
-    if config.emulated.unit_ms is not None and config.device != "emulated":
-        raise ConfigError(
-            f"emulated.unit_ms={config.emulated.unit_ms:g}: device={config.device} takes as long as it takes; "
-            "nearest valid: device=emulated"
-        )
 
 
 def default_cache_dir() -> str:

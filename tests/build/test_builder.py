@@ -14,13 +14,13 @@ from elaswave_fx import _native
 from elaswave_fx.build import builder as build
 from elaswave_fx.build.builder import update_program
 from elaswave_fx.checkpoint.initial_state import InitialState
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
 
 _WARM = """
 import sys
 from pathlib import Path
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 import elaswave_fx.worker.loop
 from elaswave_fx.build.builder import build_job
 

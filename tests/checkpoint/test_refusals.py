@@ -23,7 +23,7 @@ from elaswave_fx.checkpoint.manifest import (
     write_manifest,
 )
 from elaswave_fx.checkpoint.start import Start, find_start
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
 from tests.runs import small_config

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Batch, Prefetcher, cast_inputs, load_batch, open_source, step_loader
 from elaswave_fx.errors import DataError
 

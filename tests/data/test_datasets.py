@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Dataset, load_batch, open_data, open_source
 from elaswave_fx.errors import ConfigError, DataError
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from elaswave_fx.build.builder import build, make_model
-from elaswave_fx.config.types import Config, load_config
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Span

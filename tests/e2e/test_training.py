@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from elaswave_fx.build.builder import build_job
-from elaswave_fx.config.types import Config, load_config
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.config.types import Config
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch
 from elaswave_fx.plan.plan import Plan

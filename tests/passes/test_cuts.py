@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import PassError
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum

@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 
 import pytest
 
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError, PassError
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.ir import Program, calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elaswave_fx.build.builder import program_key
-from elaswave_fx.config.types import load_config
+from elaswave_fx.config.compose import load_config
 from tests.passes.models import Classifier, vectors
 
 

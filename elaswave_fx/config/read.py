@@ -1,0 +1,125 @@
+"""From what Hydra composed (`conf/`, a recipe, the command line) to a checked `Config`.
+
+Everything that can be refused before a model is built is refused here, with one line that names the key and the
+nearest valid key or value:
+
+    read_config({"precision": "bf61", …})
+        ->  ConfigError("precision=bf61: must be one of fp32, bf16; nearest valid: bf16")
+
+Keys of features that do not exist yet are present with their defaults; any other value "is not available yet":
+`NOT_AVAILABLE_YET`. This module does not import torch, so that mistakes are answered at once.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.config import schema
+from elaswave_fx.config.faults import check_faults
+from elaswave_fx.config.groups import read_groups
+from elaswave_fx.config.schema import nearest, show
+from elaswave_fx.config.types import Config, LaunchConfig
+from elaswave_fx.errors import ConfigError
+
+# Key -> the values that exist so far. The first one is the default.
+NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
+    "exact": (False,),
+    "policy": ("elaswave",),
+    "planner.axes": (("dataflow", "graph", "frequency"),),
+    "rng.reshard": (True,),
+    "device": ("cpu", "emulated"),
+    "launch": ("local",),
+    "compile": ("none",),
+}
+
+
+def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
+    """The checked configuration. `composed`: OmegaConf or a plain mapping; keys in `extra` belong to the command that
+    asks and are not looked at. Raises `ConfigError`."""
+    config = schema.read(Config, read_groups(_plain(composed)), "", extra=(*extra, "recipe"))
+    _refuse_later(config)
+    _check_shape(config)
+    _check_init_from(config)
+    _check_checkpoint(config)
+    _check_emulated(config)
+    check_faults(config.faults, config.parallel.ranks, config.steps)
+    return config
+
+
+def _plain(composed: Any) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(composed, DictConfig):
+        return dict(composed)
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{key}{str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    return {str(name): value for name, value in plain.items()}
+
+
+def _refuse_later(config: Config) -> None:
+    for key, available in NOT_AVAILABLE_YET.items():
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if isinstance(value, LaunchConfig):
+            value = value.kind
+        if value not in available:
+            raise ConfigError(f"{key}={show(value)} is not available yet")
+
+
+def _check_shape(config: Config) -> None:
+    """dp, granule, micro-batch and global batch must leave every rank with samples."""
+    batch, shape = config.global_batch, config.parallel
+    if batch % shape.granule:
+        below, above = batch - batch % shape.granule, batch - batch % shape.granule + shape.granule
+        choices = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(
+            f"global_batch={batch}: must be a multiple of parallel.granule={shape.granule}; nearest valid: {choices}"
+        )
+    granules = batch // shape.granule
+    if shape.dp > granules:
+        raise ConfigError(
+            f"parallel.dp={shape.dp}: leaves a rank without samples, global_batch={batch} has {granules} granules "
+            f"of parallel.granule={shape.granule}; nearest valid: {granules}"
+        )
+    if shape.micro_batch is not None and shape.micro_batch < shape.granule:
+        raise ConfigError(
+            f"parallel.micro_batch={shape.micro_batch}: must hold at least one granule of "
+            f"parallel.granule={shape.granule}; nearest valid: {shape.granule}"
+        )
+
+
+def _check_init_from(config: Config) -> None:
+    if config.init_from is None:
+        if config.model.kind == "hf" and not config.model.name:
+            raise ConfigError("model.name: is missing, model=hf needs a model type as transformers names it")
+        return
+    if config.model.kind != "hf":
+        raise ConfigError(f"init_from={config.init_from}: is for Hugging Face models; nearest valid: model=hf")
+    folder = Path(config.init_from)
+    if not (folder / "config.json").is_file():
+        siblings = [str(path) for path in folder.parent.glob("*/") if (path / "config.json").is_file()]
+        best = nearest(str(folder), siblings)
+        tail = f"; nearest valid: {best}" if best else ""
+        raise ConfigError(f"init_from={folder}: no such folder with a config.json in it{tail}")
+
+
+def _check_checkpoint(config: Config) -> None:
+    """Words that name nothing. Whether a checkpoint is there is looked at when the run starts."""
+    if not config.resume:
+        raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
+    if config.checkpoint.dir == "":
+        raise ConfigError("checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints")
+
+
+def _check_emulated(config: Config) -> None:
+    if config.emulated.unit_ms is not None and config.device != "emulated":
+        raise ConfigError(
+            f"emulated.unit_ms={config.emulated.unit_ms:g}: device={config.device} takes as long as it takes; "
+            "nearest valid: device=emulated"
+        )
