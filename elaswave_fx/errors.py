@@ -53,9 +53,9 @@ class CommError(ElasWaveError):
 
 
 class Aborted(CommError):
-    """The ranks leave what is under way; `rank` is whom the first to notice accuses, -1: nobody."""
+    """The ranks leave what is under way; `rank` is whom the first to notice accuses, if anybody."""
 
-    def __init__(self, message: str, rank: int = -1) -> None:
+    def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
 

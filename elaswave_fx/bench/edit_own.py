@@ -211,7 +211,7 @@ def _survive(
     delivered, error = stand(rank, world, victim)
     suspect = getattr(error, "rank", -1)
     links = set(endpoint.peers) - {victim}
-    endpoint.flood(suspect)
+    endpoint.broadcast_abort(suspect)
     decision = agent.leave(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
     if not isinstance(decision, Go):
         raise ValueError(f"rank {rank}: {decision}")

@@ -120,7 +120,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
 
     def interrupt(reason: str) -> None:
         endpoint.abort(reason)
-        endpoint.flood(-1)
+        endpoint.broadcast_abort(None)
 
     agent = Agent(
         Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress,

@@ -309,8 +309,8 @@ void bind_endpoint(py::module_& module) {
           "cancel", [](Endpoint& e, const std::vector<PyTransfer*>& t) { e.cancel(unwrap(t)); }, py::arg("transfers"),
           Released())
       .def("abort", &Endpoint::abort, py::arg("reason"), Released())
-      .def("flood", &Endpoint::flood, py::arg("suspect"), Released(),
-           "abort, here and at every peer; suspect -1 accuses nobody.")
+      .def("broadcast_abort", &Endpoint::broadcast_abort, py::arg("suspect"), Released(),
+           "abort, here and at every peer; suspect None accuses nobody.")
       .def("advance", &Endpoint::advance, py::arg("generation"), Released())
       .def("close", &Endpoint::close, Released());
 }

@@ -13,9 +13,9 @@
 namespace elaswave::comm {
 namespace {
 
-constexpr std::size_t kLinkers = 64;       // threads that make links at one time
-constexpr double kGreetingSeconds = 10.0;  // for one of them
-constexpr double kRedialSeconds = 0.2;     // for one attempt, so that nobody waits longer for the end of a redial
+constexpr std::size_t kLinkers = 64;        // threads that make links at one time
+constexpr double kHandshakeSeconds = 10.0;  // for one of them
+constexpr double kRedialSeconds = 0.2;      // for one attempt, so that nobody waits longer for the end of a redial
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
 
@@ -136,15 +136,15 @@ void EndpointCore::accept_dialers() {
   for (;;) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) return;
-    greet(std::move(socket));
+    start_handshake(std::move(socket));
   }
 }
 
 // Each conversation has a thread of its own, so that a silent stranger holds nobody up.
-void EndpointCore::greet(Fd socket) {
+void EndpointCore::start_handshake(Fd socket) {
   const int handle = ::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0);
   const auto dialer = std::make_shared<Fd>(std::move(socket));  // a std::function is copied
-  start_linker(Fd(handle), [this, dialer] { converse(std::move(*dialer)); });
+  start_linker(Fd(handle), [this, dialer] { handshake(std::move(*dialer)); });
 }
 
 // False when too many run or no thread is to be had: whoever wants a link tries again.
@@ -168,10 +168,10 @@ bool EndpointCore::start_linker(Fd socket, std::function<void()> body) {
   return true;
 }
 
-void EndpointCore::converse(Fd socket) {
+void EndpointCore::handshake(Fd socket) {
   try {
     const auto linked = [this](int rank) { return has_live_link(rank); };
-    Acceptance acceptance = accept_link(identity_, std::move(socket), linked, Deadline::after(kGreetingSeconds));
+    Acceptance acceptance = accept_link(identity_, std::move(socket), linked, Deadline::after(kHandshakeSeconds));
     if (acceptance.channel) {
       add_link(acceptance.peer, std::move(acceptance.channel));
     } else {

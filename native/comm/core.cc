@@ -33,7 +33,7 @@ Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std
   request->bytes = bytes;
   request->link = link;
   const bool needs_io = kind == Request::Kind::kSend ? link->post_send(request) : link->post_recv(request);
-  if (needs_io) kick(link);
+  if (needs_io) wake_io_thread(link);
   return Transfer(std::move(request));
 }
 
@@ -49,7 +49,7 @@ class EndpointCore::Driving {
   }
   ~Driving() {
     for (const LinkPtr& link : links_) {
-      if (link->leave()) core_.kick(link);
+      if (link->leave()) core_.wake_io_thread(link);
     }
   }
   Driving(const Driving&) = delete;
@@ -68,7 +68,7 @@ class EndpointCore::Driving {
 
 void EndpointCore::give_up(std::span<const Transfer> transfers, const FailurePtr& failure, const LinkPtr& link) {
   cancel(transfers);
-  kick(link);  // if the link is over, its socket is to be let go
+  wake_io_thread(link);  // if the link is over, its socket is to be let go
   failure->raise();
 }
 
@@ -87,7 +87,7 @@ void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline, 
   auto spin_until = Deadline::Clock::now() + kSpin;
   for (;;) {
     const std::uint32_t ticket = signal_.ticket();
-    heed();
+    apply_remote_abort();
     for (const Request* request : pending) {
       if (request->state.load() == Request::State::kFailed) {
         give_up(transfers, request->failure, request->link);
@@ -134,7 +134,7 @@ void EndpointCore::cancel(std::span<const Transfer> transfers) {
     if (!transfer.valid() || transfer.request()->state.load() != Request::State::kPending) continue;
     if (!reason) {
       reason = std::make_shared<const Failure>(
-          Failure{Failure::Kind::kComm, self() + ": the transfer was cancelled", -1, generation()});
+          Failure{Failure::Kind::kComm, self() + ": the transfer was cancelled", std::nullopt, generation()});
     }
     transfer.request()->link->cancel(transfer.request(), reason);
   }
@@ -153,30 +153,30 @@ void EndpointCore::raise_deadline(std::span<Request* const> pending) const {
 
 void EndpointCore::abort(const std::string& reason) {
   abort_links(std::make_shared<const Failure>(
-                  Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, -1, generation()}),
+                  Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, std::nullopt, generation()}),
               std::nullopt);
 }
 
-void EndpointCore::flood(int suspect) {
-  const std::string whom = suspect < 0 ? "nobody is suspected" : "rank " + std::to_string(suspect) + " is suspected";
+void EndpointCore::broadcast_abort(std::optional<int> suspect) {
+  const std::string whom = (suspect ? "rank " + std::to_string(*suspect) : "nobody") + " is suspected";
   const std::uint32_t epoch = generation();
   abort_links(std::make_shared<const Failure>(
                   Failure{Failure::Kind::kAborted, self() + ": aborted: the step was left, " + whom, suspect, epoch}),
-              Notice::Abort{epoch, suspect});
+              PendingAbort::Abort{epoch, suspect});
 }
 
-bool EndpointCore::abort_links(const FailurePtr& failure, std::optional<Notice::Abort> abort) {
+bool EndpointCore::abort_links(const FailurePtr& failure, std::optional<PendingAbort::Abort> abort) {
   const std::unique_lock lock(table_mutex_);
   // Told once per generation, however many peers tell us.
-  const bool tell = abort && (!flooded_ || *flooded_ < abort->generation);
-  if (tell) flooded_ = abort->generation;
+  const bool tell = abort && (!broadcast_generation_ || *broadcast_generation_ < abort->generation);
+  if (tell) broadcast_generation_ = abort->generation;
   if (aborted_ && !tell) return false;
   if (!aborted_) aborted_ = failure;
   is_aborted_.store(true);
   for (const auto& [rank, link] : table_) link->abort(aborted_);
   if (!tell) return true;
   for (const LinkPtr& link : to_be_told()) {
-    if (link->post_abort(*abort)) kick(link);
+    if (link->post_abort(*abort)) wake_io_thread(link);
   }
   return true;
 }
@@ -192,11 +192,11 @@ std::vector<EndpointCore::LinkPtr> EndpointCore::to_be_told() const {
   return chosen;
 }
 
-void EndpointCore::heed() {
-  const std::optional<Notice::Abort> told = notice_.newest();
+void EndpointCore::apply_remote_abort() {
+  const std::optional<PendingAbort::Abort> told = pending_abort_.newest();
   // One of an older generation is over; one of a newer waits until we get there.
   if (!told || told->generation != generation() || is_aborted_.load()) return;
-  flood(told->suspect);
+  broadcast_abort(told->suspect);
 }
 
 void EndpointCore::check(std::span<const int> members) const {
@@ -204,7 +204,7 @@ void EndpointCore::check(std::span<const int> members) const {
     const std::shared_lock lock(table_mutex_);
     if (aborted_) aborted_->raise();
   }
-  if (!notice_.any_lost()) return;
+  if (!pending_abort_.any_lost()) return;
   for (const int member : members) {
     const LinkPtr link = find(member);
     if (const FailurePtr lost = link ? link->lost() : nullptr; lost && !lost->orderly) lost->raise();
@@ -223,10 +223,10 @@ void EndpointCore::advance(std::uint32_t generation) {
     is_aborted_.store(false);
     for (const auto& [rank, link] : table_) {
       link->advance(generation);
-      kick(link);  // it may have stood still for a full pool
+      wake_io_thread(link);  // it may have stood still for a full pool
     }
   }
-  heed();
+  apply_remote_abort();
 }
 
 // ---- table ------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ void EndpointCore::disconnect(int peer) {
   link->close(std::make_shared<const Failure>(
       Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
               generation()}));
-  kick(link);
+  wake_io_thread(link);
 }
 
 void EndpointCore::close() {

@@ -1,7 +1,7 @@
 // What an Endpoint is made of: the table of links, the IO thread, and the threads that make links. Private to comm/.
 //
-// Locks, in the order in which they may be nested: table_mutex_, then a link's own, then kicks_mutex_. The linkers'
-// lock and the window's are taken alone.
+// Locks, in the order in which they may be nested: table_mutex_, then a link's own, then woken_links_mutex_. The
+// linkers' lock and the window's are taken alone.
 #pragma once
 
 #include <atomic>
@@ -51,7 +51,7 @@ class EndpointCore {
   bool test(const Transfer& transfer);
   void cancel(std::span<const Transfer> transfers);
   void abort(const std::string& reason);
-  void flood(int suspect);
+  void broadcast_abort(std::optional<int> suspect);
   void check(std::span<const int> members) const;
   void advance(std::uint32_t generation);
   void close();
@@ -73,12 +73,12 @@ class EndpointCore {
   bool has_live_link(int peer) const;
   std::vector<int> missing(const std::map<int, PeerAddress>& peers) const;
   [[noreturn]] void raise_missing(const std::vector<int>& ranks, const std::map<int, PeerAddress>& peers) const;
-  void greet(Fd socket);
+  void start_handshake(Fd socket);
   bool start_linker(Fd socket, std::function<void()> body);
   void redial(int peer, const PeerAddress& address, Deadline deadline);
   bool is_torn(int peer) const;
   bool is_wanted(int peer) const;
-  void converse(Fd socket);
+  void handshake(Fd socket);
   void note_refusal(const Acceptance& acceptance);
   void reap_linkers(bool all);
 
@@ -89,14 +89,14 @@ class EndpointCore {
   void drive(std::set<LinkPtr>& ready);
   void accept_dialers();
   void detach(const LinkPtr& link);
-  void kick(const LinkPtr& link);
+  void wake_io_thread(const LinkPtr& link);
 
   // Ends what is under way with `failure`, here and, where `abort` is given, at all peers. False: it was ended before.
-  bool abort_links(const FailurePtr& failure, std::optional<Notice::Abort> abort);
+  bool abort_links(const FailurePtr& failure, std::optional<PendingAbort::Abort> abort);
   std::vector<LinkPtr> to_be_told() const;
   // Follows the newest abort that a peer told of, if it is of this generation: ends what is under way, tells the
   // others.
-  void heed();
+  void apply_remote_abort();
 
   // waiting
   class Driving;
@@ -112,7 +112,7 @@ class EndpointCore {
   Fd epoll_;
   Fd wake_;  // eventfd
   Signal signal_;
-  Notice notice_;
+  PendingAbort pending_abort_;
   std::atomic<std::uint32_t> generation_{0};
   std::atomic<bool> stop_{false};
   bool closed_ = false;
@@ -124,14 +124,14 @@ class EndpointCore {
   std::unordered_map<const Link*, std::uint64_t> numbers_;
   std::uint64_t next_number_ = 2;
   FailurePtr aborted_;
-  std::atomic<bool> is_aborted_{false};   // aborted_ is set
-  std::optional<std::uint32_t> flooded_;  // the newest generation whose abort the peers were told of
-  std::map<int, PeerAddress> addresses_;  // of ranks that were linked, until they are disconnected
-  std::set<int> mending_;                 // being dialed again
-  std::map<int, std::string> refusals_;   // why dialers were turned away, for the message of a failed connect
+  std::atomic<bool> is_aborted_{false};                // aborted_ is set
+  std::optional<std::uint32_t> broadcast_generation_;  // the newest generation whose abort the peers were told of
+  std::map<int, PeerAddress> addresses_;               // of ranks that were linked, until they are disconnected
+  std::set<int> mending_;                              // being dialed again
+  std::map<int, std::string> refusals_;  // why dialers were turned away, for the message of a failed connect
 
-  std::mutex kicks_mutex_;
-  std::vector<LinkPtr> kicks_;
+  std::mutex woken_links_mutex_;
+  std::vector<LinkPtr> woken_links_;
   std::atomic<bool> woken_{false};
 
   std::mutex linkers_mutex_;

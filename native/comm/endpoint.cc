@@ -62,7 +62,7 @@ void Endpoint::wait(std::span<const Transfer> transfers, Deadline deadline, std:
 bool Endpoint::test(const Transfer& transfer) { return core_->test(transfer); }
 void Endpoint::cancel(std::span<const Transfer> transfers) { core_->cancel(transfers); }
 void Endpoint::abort(const std::string& reason) { core_->abort(reason); }
-void Endpoint::flood(int suspect) { core_->flood(suspect); }
+void Endpoint::broadcast_abort(std::optional<int> suspect) { core_->broadcast_abort(suspect); }
 void Endpoint::check(std::span<const int> members) const { core_->check(members); }
 void Endpoint::advance(std::uint32_t generation) { core_->advance(generation); }
 

@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -130,11 +131,12 @@ class Endpoint {
 
   // Fails all pending and later transfers with Aborted(reason) and wakes all waiters, until `advance`.
   void abort(const std::string& reason);
-  // The same, and tells some peers to do so, each of which tells its own once: also ranks without a link to the one
+  // The same, and tells some peers to do so, each of which tells its own once; `suspect` is whom the first to notice
+  // accuses, if anybody: also ranks without a link to the one
   // that is lost leave at once. Every rank hears of it while the links that are left form a ring in the order of ranks;
   // of other shapes some may not. Abort frames overtake messages that are not on their way yet. Ends with the
   // generation.
-  void flood(int suspect);
+  void broadcast_abort(std::optional<int> suspect);
   // For work between transfers: throws Aborted while an abort lasts, PeerLost if the link to one of `members` broke.
   // Cheap otherwise.
   void check(std::span<const int> members) const;

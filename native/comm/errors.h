@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -22,14 +23,14 @@ class DeadlineExceeded : public CommError {
   using CommError::CommError;
 };
 
-// `Endpoint::abort` was called, here or by a peer that flooded it; the message is its reason.
+// `Endpoint::abort` was called, here or by a peer that broadcast it; the message is its reason.
 class Aborted : public CommError {
  public:
-  Aborted(const std::string& message, int suspect) : CommError(message), suspect_(suspect) {}
-  int suspect() const { return suspect_; }  // whom the first to notice accuses; -1: nobody
+  Aborted(const std::string& message, std::optional<int> suspect) : CommError(message), suspect_(suspect) {}
+  std::optional<int> suspect() const { return suspect_; }  // whom the first to notice accuses, if anybody
 
  private:
-  int suspect_;
+  std::optional<int> suspect_;
 };
 
 // A peer died, closed its endpoint or its link broke.

@@ -9,7 +9,8 @@ namespace elaswave::comm {
 enum class FrameKind : std::uint16_t {
   kMessage = 1,
   kGoodbye = 2,  // the sender closes its end in order; nothing follows
-  kAbort = 3,  // leave the operation of `generation`; `tag` is the suspected rank + 1. No payload, ahead of what waits
+  kAbort =
+      3,  // leave the operation of `generation`; `tag` is the suspected rank + 1, or 0. No payload, ahead of what waits
 };
 
 struct FrameHeader {

@@ -77,7 +77,7 @@ void EndpointCore::run() {
     while (!stop_.load()) {
       take_events(ready);
       drive(ready);
-      heed();
+      apply_remote_abort();
     }
   } catch (const std::exception& error) {
     fail_all_links(error.what());
@@ -115,10 +115,10 @@ void EndpointCore::take_events(std::set<LinkPtr>& ready) {
       ready.insert(std::move(link));
     }
   }
-  woken_.store(false);  // before the list is read: a kick from now on wakes us again
-  const std::lock_guard lock(kicks_mutex_);
-  for (LinkPtr& link : kicks_) ready.insert(std::move(link));
-  kicks_.clear();
+  woken_.store(false);  // before the list is read: what is added from now on wakes us again
+  const std::lock_guard lock(woken_links_mutex_);
+  for (LinkPtr& link : woken_links_) ready.insert(std::move(link));
+  woken_links_.clear();
 }
 
 // One turn for every ready link. A link leaves the set only when it has nothing to do and is armed to wake us.
@@ -138,10 +138,10 @@ void EndpointCore::drive(std::set<LinkPtr>& ready) {
   }
 }
 
-void EndpointCore::kick(const LinkPtr& link) {
+void EndpointCore::wake_io_thread(const LinkPtr& link) {
   {
-    const std::lock_guard lock(kicks_mutex_);
-    if (std::find(kicks_.begin(), kicks_.end(), link) == kicks_.end()) kicks_.push_back(link);
+    const std::lock_guard lock(woken_links_mutex_);
+    if (std::find(woken_links_.begin(), woken_links_.end(), link) == woken_links_.end()) woken_links_.push_back(link);
   }
   if (woken_.exchange(true)) return;
   const std::uint64_t one = 1;
@@ -169,8 +169,8 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
   {
     const std::unique_lock lock(table_mutex_);
     const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
-    link =
-        std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_, notice_);
+    link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, generation_.load(), signal_,
+                                  pending_abort_);
     if (aborted_) link->abort(aborted_);
     table_[peer] = link;
     const std::uint64_t number = next_number_++;
@@ -179,7 +179,7 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
     refusals_.erase(peer);
     link->watch(epoll_.get(), number);
   }
-  kick(link);  // the IO thread's first look arms it
+  wake_io_thread(link);  // the IO thread's first look arms it
   table_changed_.notify_all();
 }
 

@@ -24,14 +24,14 @@ std::size_t Link::KeyHash::operator()(const Key& key) const {
 }
 
 Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-           Signal& signal, Notice& notice)
+           Signal& signal, PendingAbort& pending_abort)
     : own_rank_(own_rank),
       peer_(peer),
       kind_(channel->kind()),
       window_(channel->window()),
       limits_(limits),
       signal_(signal),
-      notice_(notice),
+      pending_abort_(pending_abort),
       channel_(std::move(channel)),
       generation_(generation),
       staging_(kStaging) {}
@@ -311,7 +311,7 @@ void Link::finish_message() {
   incoming_.arrival = nullptr;
   if (const RequestPtr receive = std::exchange(incoming_.receive, nullptr)) complete(receive);
   if (incoming_.header.kind == FrameKind::kAbort) {
-    notice_.post({incoming_.header.generation, static_cast<int>(incoming_.header.tag) - 1});
+    pending_abort_.post({incoming_.header.generation, PendingAbort::suspect_of(incoming_.header.tag)});
     signal_.notify();
   }
   if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint", true);

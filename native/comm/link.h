@@ -36,7 +36,7 @@ class Link {
   };
 
   Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-       Signal& signal, Notice& notice);
+       Signal& signal, PendingAbort& pending_abort);
 
   int peer() const { return peer_; }
   LinkKind kind() const { return kind_; }
@@ -64,7 +64,7 @@ class Link {
   void cancel(const RequestPtr& request, const FailurePtr& reason);
   void abort(const FailurePtr& reason);
   // Queues an abort frame before everything that is not on its way yet. True: the IO thread has to look at this link.
-  bool post_abort(Notice::Abort abort);
+  bool post_abort(PendingAbort::Abort abort);
   // Ends an abort; drops what is older than `generation`.
   void advance(std::uint32_t generation);
   // Ends the link for good; says goodbye if the stream stands between two messages.
@@ -138,7 +138,7 @@ class Link {
   const std::shared_ptr<const WindowView> window_;
   const LinkLimits limits_;
   Signal& signal_;
-  Notice& notice_;
+  PendingAbort& pending_abort_;
 
   mutable std::mutex mutex_;
   std::unique_ptr<Channel> channel_;

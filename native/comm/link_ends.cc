@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kTurnAwayBytes = std::size_t{16} << 20;
 
 FailurePtr comm_failure(std::string message) {
-  return std::make_shared<const Failure>(Failure{Failure::Kind::kComm, std::move(message), -1, 0});
+  return std::make_shared<const Failure>(Failure{Failure::Kind::kComm, std::move(message), std::nullopt, 0});
 }
 
 }  // namespace
@@ -81,13 +81,13 @@ void Link::abort(const FailurePtr& reason) {
   aborted_ = reason;
 }
 
-bool Link::post_abort(Notice::Abort abort) {
+bool Link::post_abort(PendingAbort::Abort abort) {
   const std::lock_guard lock(mutex_);
   if (lost_ || write_broken_) return false;
   FrameHeader header;
   header.kind = FrameKind::kAbort;
   header.generation = abort.generation;
-  header.tag = static_cast<std::uint64_t>(abort.suspect + 1);
+  header.tag = PendingAbort::code_of(abort.suspect);
   // A frame that is partly written goes first: the stream must keep its step.
   const bool under_way = !outgoing_.empty() && outgoing_.front().sent > 0;
   outgoing_.insert(outgoing_.begin() + (under_way ? 1 : 0), {header, nullptr, nullptr, nullptr, 0});
@@ -152,7 +152,7 @@ void Link::lose(Failure::Kind kind, const std::string& why, bool orderly) {
                                                   : "the link to rank " + std::to_string(peer_) + " failed: ") +
                     why + " (epoch " + std::to_string(generation_) + ")";
   fail_everything(std::make_shared<const Failure>(std::move(failure)));
-  if (!orderly) notice_.post_loss();
+  if (!orderly) pending_abort_.post_loss();
 }
 
 void Link::fail_everything(const FailurePtr& reason) {

@@ -14,7 +14,7 @@ namespace elaswave::comm {
 void Failure::raise() const {
   switch (kind) {
     case Kind::kLost:
-      throw PeerLost(message, rank, epoch);
+      throw PeerLost(message, rank.value(), epoch);
     case Kind::kAborted:
       throw Aborted(message, rank);
     case Kind::kComm:

@@ -19,7 +19,7 @@ struct Failure {
   enum class Kind { kComm, kLost, kAborted };
   Kind kind = Kind::kComm;
   std::string message;
-  int rank = -1;
+  std::optional<int> rank;  // who is lost, or suspected
   std::uint32_t epoch = 0;
   bool orderly = false;  // kLost: the peer said goodbye, so it had nothing more to do
 
@@ -65,11 +65,11 @@ class Signal {
 // What links have to say that concerns all others: the newest abort that a peer told of, and whether a peer was ever
 // lost. Links post it under their own locks; the endpoint looks here whenever it moves bytes. An old abort is harmless
 // and stays.
-class Notice {
+class PendingAbort {
  public:
   struct Abort {
     std::uint32_t generation;
-    int suspect;  // -1: nobody
+    std::optional<int> suspect;
   };
   void post(Abort abort) {
     const std::uint64_t packed = pack(abort);
@@ -80,14 +80,22 @@ class Notice {
   std::optional<Abort> newest() const {
     const std::uint64_t held = packed_.load();
     if (held == 0) return std::nullopt;
-    return Abort{static_cast<std::uint32_t>(held >> 32) - 1, static_cast<int>(held & 0xffffffff) - 1};
+    return Abort{static_cast<std::uint32_t>(held >> 32) - 1, suspect_of(held & 0xffffffff)};
   }
   void post_loss() { any_lost_.store(true, std::memory_order_release); }
   bool any_lost() const { return any_lost_.load(std::memory_order_acquire); }
 
+  // On the wire and in a word: 0 for nobody, else the rank + 1.
+  static std::uint64_t code_of(std::optional<int> suspect) {
+    return suspect ? static_cast<std::uint32_t>(*suspect) + std::uint64_t{1} : 0;
+  }
+  static std::optional<int> suspect_of(std::uint64_t code) {
+    return code == 0 ? std::nullopt : std::optional<int>(static_cast<int>(code - 1));
+  }
+
  private:
   static std::uint64_t pack(Abort abort) {
-    return (std::uint64_t{abort.generation} + 1) << 32 | static_cast<std::uint32_t>(abort.suspect + 1);
+    return (std::uint64_t{abort.generation} + 1) << 32 | code_of(abort.suspect);
   }
   std::atomic<std::uint64_t> packed_{0};  // 0: none
   std::atomic<bool> any_lost_{false};

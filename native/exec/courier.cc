@@ -92,7 +92,7 @@ void Courier::check_members() const {
 }
 
 void Courier::flood(int suspect) noexcept {
-  if (endpoint_) endpoint_->flood(suspect);
+  if (endpoint_) endpoint_->broadcast_abort(suspect < 0 ? std::nullopt : std::optional<int>(suspect));
 }
 
 void Courier::wait_all_sends() {
