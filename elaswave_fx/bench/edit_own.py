@@ -212,7 +212,7 @@ def _survive(
     suspect = getattr(error, "rank", -1)
     links = set(endpoint.peers) - {victim}
     endpoint.broadcast_abort(suspect)
-    decision = agent.leave(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
+    decision = agent.report_and_wait(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
     if not isinstance(decision, Go):
         raise ValueError(f"rank {rank}: {decision}")
     agreed, sent = time.monotonic(), endpoint.bytes_sent

@@ -24,7 +24,7 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import GROUPS
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.export_model import export_model
-from elaswave_fx.worker.recovery import adopt, leave, suspect_of
+from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
 from elaswave_fx.worker.worker import CONNECT_S, Worker, certificate_of, set_up
 
 _FLOOR_S = 60.0
@@ -117,9 +117,9 @@ class Training:
             self._committed(native.last_committed)
         if isinstance(error, CopyDiffers):
             worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
-        go = leave(worker, suspect_of(error))
+        go = report_and_wait(worker, suspect_of(error))
         self._share = None
-        adopt(worker, go, self._report)
+        install_epoch(worker, go, self._report)
         self._evaluated = -1  # all ranks look again whether an evaluation is due
         self._resumes = True
         self._lap = time.perf_counter()
@@ -130,7 +130,7 @@ class Training:
         """What is due after `committed` steps, the same on all ranks."""
         worker, config = self._worker, self._worker.config
         done = worker.committed.version
-        if worker.agent.called_off:
+        if worker.agent.stop_requested:
             worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
             raise Aborted(f"rank {worker.rank}: called off before step {done}")
         while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):

@@ -1,9 +1,10 @@
 """After a step was left: say what is here, hear what comes next, and go on by the plan of the new epoch.
 
-    leave(worker, suspect)      holdings -> agent -> Go(activation, plan)
-    adopt(worker, go)           finish or drop the step in flight, install the plan, gather parameters, start copies
+    report_and_wait(worker, suspect)    holdings -> agent -> Go(activation, plan)
+    install_epoch(worker, go)           finish or drop the step in flight, install the plan, gather, start copies
 
-A second failure at any point is the same again: every part of `adopt` either has happened on this rank or is done anew.
+A second failure at any point is the same again: every part of `install_epoch` either has happened on this rank or is
+done anew.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ def suspect_of(error: BaseException) -> Rank | None:
     return Rank(rank) if rank >= 0 else None
 
 
-def leave(worker: Worker, suspect: Rank | None) -> Go:
+def report_and_wait(worker: Worker, suspect: Rank | None) -> Go:
     """Stop, report, and wait for the next epoch.
 
     Raises Excluded when the others go on without this rank, JobOver when nobody goes on.
     """
     assert worker.checkpoints is not None
-    _let_go(worker)
+    _drain_transfers(worker)
     worker.checkpoints.abandon()
-    decision = worker.agent.leave(holdings_of(worker), suspect)
+    decision = worker.agent.report_and_wait(holdings_of(worker), suspect)
     if isinstance(decision, agent.Excluded):
         raise Excluded(decision.reason)
     if isinstance(decision, agent.Over):
@@ -55,7 +56,7 @@ def leave(worker: Worker, suspect: Rank | None) -> Go:
     return decision
 
 
-def _let_go(worker: Worker) -> None:
+def _drain_transfers(worker: Worker) -> None:
     """A failure between steps leaves the engine with parameters under way: they end here, and their buckets are stale.
 
     After a failure within a step nothing is under way any more.
@@ -85,15 +86,15 @@ def holdings_of(worker: Worker) -> Holdings:
     return Holdings(committed, copies, records, votes, frozenset(copies))
 
 
-def adopt(worker: Worker, go: Go, report: Report) -> None:
+def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
     activation, plan = go.activation, Plan.from_json(go.plan)
     began = time.perf_counter()
-    _settle(worker, activation, report)
+    _resolve_in_flight_step(worker, activation, report)
     for rank in set(worker.plan.ranks) - set(plan.ranks):
         worker.endpoint.disconnect(rank)
     worker.endpoint.advance(int(plan.epoch))
-    if worker.agent.called_off:  # before the epoch was entered: the abort that told of it is over by now
+    if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
     if plan.ends:
         _park(worker, plan, saves=not activation.rollback)
@@ -104,7 +105,7 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()
     worker.stale |= worker.engine.install(plan, anew=activation.rollback)
-    worker.enter(plan)
+    worker.begin_epoch(plan)
     if activation.rollback:
         _roll_back(worker, activation.resume)
     else:
@@ -121,7 +122,7 @@ def adopt(worker: Worker, go: Go, report: Report) -> None:
         event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
 
 
-def _settle(worker: Worker, activation: Activation, report: Report) -> None:
+def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:
     """The step in flight: finished where the epoch starts after it, given up otherwise."""
     native, resume = worker.engine.native, activation.resume
     if activation.rollback or native.version >= resume.version:
@@ -142,7 +143,7 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
 
     Raises JobOver.
     """
-    worker.attend(plan)
+    worker.join_group(plan)
     worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
     if saves and worker.checkpoints is not None:
         worker.checkpoints.finish(worker.committed.version)

@@ -72,14 +72,14 @@ class Worker:
         """Whether this rank speaks for the ranks of its epoch."""
         return self.rank == self.plan.ranks[0]
 
-    def enter(self, plan: Plan) -> None:
+    def begin_epoch(self, plan: Plan) -> None:
         """What belongs to an epoch alone: the group of its ranks, what writes its checkpoints, the feed of the tile."""
-        self.attend(plan)
+        self.join_group(plan)
         if self.feed is not None:
             self.feed.close()
         self.feed = InputFeed(self.config, self.artifact, plan, self.rank, self.source, self.committed.version)
 
-    def attend(self, plan: Plan) -> None:
+    def join_group(self, plan: Plan) -> None:
         """As a rank of the plan, without a part in its steps."""
         self.plan = plan
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
@@ -132,7 +132,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
         open_source(config), agent, plan, context.first.resume,
     )  # fmt: skip
-    worker.enter(plan)
+    worker.begin_epoch(plan)
     return worker
 
 

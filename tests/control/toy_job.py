@@ -145,13 +145,13 @@ class ToyRank:
         self._install(self.activation)
         while self.committed.version < self.steps and not self.stopped:
             suspect = None
-            if not self.agent.called_off:
+            if not self.agent.stop_requested:
                 try:
                     self._step()
                     continue
                 except Lost as lost:
                     suspect = lost.peer
-            decision = self.agent.leave(self._holdings(), suspect)
+            decision = self.agent.report_and_wait(self._holdings(), suspect)
             if not isinstance(decision, Go):
                 self.agent.close(finished=False)
                 kind = "excluded" if isinstance(decision, Excluded) else "over"

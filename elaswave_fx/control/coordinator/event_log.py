@@ -12,8 +12,8 @@ from typing import Any
 
 from elaswave_fx.control.protocol.coordinator import OVER, PREPARING, STEADY, TAKING, Act, Coordinator
 from elaswave_fx.control.protocol.messages import Note
-from elaswave_fx.control.protocol.rank_state import STOPPED
 from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.types import STOPPED
 from elaswave_fx.plan.topology import Rank
 
 Line = tuple[str, int, dict[str, Any]]

@@ -32,9 +32,8 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     Tick,
 )
-from elaswave_fx.control.protocol.rank_state import STOPPED
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
-from elaswave_fx.control.protocol.types import NO_BALLOT, Ballot, Certificate, Report, Stamp, Term, Version
+from elaswave_fx.control.protocol.types import NO_BALLOT, STOPPED, Ballot, Certificate, Report, Stamp, Term, Version
 from elaswave_fx.plan.topology import Rank
 
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"

@@ -223,7 +223,7 @@ class Send:
     """Send a message; `bulk` lanes keep their own order and do not delay the others."""
 
     target: Rank
-    message: Frame | Heartbeat | Ack | Prepare | Prepared | Activate | Over
+    message: Frame | Heartbeat | Ack | Prepare | Prepared | Activate | Ended | Over
     bulk: bool = False
 
 

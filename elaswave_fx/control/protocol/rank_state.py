@@ -11,6 +11,7 @@ from elaswave_fx.control.protocol.messages import Frame, Heartbeat, Instruction
 from elaswave_fx.control.protocol.types import (
     NO_BALLOT,
     SEED,
+    STOPPED,
     Activation,
     Assignment,
     Ballot,
@@ -27,7 +28,7 @@ from elaswave_fx.control.protocol.types import (
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 
-APPLY, GATHER, COMPUTE, REDUCE, VOTED, STOPPED = "apply", "gather", "compute", "reduce", "voted", "stopped"
+APPLY, GATHER, COMPUTE, REDUCE, VOTED = "apply", "gather", "compute", "reduce", "voted"
 """Phases of a step: bring copies to the committed version, get parameters, compute, get records, wait for votes."""
 
 LINES_PER_BEAT = 256
@@ -78,22 +79,6 @@ class View:
             units=tile.units,
             samples=tile.samples,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What an engine that takes whole steps by itself has in memory when it has left one.
-
-    `committed`: the newest version it knows to be committed. `copies`, `records`: what of them is right; a copy that
-    is known to differ from its owner's is left out. `votes`: those of the step in flight that have arrived.
-    `complete`: boxes of which everything is there.
-    """
-
-    committed: Stamp
-    copies: dict[BoxId, Copy]
-    records: dict[BoxId, tuple[Record, ...]]
-    votes: tuple[Vote, ...] = ()
-    complete: frozenset[BoxId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ from elaswave_fx.control.protocol.rank_state import (
     REDUCE,
     STOPPED,
     VOTED,
-    Holdings,
     RankState,
     heartbeat,
     install,
@@ -97,50 +96,6 @@ def step(state: RankState, event: Event, now_s: float, sender: Rank = COORDINATO
     else:
         state, actions = _CONTROL[kind](state, event, now_s)
     return _advance(state, actions, now_s, rules)
-
-
-# --- For an engine that takes whole steps by itself ---
-
-
-def control(
-    state: RankState, event: Ack | Prepare | Activate | Tick | LinkDown | LinkUp | StoreSeen, now_s: float
-) -> Result:
-    """One event of the control plane, without going on in the step: that is the engine's."""
-    return _CONTROL[type(event)](state, event, now_s)
-
-
-def commit_whole(state: RankState, certificate: Certificate) -> RankState:
-    """The engine has taken and committed the step in flight: what the single frames of the step would have left."""
-    expected = Stamp(state.next_version, state.epoch)
-    assert certificate.stamp == expected, f"rank {state.rank}: committed {certificate.stamp}, in flight is {expected}"
-    voters = tuple(sorted(vote.rank for vote in certificate.votes))
-    assert voters == tuple(sorted(state.members)), f"rank {state.rank}: votes of {voters}, not of {state.members}"
-    return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes={})
-
-
-def left(state: RankState, holdings: Holdings, suspect: Rank | None, now_s: float) -> Result:
-    """The engine has left its step with `holdings`, because it lost `suspect` or was told to: stop, and report.
-
-    A commit that is known only by its votes is taken over first. A rank that was paused accuses nobody.
-    """
-    for_epoch = [vote for vote in holdings.votes if vote.stamp.epoch == state.epoch]
-    if holdings.committed.version == state.next_version:
-        cast = tuple(vote for vote in for_epoch if vote.stamp == holdings.committed)
-        state = commit_whole(state, Certificate(holdings.committed, cast))
-    votes = {(v.stamp.version, v.rank): v for v in for_epoch if v.stamp.version > state.committed.version}
-    state = replace(
-        state,
-        copies=holdings.copies,
-        records=holdings.records,
-        votes=votes,
-        complete=holdings.complete,
-    )
-    if state.phase == STOPPED:
-        return _answer(state)
-    paused = state.quiet or now_s - state.tick_s > state.deadlines.paused_s
-    if suspect is None or suspect not in state.members or paused:
-        return stop(state, None)
-    return _call_off(state, suspect)
 
 
 # --- Going on as far as possible ---

@@ -25,6 +25,10 @@ BoxId = NewType("BoxId", int)
 """A piece of optimizer state that moves whole; index into the job's table of boxes."""
 
 
+STOPPED = "stopped"
+"""The phase, on heartbeats, of a rank that has left its step and waits for the next epoch."""
+
+
 class Stamp(NamedTuple):
     """A version and the epoch whose votes committed it: two sides can never make the same stamp."""
 

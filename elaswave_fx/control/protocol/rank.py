@@ -1,0 +1,582 @@
+"""A rank's side of the control plane: which epoch it is in, what it reports, and when it has to stop.
+
+In: `(state, event, now)`. Out: `(state, actions)`. Pure: sockets, the store and the engine are the caller's. The rules
+of a step are the engine's (`native/commit/`); this machine hears of whole steps, and of what a step left behind.
+
+    Committed(certificate) …                     -> ledger lines on heartbeats, until they are acknowledged
+    Prepare, Activate, Over of the coordinator   -> Interrupt, and kept until the main thread has left its step
+    StepLeft(holdings, suspect)                  -> Prepared (the report) … Activate -> Answer(Go)
+
+The main thread takes steps while `must_leave` and `may_step` let it. Once it has left one, it waits for an `Answer`.
+Its report promises that it commits nothing more in that epoch, which is why it reports without being asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from elaswave_fx.control.protocol.messages import (
+    COORDINATOR,
+    Ack,
+    Activate,
+    Ended,
+    Heartbeat,
+    Over,
+    Prepare,
+    Prepared,
+    ProbeStore,
+    Send,
+    StoreSeen,
+)
+from elaswave_fx.control.protocol.types import (
+    NO_BALLOT,
+    SEED,
+    STOPPED,
+    Activation,
+    Ballot,
+    BoxId,
+    Certificate,
+    Copy,
+    Record,
+    Report,
+    Stamp,
+    Version,
+    Vote,
+)
+from elaswave_fx.plan.topology import Epoch, Rank
+
+LINES_PER_HEARTBEAT = 256
+"""Ledger lines that one heartbeat carries at most."""
+
+FLUSH_S = 10.0
+"""How long a rank that has finished waits for the ledger to have the last steps."""
+
+NO_EPOCH = Epoch(-1)
+"""The epoch of a process that has never been a member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A gap of `paused_s` between two ticks means that the process was stopped, or starved.
+
+    A rank pauses before its next step when it has not seen the store for `lease_s`, or when the ledger has not
+    acknowledged `unledgered` commits: others may have gone on without it. A rank without launcher that makes no
+    progress for `hung_s`, or for `hung_over_step` times its slowest step, ends itself.
+    """
+
+    paused_s: float
+    lease_s: float
+    unledgered: int
+    hung_s: float
+    hung_over_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the engine does now, and the rank that it waits for, if it does."""
+
+    phase: str
+    awaited: Rank | None = None
+
+
+STARTING = Progress("starting")
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What an engine has in memory when it has left a step.
+
+    `committed`: the newest version it knows to be committed. `copies`, `records`: what of them is right; a copy that
+    is known to differ from its owner's is left out. `votes`: those of the step in flight that have arrived.
+    `complete`: boxes of which everything is there.
+    """
+
+    committed: Stamp
+    copies: dict[BoxId, Copy]
+    records: dict[BoxId, tuple[Record, ...]]
+    votes: tuple[Vote, ...] = ()
+    complete: frozenset[BoxId] = frozenset()
+
+
+# --- What the main thread is told ---
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Go on in the epoch of `activation`, by `plan`, the text of its Plan."""
+
+    activation: Activation
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The others go on without this rank: it ends, and touches nothing of the job."""
+
+    reason: str
+
+
+Decision = Go | Excluded | Over
+
+
+# --- Events that are not messages of the coordinator ---
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatDue:
+    """Time has passed: one per heartbeat interval. `orphaned`: the rank had a launcher, and it is gone."""
+
+    progress: Progress
+    orphaned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The main thread has committed a step; it says so of every one, in order."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The copies of these boxes have arrived and are in step."""
+
+    boxes: frozenset[BoxId]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLeft:
+    """The main thread has left its step, because it lost `suspect` or was told to, and waits for an answer."""
+
+    holdings: Holdings
+    suspect: Rank | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The main thread takes no more steps. `finished`: the job's work is done, and the ledger is to have all of it."""
+
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinksDown:
+    """The peers to which the links are down now; they go down one by one, and may be up again."""
+
+    peers: frozenset[Rank]
+
+
+# --- Actions beside `Send` and `ProbeStore` ---
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Make a running step fail soon, here and at the other members, and later ones at once, until an epoch begins."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the main thread waits for."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class MendLinks:
+    """Start to open the broken links again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndProcess:
+    """The process makes no progress, and nobody else would end it."""
+
+    reason: str
+
+
+Action = Send | ProbeStore | Interrupt | Answer | MendLinks | EndProcess
+Event = (
+    HeartbeatDue | Committed | CaughtUp | StepLeft | Closing | LinksDown | StoreSeen | Ack | Prepare | Activate | Over
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank. Dictionaries are never changed in place.
+
+    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step; `stopped`: the
+    epoch is over for this rank. `joining`: a process that has never been a member and asks to be one.
+    Of a step that was left: `copies`, `records`, `votes`; `suspect`, whom the rank accuses; `broken`, peers without a
+    link; `report_owed`, when the coordinator is to hear of it.
+    Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
+    step; `kept_news`: what it has not left its step for yet. `activate`: the message that began the epoch.
+    Of the clock: `was_paused` until the coordinator has spoken; `progress_s`, when the main thread was last seen to get
+    on; `commit_s`, the last commit, and `slowest_s`, the longest time between two.
+    Of the end: `ended`, why there is no next epoch for this rank; `finished`; `closes_by_s`, when it stops waiting for
+    the ledger; `closed`.
+    """
+
+    rank: Rank
+    limits: Limits
+    ballot: Ballot = NO_BALLOT
+    epoch: Epoch = NO_EPOCH
+    members: tuple[Rank, ...] = ()
+    kept: frozenset[BoxId] = frozenset()
+    complete: frozenset[BoxId] = frozenset()
+    stopped: bool = True
+    joining: bool = True
+    committed: Stamp = SEED
+    certificates: tuple[Certificate, ...] = ()
+    copies: dict[BoxId, Copy] = field(default_factory=dict)
+    records: dict[BoxId, tuple[Record, ...]] = field(default_factory=dict)
+    votes: tuple[Vote, ...] = ()
+    suspect: Rank | None = None
+    broken: frozenset[Rank] = frozenset()
+    report_owed: bool = False
+    stop_after: Version | None = None
+    waiting: bool = False
+    left_epoch: Epoch = NO_EPOCH
+    stop_requested: bool = False
+    kept_news: tuple[Prepare | Activate, ...] = ()
+    activate: Activate | None = None
+    ended: Excluded | Over | None = None
+    finished: bool = False
+    closes_by_s: float | None = None
+    closed: bool = False
+    store_seen_s: float = 0.0
+    tick_s: float = 0.0
+    was_paused: bool = False
+    progress: Progress = STARTING
+    progress_s: float = 0.0
+    commit_s: float = 0.0
+    slowest_s: float = 0.0
+
+    @property
+    def next_version(self) -> Version:
+        """The version of the step in flight."""
+        return Version(self.committed.version + 1)
+
+    @property
+    def excluded(self) -> bool:
+        """Whether the others go on without this rank."""
+        return isinstance(self.ended, Excluded)
+
+
+Result = tuple[RankState, tuple[Action, ...]]
+
+
+def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankState:
+    """A rank that the job starts with, in its first epoch."""
+    state = RankState(rank, limits, store_seen_s=now_s, tick_s=now_s, progress_s=now_s, commit_s=now_s)
+    return install(state, first)
+
+
+def joiner(rank: Rank, limits: Limits, now_s: float) -> RankState:
+    """A process that asks to become a member; to come: only the simulator starts one."""
+    return RankState(rank, limits, waiting=True, store_seen_s=now_s, tick_s=now_s, progress_s=now_s, commit_s=now_s)
+
+
+def step(state: RankState, event: Event, now_s: float) -> Result:
+    """One event at one rank. Nothing is changed in place."""
+    state, actions = _EVENTS[type(event)](state, event, now_s)
+    state, answer = _answer(state)
+    return state, (*actions, *answer)
+
+
+# --- Questions ---
+
+
+def must_leave(state: RankState, version: Version) -> bool:
+    """Whether the main thread, which has committed `version`, should not start another step, but leave."""
+    return state.stop_requested or (state.stop_after is not None and version >= state.stop_after)
+
+
+def may_step(state: RankState, now_s: float) -> bool:
+    """False while the store, or the ledger, has been out of reach for so long that others may have gone on."""
+    return now_s - state.store_seen_s <= state.limits.lease_s and len(state.certificates) < state.limits.unledgered
+
+
+def heartbeat(state: RankState) -> Heartbeat:
+    """The heartbeat. The lowest member repeats ledger lines until they are acknowledged; at the end everybody does,
+    for nobody takes the place of one that is lost then."""
+    writes = bool(state.members) and (state.finished or state.rank == state.members[0])
+    return Heartbeat(
+        state.rank,
+        state.epoch,
+        state.committed.version,
+        STOPPED if state.stopped else state.progress.phase,
+        None if state.stopped else state.progress.awaited,
+        state.suspect,
+        state.joining,
+        not state.joining and state.kept <= state.complete,
+        state.certificates[:LINES_PER_HEARTBEAT] if writes else (),
+    )
+
+
+def report(state: RankState) -> Report:
+    """All that a decision about the step in flight may need."""
+    return Report(
+        state.rank,
+        state.epoch,
+        state.committed,
+        state.copies,
+        state.records,
+        state.votes,
+        state.certificates,
+        state.broken,
+        state.suspect,
+    )
+
+
+# --- Epochs ---
+
+
+def install(state: RankState, activation: Activation) -> RankState:
+    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain.
+
+    The ledger has every line up to `resume`, since both came with one swap.
+    """
+    boxes = activation.assignment.boxes
+    kept = frozenset(plan.box for plan in boxes if state.rank in (plan.owner, *plan.holders))
+    copies, records = _leading_to(state, activation, kept)
+    return replace(
+        state,
+        epoch=activation.epoch,
+        members=activation.assignment.members,
+        kept=kept,
+        complete=kept if activation.rollback else frozenset(copies),
+        stopped=False,
+        joining=False,
+        committed=activation.resume,
+        certificates=(),
+        copies=copies,
+        records=records,
+        votes=(),
+        suspect=None,
+        report_owed=False,
+        stop_after=None,
+    )
+
+
+def _leading_to(
+    state: RankState, activation: Activation, kept: frozenset[BoxId]
+) -> tuple[dict[BoxId, Copy], dict[BoxId, tuple[Record, ...]]]:
+    copies, records = {}, {}
+    if activation.rollback:
+        return copies, records
+    for box in kept.intersection(state.copies):
+        copy, pending = state.copies[box], state.records.get(box, ())
+        if copy.stamp == activation.resume:
+            copies[box] = copy
+        elif copy.stamp == activation.previous and pending and pending[0].stamp == activation.resume:
+            copies[box], records[box] = copy, pending[:1]
+    return copies, records
+
+
+def _on_activate(state: RankState, event: Activate, now_s: float) -> Result:
+    activation = event.activation
+    if event.ballot < state.ballot or activation.epoch <= state.epoch:
+        return state, ()
+    if not state.waiting:
+        return _keep(state, event)
+    if state.rank not in activation.assignment.members:
+        return state, ()
+    state = install(state, activation)
+    state = replace(state, ballot=event.ballot, activate=event, store_seen_s=now_s, was_paused=False, progress_s=now_s)
+    cut_off = state.broken.intersection(state.members)
+    return _stop(state, min(cut_off)) if cut_off else (state, ())
+
+
+def _on_prepare(state: RankState, event: Prepare, now_s: float) -> Result:
+    if event.ballot < state.ballot or (event.ballot == state.ballot and state.report_owed):
+        return state, ()
+    stops = event.stop_after is None or state.committed.version >= event.stop_after
+    if stops and not state.waiting:
+        return _keep(state, event)
+    state = replace(state, ballot=event.ballot, report_owed=True, stop_after=event.stop_after)
+    state, actions = _report_if_owed(state)
+    return state, ((MendLinks(), *actions) if state.broken else actions)
+
+
+def _keep(state: RankState, news: Prepare | Activate) -> Result:
+    """What would stop the rank waits until the main thread has left its step."""
+    last = state.kept_news[-1] if state.kept_news else None
+    if last is None or news.ballot > last.ballot or (news.ballot == last.ballot and type(news) is not type(last)):
+        state = replace(state, kept_news=(*state.kept_news, news))
+    return _interrupt(state, f"epoch {state.epoch} is over")
+
+
+def _interrupt(state: RankState, reason: str) -> Result:
+    state = replace(state, stop_requested=True)
+    return state, () if state.waiting else (Interrupt(reason),)
+
+
+def _stop(state: RankState, suspect: Rank | None) -> Result:
+    """The epoch is over for this rank, which reports, if it is a member."""
+    return _report_if_owed(replace(state, stopped=True, suspect=suspect, report_owed=not state.joining))
+
+
+def _report_if_owed(state: RankState) -> Result:
+    if not state.stopped or not state.report_owed or state.excluded:
+        return state, ()
+    return replace(state, report_owed=False), (Send(COORDINATOR, Prepared(state.ballot, report(state))),)
+
+
+def _answer(state: RankState) -> Result:
+    """Answer the main thread, if it waits and there is an answer."""
+    if not state.waiting:
+        return state, ()
+    if state.ended is not None:
+        return replace(state, waiting=False), (Answer(state.ended),)
+    if state.epoch > state.left_epoch and not state.stopped:
+        assert state.activate is not None and state.activate.activation.epoch == state.epoch
+        go = Go(state.activate.activation, state.activate.plan)
+        return replace(state, waiting=False, stop_requested=False), (Answer(go),)
+    return state, ()
+
+
+# --- The main thread ---
+
+
+def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
+    if state.excluded:
+        return state, ()  # the others have decided what becomes of it
+    slowest_s = max(state.slowest_s, now_s - state.commit_s)
+    state = replace(_commit(state, event.certificate), slowest_s=slowest_s, commit_s=now_s, progress_s=now_s)
+    after = state.stop_after
+    if after is not None and state.committed.version >= after and not state.stop_requested:
+        return _interrupt(state, f"epoch {state.epoch} ends with version {after}")
+    return state, ()
+
+
+def _commit(state: RankState, certificate: Certificate) -> RankState:
+    expected = Stamp(state.next_version, state.epoch)
+    assert certificate.stamp == expected, f"rank {state.rank}: committed {certificate.stamp}, in flight is {expected}"
+    voters = tuple(sorted(vote.rank for vote in certificate.votes))
+    assert voters == tuple(sorted(state.members)), f"rank {state.rank}: votes of {voters}, not of {state.members}"
+    return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes=())
+
+
+def _on_caught_up(state: RankState, event: CaughtUp, now_s: float) -> Result:
+    return replace(state, complete=state.complete | event.boxes), ()
+
+
+def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
+    """A commit that is known only by its votes is taken over first. A rank that was paused accuses nobody."""
+    state = replace(state, waiting=True, left_epoch=state.epoch, progress_s=now_s)
+    if state.excluded:
+        return state, ()
+    holdings = event.holdings
+    votes = [vote for vote in holdings.votes if vote.stamp.epoch == state.epoch]
+    if holdings.committed.version == state.next_version:
+        cast = tuple(vote for vote in votes if vote.stamp == holdings.committed)
+        state = _commit(state, Certificate(holdings.committed, cast))
+    state = replace(
+        state,
+        copies=holdings.copies,
+        records=holdings.records,
+        votes=tuple(vote for vote in votes if vote.stamp.version == state.next_version),
+        complete=holdings.complete,
+    )
+    paused = state.was_paused or now_s - state.tick_s > state.limits.paused_s
+    accused = event.suspect if event.suspect in state.members and not paused else None
+    state, actions = _stop(state, accused)
+    return _hear_kept_news(state, actions, now_s)
+
+
+def _hear_kept_news(state: RankState, actions: tuple[Action, ...], now_s: float) -> Result:
+    kept, state = state.kept_news, replace(state, kept_news=())
+    for news in kept:
+        state, more = step(state, news, now_s)
+        actions += more
+    return state, actions
+
+
+def _on_closing(state: RankState, event: Closing, now_s: float) -> Result:
+    state = replace(state, finished=event.finished, closes_by_s=now_s + FLUSH_S)
+    lines: tuple[Action, ...] = (Send(COORDINATOR, heartbeat(state)),) if event.finished and not state.excluded else ()
+    state, actions = _close_if_flushed(state, now_s)
+    return state, lines + actions
+
+
+def _close_if_flushed(state: RankState, now_s: float) -> Result:
+    """The ledger has the last steps, or will not have them from here; no new epoch is made after that."""
+    if state.closes_by_s is None or state.closed:
+        return state, ()
+    in_vain = not state.finished or state.ended is not None or now_s > state.closes_by_s
+    if state.certificates and not in_vain:
+        return state, ()
+    return replace(state, closed=True), ((Send(COORDINATOR, Ended(state.rank)),) if state.finished else ())
+
+
+# --- The clock, the store, the links ---
+
+
+def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Result:
+    was_paused = state.was_paused or now_s - state.tick_s > state.limits.paused_s
+    progress_s = now_s if event.progress.phase != state.progress.phase else state.progress_s
+    state = replace(state, tick_s=now_s, was_paused=was_paused, progress=event.progress, progress_s=progress_s)
+    actions: tuple[Action, ...] = () if state.excluded else (Send(COORDINATOR, heartbeat(state)),)
+    if now_s - state.store_seen_s > state.limits.lease_s / 2:
+        actions += (ProbeStore(),)
+    limits = state.limits
+    if event.orphaned and now_s - state.progress_s > max(limits.hung_s, limits.hung_over_step * state.slowest_s):
+        reason = f"rank {state.rank}: the launcher is gone and nothing makes progress: the process ends"
+        actions += (EndProcess(reason),)
+    state, more = _close_if_flushed(state, now_s)
+    return state, actions + more
+
+
+def _on_links_down(state: RankState, event: LinksDown, now_s: float) -> Result:
+    return replace(state, broken=event.peers.intersection(state.members)), ()
+
+
+def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
+    state = replace(state, store_seen_s=now_s)
+    return _exclude(state) if event.epoch > state.epoch and state.rank not in event.members else (state, ())
+
+
+def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:
+    if event.term < state.ballot.term:
+        return state, ()
+    certificates = state.certificates
+    if certificates and certificates[0].stamp.version <= event.ledgered and event.epoch == state.epoch:
+        certificates = tuple(c for c in certificates if c.stamp.version > event.ledgered)
+    state = replace(state, was_paused=False, certificates=certificates)
+    if not event.member and event.epoch > state.epoch:
+        return _exclude(state)
+    return _close_if_flushed(state, now_s)
+
+
+def _on_over(state: RankState, event: Over, now_s: float) -> Result:
+    return _end(state, event)
+
+
+def _exclude(state: RankState) -> Result:
+    """The job went on without this rank; a joiner still waits to be taken in."""
+    if state.joining:
+        return state, ()
+    return _end(replace(state, stopped=True), Excluded(f"the job went on without rank {state.rank}"))
+
+
+def _end(state: RankState, end: Excluded | Over) -> Result:
+    if state.ended is not None:
+        return state, ()
+    return _interrupt(replace(state, ended=end), end.reason)
+
+
+_EVENTS: dict[type, Callable[..., Result]] = {
+    HeartbeatDue: _on_heartbeat_due,
+    Committed: _on_committed,
+    CaughtUp: _on_caught_up,
+    StepLeft: _on_step_left,
+    Closing: _on_closing,
+    LinksDown: _on_links_down,
+    StoreSeen: _on_store_seen,
+    Ack: _on_ack,
+    Prepare: _on_prepare,
+    Activate: _on_activate,
+    Over: _on_over,
+}
