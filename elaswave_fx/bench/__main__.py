@@ -14,7 +14,7 @@ BENCHES = {
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
-    "recovery": "SIGKILL to the first committed step, less a normal step, against TorchFT",
+    "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
 }
 TAKES = {
     "executor": {"repeats", "tiny"},
@@ -24,7 +24,7 @@ TAKES = {
     "copies": {"repeats", "tiny"},
     "steady": {"repeats", "tiny"},
     "startup": {"repeats", "tiny"},
-    "recovery": {"repeats", "tiny"},
+    "recovery": {"repeats", "tiny", "settings", "resident_gb"},
 }
 """The options that a benchmark knows, besides --json."""
 
@@ -33,10 +33,10 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = make_parser()
     arguments = parser.parse_args()
-    given = {"repeats": arguments.repeats, "ranks": arguments.ranks, "tiny": arguments.tiny or None}
-    for option, value in given.items():
-        if value is not None and option not in TAKES[arguments.name]:
-            parser.error(f"--{option}: {arguments.name} does not take it")
+    given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json") and value}
+    for option in given:
+        if option not in TAKES[arguments.name]:
+            parser.error(f"--{option.replace('_', '-')}: {arguments.name} does not take it")
     if arguments.json is not None and not arguments.json.parent.is_dir():
         parser.error(f"--json {arguments.json}: no such folder {arguments.json.parent}")
 
@@ -44,7 +44,7 @@ def main() -> int:
     from elaswave_fx.errors import ConfigError
 
     bench = importlib.import_module(f"elaswave_fx.bench.{arguments.name}")
-    options = Options(arguments.repeats, arguments.ranks, arguments.tiny)
+    options = Options(**given)
     try:
         outcome = bench.run(lambda what: print(f"  measuring {what} …", file=sys.stderr, flush=True), options)
     except ConfigError as error:
@@ -69,11 +69,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME", help="which benchmark")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
     parser.add_argument(
-        "--repeats", type=_positive, metavar="N", help="paired runs; if not said 20, of startup 5, of executor by size"
+        "--repeats",
+        type=_positive,
+        metavar="N",
+        help="paired runs; if not said 20, of startup 5, of executor by size, of recovery 24 points of a step",
     )
     parser.add_argument(
         "--ranks", type=_rank_counts, metavar="N,…", help="numbers of ranks, where a benchmark has several"
     )
+    parser.add_argument(
+        "--settings", type=_numbers, metavar="N,…", help="of TorchFT, by their places in the sweep; 0 are its defaults"
+    )
+    parser.add_argument("--resident-gb", type=float, metavar="G", help="memory of each rank besides the model's")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
 
@@ -83,6 +90,10 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return value
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _rank_counts(text: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from elaswave_fx.bench.processes import Processes, Reports
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, Reports
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
@@ -101,9 +101,9 @@ class OwnJob:
         self._processes.__exit__()
         self._reports.close_reader()
 
-    def hear(self, kind: str) -> Mapping[str, Any]:
-        """The next report of a rank of that kind; raises BenchFailed with the end of the log when none can come."""
-        return self._reports.hear(kind, self._child.log)
+    def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
+        """The next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
+        return self._reports.hear(kind, self._child.log, timeout_s)
 
 
 def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) -> Run:

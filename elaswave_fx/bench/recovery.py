@@ -1,167 +1,222 @@
 """recovery: SIGKILL to the first step committed without the victim, less the median of ten normal steps.
 
-Data parallel 4x1, the same model and batch: ours as `train` runs it, TorchFT 0.2.0 in its manual loop (lighthouse,
-Manager, ProcessGroupGloo), with its defaults and with shorter timeouts; the best of those that recovered every time
-counts as its best. A run loses the same rank at the same point of a step on each side. A few stopped ranks (on both
-sides, TorchFT with its best) and a few whose links go down (ours) come apart.
+Data parallel 4x1, the same model, batch and fused AdamW: ours as `train` runs it, TorchFT 0.2.0 in its manual loop
+(lighthouse, Manager, ProcessGroupGloo) with its defaults and with shorter timeouts. Every side loses the same ranks at
+the same points, spread evenly over a step; `--repeats` is their number. What counts is the distribution: median, 95th
+percentile and worst. A setting of TorchFT that failed at all is not its best. Stopped ranks and links that go down come
+apart, in a few runs each.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import signal
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from elaswave_fx.bench.links import CannotCut
+from elaswave_fx.bench.own_job import OwnJob, Variant
 from elaswave_fx.bench.processes import BenchFailed
-from elaswave_fx.bench.recovery_own import OwnLoss, Runs, cut, stop
-from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95, paired
-from elaswave_fx.bench.torch_job import GLOO_TIMEOUT, Lighthouse, Loss, need_torchft, torchft_loss
+from elaswave_fx.bench.recovery_trial import Fault, Loss, cut, kill, lose, parts_of, phases, stop
+from elaswave_fx.bench.results import Entry, Options, Outcome, aligned, medians, p95
+from elaswave_fx.bench.torch_job import Settings, TorchFTJob, need_torchft
 from elaswave_fx.bench.workload import FOUR_COLUMNS, Workload, tiny
+from elaswave_fx.errors import ConfigError
 
-REPEATS = 20
-DEFAULTS = Lighthouse()
+POINTS = 24
+DEFAULTS = Settings()
 SWEEP = (
     DEFAULTS,
-    Lighthouse(heartbeat_timeout_ms=5000, join_timeout_ms=100, quorum_tick_ms=100),
-    Lighthouse(heartbeat_timeout_ms=1000, join_timeout_ms=100, quorum_tick_ms=20),
-    Lighthouse(heartbeat_timeout_ms=500, join_timeout_ms=100, quorum_tick_ms=10),
-    Lighthouse(heartbeat_timeout_ms=300, join_timeout_ms=50, quorum_tick_ms=10),
+    Settings(5000, 100, 100, 5000),
+    Settings(5000, 100, 10, 500),
+    Settings(1000, 100, 20, 5000),
+    Settings(500, 100, 10, 5000),
+    Settings(500, 100, 10, 200),
+    Settings(300, 50, 10, 200),
+    Settings(200, 50, 10, 200, heartbeat=20),
 )
-"""A replica's heartbeats are 100 ms apart: below three of them, living ranks are taken for dead on a busy machine."""
+"""TorchFT waits for its slowest timeout that matters: for the join timeout when all survivors ask for a quorum, for the
+heartbeat timeout or gloo's, whichever is shorter, when some of them are still in the all-reduce."""
 
-WANTED_OF_DEFAULTS, WANTED_OF_BEST = 1 / 0.05, 1 / 0.5
-EXTRA_REPEATS = 5
+OF_DEFAULTS, OF_BEST_MEDIAN, OF_BEST_P95 = 1 / 0.02, 1 / 0.5, 1 / 0.2
+"""Ratios wanted: medians against the defaults, medians and 95th percentiles against the best setting."""
+
+EXTRA_RUNS = 5
+FOREVER = 1_000_000
+"""Steps of a run that is ended once it has told what is wanted."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is lost, and what every rank has in memory besides the model."""
+
+    workload: Workload
+    resident_bytes: int
+    progress: Callable[[str], None]
+
+    def own(self, victim: int, phase: float, fault: Fault = kill) -> Loss:
+        """A loss in a run of ours."""
+        variant = Variant(resident_bytes=self.resident_bytes)
+        with OwnJob(self.workload, variant, FOREVER) as job:
+            loss = lose(job, self.workload.ranks, victim, phase, fault)
+            return replace(loss, parts=parts_of(job.folder, loss))
+
+    def peer(self, settings: Settings, victim: int, phase: float, fault: Fault = kill) -> Loss | None:
+        """A loss in a run of TorchFT's; None when it did not get into step, or not past the loss."""
+        try:
+            with TorchFTJob(self.workload, settings, self.resident_bytes) as job:
+                return replace(lose(job, self.workload.ranks, victim, phase, fault), why=job.awaited())
+        except BenchFailed as error:
+            self.progress(f"on; TorchFT failed with {settings}: {str(error).splitlines()[0]}")
+            return None
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """All sides in turn, then a few stopped ranks."""
+    """All sides at every point, in turn."""
     torch.set_num_threads(1)
     need_torchft()
+    if any(number >= len(SWEEP) for number in options.settings or ()):
+        said = ",".join(map(str, options.settings or ()))
+        raise ConfigError(f"--settings {said}: there are {len(SWEEP)}, 0 to {len(SWEEP) - 1}")
     workload = tiny(FOUR_COLUMNS) if options.tiny else FOUR_COLUMNS
-    sweep = (SWEEP[0], SWEEP[3]) if options.tiny else SWEEP
-    draw = random.Random(0)
-    runs = Runs(workload)
-    own: list[OwnLoss] = []
-    peers: dict[Lighthouse, list[Loss | None]] = {lighthouse: [] for lighthouse in sweep}
-    repeats = options.repeats or REPEATS
-    for turn in range(repeats):
-        victim, phase = draw.randrange(workload.ranks), draw.random()
-        progress(f"run {turn + 1} of {repeats}: SIGKILL of rank {victim}")
-        if turn % 2 == 0:
-            own.append(runs.lose(victim, phase))
-        for lighthouse in sweep:
-            peers[lighthouse].append(_try_peer(workload, lighthouse, victim, phase, progress))
-        if turn % 2 == 1:
-            own.append(runs.lose(victim, phase))
-    others = _other_blows(workload, runs, _best(own, peers), draw, min(EXTRA_REPEATS, repeats), progress)
-    return Outcome(recovery_entries(own, peers), (*_notes(workload, own, peers), *others))
+    bench = Bench(workload, int(options.resident_gb * 2**30), progress)
+    sweep = [SWEEP[number] for number in options.settings] if options.settings else list(SWEEP)
+    own: list[Loss] = []
+    peers: dict[Settings, list[Loss | None]] = {settings: [] for settings in sweep}
+    points = phases(options.repeats or POINTS)
+    for number, phase in enumerate(points):
+        victim = number % workload.ranks
+        progress(f"point {number + 1} of {len(points)}: SIGKILL of rank {victim}")
+        if number % 2 == 0:
+            own.append(bench.own(victim, phase))
+        for settings in sweep:
+            peers[settings].append(bench.peer(settings, victim, phase))
+        if number % 2 == 1:
+            own.append(bench.own(victim, phase))
+    best = best_of(peers)
+    notes = (*_table(own, peers, best), *_modes(peers), *_conditions(bench, own, peers))
+    return Outcome(entries_of(own, peers), (*notes, *_other_faults(bench, best, points[:EXTRA_RUNS])))
 
 
-def _other_blows(
-    workload: Workload,
-    runs: Runs,
-    best: Lighthouse | None,
-    draw: random.Random,
-    repeats: int,
-    progress: Callable[[str], None],
-) -> tuple[str, ...]:
-    """What only silence tells, and what leaves the victim alive."""
-    stopped: list[OwnLoss] = []
-    theirs: list[Loss | None] = []
-    unlinked: list[OwnLoss] = []
-    why = ""
-    for turn in range(repeats):
-        victim, phase = draw.randrange(workload.ranks), draw.random()
-        progress(f"run {turn + 1} of {repeats}: SIGSTOP, links down")
-        stopped.append(runs.lose(victim, phase, stop))
-        if best is not None:
-            theirs.append(_try_peer(workload, best, victim, phase, progress, signal.SIGSTOP))
-        try:
-            unlinked.append(runs.lose(victim, phase, cut))
-        except CannotCut as error:
-            why = str(error)
-    return (
-        "SIGSTOP: a stopped rank's links stay whole, so that only silence tells",
-        f"  ours {_in_words(stopped)}",
-        f"  TorchFT, {best}: {_in_words([loss for loss in theirs if loss is not None])}",
-        "links down: all connections of a rank that lives are reset; a host that falls silent is as in SIGSTOP",
-        f"  ours {_in_words(unlinked)}{f'; {why}' if why else ''}",
-    )
+def best_of(peers: dict[Settings, list[Loss | None]]) -> Settings | None:
+    """The setting with the smallest median among those that never failed."""
+    whole = {settings: times for settings, losses in peers.items() if (times := _times(losses)) and None not in losses}
+    return min(whole, key=lambda settings: statistics.median(whole[settings]), default=None)
 
 
-def _in_words(losses: Sequence[OwnLoss | Loss]) -> str:
-    if not losses:
-        return "not measured"
-    seconds = [loss.recovery_s for loss in losses]
-    parts = [loss.parts for loss in losses if isinstance(loss, OwnLoss)]
-    words = ", ".join(f"{name} {value:.1f}" for name, value in medians(parts, 1e3).items()) if parts else ""
-    detail = f": {words} ms" if words else ""
-    return f"{statistics.median(seconds):.3f} s (median), {p95(seconds):.3f} s (p95) of {len(seconds)}{detail}"
-
-
-def _try_peer(
-    workload: Workload,
-    lighthouse: Lighthouse,
-    victim: int,
-    phase: float,
-    progress: Callable[[str], None],
-    number: signal.Signals = signal.SIGKILL,
-) -> Loss | None:
-    """None when TorchFT did not get into step, or not past the loss: counted, and left out of its times."""
-    try:
-        return torchft_loss(workload, lighthouse, victim, phase, number)
-    except BenchFailed as error:
-        progress(f"on; TorchFT failed with {lighthouse}: {str(error).splitlines()[0]}")
-        return None
-
-
-def recovery_entries(own: list[OwnLoss], peers: dict[Lighthouse, list[Loss | None]]) -> list[Entry]:
-    """Pairs of which TorchFT's half failed are left out; a setting that failed at all is not its best."""
-    pairs = {
-        lighthouse: [
-            (1e3 * ours.recovery_s, 1e3 * loss.recovery_s)
-            for ours, loss in zip(own, losses, strict=True)
-            if loss is not None
-        ]
-        for lighthouse, losses in peers.items()
-    }
-    best = _best(own, peers)
-    entries = []
-    for lighthouse, samples in pairs.items():
-        if not samples:
+def entries_of(own: Sequence[Loss], peers: dict[Settings, list[Loss | None]]) -> list[Entry]:
+    """Medians of all settings; of the best one, 95th percentiles and the worst too. A setting's failed runs, which the
+    name tells of, are left out of its times.
+    """
+    ours, best, entries = _times(own), best_of(peers), []
+    for settings, losses in peers.items():
+        theirs = _times(losses)
+        if not theirs:
             continue
-        ours, theirs = zip(*samples, strict=True)
-        target = WANTED_OF_DEFAULTS if lighthouse == DEFAULTS else WANTED_OF_BEST if lighthouse == best else None
-        name = "defaults" if lighthouse == DEFAULTS else "best" if lighthouse == best else "other"
-        parts = medians([loss.parts for loss in own], 1e3) if lighthouse == DEFAULTS else None
-        entries.append(paired(f"TorchFT {name}: {lighthouse}", ours, theirs, "ms", target, parts))
+        name = _name(settings, best) + (f" ({losses.count(None)} failed)" if None in losses else "")
+        wanted = {DEFAULTS: OF_DEFAULTS, best: OF_BEST_MEDIAN}.get(settings)
+        parts = medians([loss.parts for loss in own], 1e3) if not entries and own[0].parts else {}
+        entries.append(_entry(f"{name}: median", statistics.median, ours, theirs, wanted, parts))
+        if settings == best:
+            entries.append(_entry(f"{name}: p95", p95, ours, theirs, OF_BEST_P95))
+            entries.append(_entry(f"{name}: worst", max, ours, theirs))
     return entries
 
 
-def _best(own: list[OwnLoss], peers: dict[Lighthouse, list[Loss | None]]) -> Lighthouse | None:
-    whole = {key: [loss.recovery_s for loss in losses if loss is not None] for key, losses in peers.items()}
-    never_failed = [key for key, seconds in whole.items() if len(seconds) == len(own)]
-    return min(never_failed, key=lambda key: statistics.median(whole[key]), default=None)
+def _entry(
+    name: str,
+    statistic: Callable[[Sequence[float]], float],
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    wanted: float | None = None,
+    parts: dict[str, float] | None = None,
+) -> Entry:
+    mine, peer = statistic(ours), statistic(theirs)
+    return Entry(
+        name, peer / mine, mine, peer, "ms", len(ours), p95(ours), p95(theirs), target=wanted, parts=parts or {}
+    )
 
 
-def _notes(workload: Workload, own: list[OwnLoss], peers: dict[Lighthouse, list[Loss | None]]) -> tuple[str, ...]:
-    theirs = [loss.normal_s for losses in peers.values() for loss in losses if loss is not None]
-    steps = [1e3 * statistics.median(found or [math.nan]) for found in ([loss.normal_s for loss in own], theirs)]
-    failed = [
-        f"{losses.count(None)} of {len(own)} with {lighthouse}"
-        for lighthouse, losses in peers.items()
-        if None in losses
-    ]
+def _name(settings: Settings, best: Settings | None) -> str:
+    kind = "defaults" if settings == DEFAULTS else "best" if settings == best else "other"
+    return f"TorchFT {kind}: {settings}"
+
+
+def _times(losses: Sequence[Loss | None]) -> list[float]:
+    """Milliseconds of those that did not fail."""
+    return [1e3 * loss.recovery_s for loss in losses if loss is not None]
+
+
+def _table(own: Sequence[Loss], peers: dict[Settings, list[Loss | None]], best: Settings | None) -> tuple[str, ...]:
+    """The distributions."""
+    sides = {"ours": list(own), **{_name(settings, best): losses for settings, losses in peers.items()}}
+    rows: list[tuple[str, ...]] = [("ms from SIGKILL, less a normal step", "least", "median", "p95", "worst", "failed")]
+    for side, losses in sides.items():
+        times = _times(losses) or [math.nan]
+        found = (min(times), statistics.median(times), p95(times), max(times))
+        rows.append((side, *(f"{value:.0f}" for value in found), f"{losses.count(None)} of {len(losses)}"))
+    return ("", *aligned(rows))
+
+
+def _modes(peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
+    """What TorchFT's lighthouse waited for, by its own log, and how long recoveries took then."""
+    lines = ["", "what TorchFT's lighthouse waited for last, by its log"]
+    for settings, losses in peers.items():
+        found: dict[str, list[float]] = {}
+        for loss in losses:
+            if loss is not None:
+                found.setdefault(loss.why, []).append(1e3 * loss.recovery_s)
+        said = [f"{why}: {len(times)} runs, median {statistics.median(times):.0f} ms" for why, times in found.items()]
+        lines.append(f"  {settings}: " + ("; ".join(said) or "no run went on"))
+    return tuple(lines)
+
+
+def _conditions(bench: Bench, own: Sequence[Loss], peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
+    theirs = [loss for losses in peers.values() for loss in losses if loss is not None]
+    steps = [statistics.median([1e3 * loss.normal_s for loss in side] or [math.nan]) for side in (own, theirs)]
+    spread = [[loss.phase for loss in side] or [math.nan] for side in (own, theirs)]
     return (
         "",
-        workload.text(),
+        bench.workload.text() + f"; {bench.resident_bytes / 2**30:g} GiB more in each rank",
         f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
-        "TorchFT's failed runs, left out above: " + ("; ".join(failed) or "none"),
-        f"TorchFT's ProcessGroupGloo has a timeout of {GLOO_TIMEOUT.total_seconds():g} s, as in its train_ddp.py;",
-        "  its class's default is 60 s. A commit of its survivors counts even if it left out living ranks, too",
+        f"signals came from {min(spread[0]):.2f} to {max(spread[0]):.2f} of a step after a commit (ours), "
+        f"{min(spread[1]):.2f} to {max(spread[1]):.2f} (TorchFT)",
+        "Ours is told: the launcher, the parent of all ranks, says that its child has ended. TorchFT has no such word.",
+        "A commit of TorchFT's survivors counts even if it left out living ranks, too.",
     )
+
+
+def _other_faults(bench: Bench, best: Settings | None, points: Sequence[float]) -> tuple[str, ...]:
+    """What only silence tells, and what leaves the victim alive."""
+    stopped: list[Loss] = []
+    theirs: list[Loss | None] = []
+    unlinked: list[Loss] = []
+    why = ""
+    for number, phase in enumerate(points):
+        victim = number % bench.workload.ranks
+        bench.progress(f"run {number + 1} of {len(points)}: {signal.SIGSTOP.name}, links down")
+        stopped.append(bench.own(victim, phase, stop))
+        if best is not None:
+            theirs.append(bench.peer(best, victim, phase, stop))
+        try:
+            unlinked.append(bench.own(victim, phase, cut))
+        except CannotCut as error:
+            why = f"; {error}"
+    return (
+        "",
+        "SIGSTOP: a stopped rank's links stay whole, so that only silence tells",
+        f"  ours {_in_words(stopped)}",
+        f"  TorchFT, {best}: {_in_words(theirs)}",
+        "links down: all connections of a rank that lives are reset; a host that falls silent is as in SIGSTOP",
+        f"  ours {_in_words(unlinked)}{why}",
+    )
+
+
+def _in_words(losses: Sequence[Loss | None]) -> str:
+    times = _times(losses)
+    if not times:
+        return "not measured"
+    return f"median {statistics.median(times):.0f} ms, worst {max(times):.0f} ms of {len(times)} runs"

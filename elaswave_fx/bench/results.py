@@ -41,6 +41,8 @@ class Options:
     repeats: int | None = None
     ranks: tuple[int, ...] | None = None
     tiny: bool = False
+    settings: tuple[int, ...] | None = None
+    resident_gb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,11 @@ def table(entries: Sequence[Entry]) -> str:
         for e in entries
         if e.parts
     ]
-    return "\n".join([*_aligned(rows), *(["", "parts of ours (medians)", *parts] if parts else [])])
+    return "\n".join([*aligned(rows), *(["", "parts of ours (medians)", *parts] if parts else [])])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equal length as lines of columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

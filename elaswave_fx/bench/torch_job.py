@@ -1,23 +1,22 @@
 """Training steps of the peers: plain DistributedDataParallel over gloo, and TorchFT 0.2.0 with its lighthouse.
 
-In: a workload. Out: seconds of each step; for a loss, the moments of commits. Each rank is a process with one thread.
+In: a workload. Out: seconds of each step, or a job that tells of every commit. Each rank is a process with one thread.
 
     ddp_steps(workload, steps=8, warm_up=3)              ->  (0.31, 0.30, …)
     torchft_steps(workload, steps=8, warm_up=3)          ->  (0.33, 0.34, …)
-    torchft_loss(workload, Lighthouse(), …)              ->  Loss(recovery_s=5.2, normal_s=0.05)
+    with TorchFTJob(workload, Settings()) as job:
+        job.hear("step")                                 ->  {"rank": 0, "at_s": …, "ranks": 4, …}
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import signal
-import statistics
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,38 +25,32 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 from elaswave_fx.bench.edit_gloo import on_loopback, start_store
-from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
 
 _TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
-GLOO_TIMEOUT = timedelta(seconds=5)
-"""Of TorchFT's process group, as in its train_ddp.py; the class's own default is 60 s. With the lighthouse's default
-join timeout, ranks whose neighbours are alive notice a loss by it alone."""
-
-NORMAL_STEPS = 10
-"""Before a loss, to say how long one takes."""
 
 
 @dataclass(frozen=True)
-class Lighthouse:
-    """TorchFT's settings; the defaults of `torchft_lighthouse`."""
+class Settings:
+    """What a user of TorchFT can choose, in milliseconds. The defaults are those of `torchft_lighthouse` and of its
+    Manager; gloo's timeout is the one of its train_ddp.py (the class's own is 60 s).
+    """
 
-    heartbeat_timeout_ms: int = 5000
-    join_timeout_ms: int = 60000
-    quorum_tick_ms: int = 100
+    heartbeat_timeout: int = 5000
+    join_timeout: int = 60000
+    quorum_tick: int = 100
+    gloo_timeout: int = 5000
+    heartbeat: int = 100
 
     def __str__(self) -> str:
-        return f"heartbeat {self.heartbeat_timeout_ms}, join {self.join_timeout_ms}, tick {self.quorum_tick_ms} ms"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """From SIGKILL to the first step that a survivor committed without the victim, less the median of ten before."""
-
-    recovery_s: float
-    normal_s: float
+        beats = f" (sent every {self.heartbeat})" if self.heartbeat != Settings.heartbeat else ""
+        return (
+            f"heartbeat {self.heartbeat_timeout}{beats}, join {self.join_timeout}, tick {self.quorum_tick}, "
+            f"gloo {self.gloo_timeout} ms"
+        )
 
 
 def need_torchft() -> None:
@@ -78,45 +71,54 @@ def ddp_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, ...]
 def torchft_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, ...]:
     """TorchFT's DistributedDataParallel and Optimizer, as its examples have them, with its defaults."""
     with Processes() as processes:
-        address = _start_lighthouse(processes, Lighthouse(), workload.ranks)
+        address = _start_lighthouse(processes, Settings(), workload.ranks)
         for rank in range(workload.ranks):
             processes.fork(f"torchft-{rank}", _torchft_body(workload, rank, address, steps, warm_up))
         return _seconds(processes, [f"torchft-{rank}" for rank in range(workload.ranks)])
 
 
-def torchft_loss(
-    workload: Workload,
-    lighthouse: Lighthouse,
-    victim: int,
-    phase: float,
-    number: signal.Signals = signal.SIGKILL,
-) -> Loss:
-    """Signal `victim` after some steps, `phase` of a normal step after a commit. Raises BenchFailed."""
-    names = [f"torchft-{rank}" for rank in range(workload.ranks)]
-    survivor = names[(victim + 1) % len(names)]
-    with Processes() as processes:
-        address = _start_lighthouse(processes, lighthouse, 1)
-        for rank, name in enumerate(names):
-            processes.fork(name, _manual_body(workload, rank, address))
-        commits = []
-        while len(commits) < NORMAL_STEPS + 3:
-            fields = processes.hear([survivor], "commit")[survivor]
-            commits = [*commits, fields["at_s"]] if fields["ranks"] == len(names) else []
-        steps = [later - sooner for sooner, later in pairwise(commits[2:])]
-        normal = statistics.median(steps)
-        time.sleep(phase * normal)
-        killed = processes.signal(names[victim], number)
-        others = [name for name in names if name != names[victim]]
-        firsts = [_first_without(processes, name, killed, len(names)) for name in others]
-        return Loss(min(firsts) - killed - normal, normal)
+class TorchFTJob:
+    """Four ranks in the manual loop, as long as the block lasts."""
+
+    def __init__(self, workload: Workload, settings: Settings, resident_bytes: int = 0) -> None:
+        self._processes, self._reports = Processes(), Reports()
+        self._names = [f"torchft-{rank}" for rank in range(workload.ranks)]
+        address = _start_lighthouse(self._processes, settings, 1)
+        for rank, name in enumerate(self._names):
+            body = _manual_body(workload, rank, address, settings, self._reports, resident_bytes)
+            self._processes.fork(name, body)
+        self._reports.close_writer()
+        self._processes.hear(self._names, "ready")  # all join the first quorum, however short its join timeout is
+        self._processes.tell(self._names, "go")
+
+    def __enter__(self) -> TorchFTJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.__exit__()
+        self._reports.close_reader()
+
+    def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
+        """The next report of a rank; raises BenchFailed when none comes."""
+        return self._reports.hear(kind, self._processes[self._names[0]].log, timeout_s)
+
+    def awaited(self) -> str:
+        """What the lighthouse waited for last before it gave out the first quorum of fewer ranks, by its log."""
+        whole, reason, why = f"[{len(self._names)}/{len(self._names)} participants healthy]", "", ""
+        for line in self._processes["lighthouse"].log.read_text().splitlines():
+            if "quorum found" in line:
+                why = "" if whole in line else why or reason
+                reason = ""
+            elif "Quorum status: " in line:
+                reason = next((said for words, said in _REASONS.items() if words in line), reason)
+        return why or "nothing"
 
 
-def _first_without(processes: Processes, name: str, killed_s: float, ranks: int) -> float:
-    """When a survivor first committed a step with fewer ranks; even if living ones were left out of it, too."""
-    while True:
-        fields = processes.hear([name], "commit")[name]
-        if fields["at_s"] > killed_s and fields["ranks"] < ranks:
-            return fields["at_s"]
+_REASONS = {
+    "need at least half": "a majority, until the heartbeat timeout or gloo's",
+    "due to join timeout": "the lost rank, until the join timeout or the heartbeat timeout",
+}
+"""Words of TorchFT's lighthouse (`quorum_compute` in its lighthouse.rs) -> what it waits for."""
 
 
 def _seconds(processes: Processes, names: list[str]) -> tuple[float, ...]:
@@ -124,16 +126,16 @@ def _seconds(processes: Processes, names: list[str]) -> tuple[float, ...]:
     return tuple(done[names[0]]["seconds"])
 
 
-def _start_lighthouse(processes: Processes, lighthouse: Lighthouse, min_replicas: int) -> str:
+def _start_lighthouse(processes: Processes, settings: Settings, min_replicas: int) -> str:
     def body(channel: Channel) -> None:
         from torchft.coordination import LighthouseServer
 
         server = LighthouseServer(
             bind="127.0.0.1:0",
             min_replicas=min_replicas,
-            join_timeout_ms=lighthouse.join_timeout_ms,
-            quorum_tick_ms=lighthouse.quorum_tick_ms,
-            heartbeat_timeout_ms=lighthouse.heartbeat_timeout_ms,
+            join_timeout_ms=settings.join_timeout,
+            quorum_tick_ms=settings.quorum_tick,
+            heartbeat_timeout_ms=settings.heartbeat_timeout,
         )
         channel.send("address", address=f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}")
         channel.receive(1e6)
@@ -186,7 +188,7 @@ def _ddp_body(workload: Workload, rank: int, port: int, steps: int, warm_up: int
 
 
 def _manager(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, address: str, least: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, address: str, settings: Settings, least: int
 ) -> tuple[Any, Any]:
     """The manager of a replica group of one rank, and the store that it needs for as long as it lives."""
     from torchft.manager import Manager
@@ -201,7 +203,7 @@ def _manager(
         optimizer.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
+        pg=ProcessGroupGloo(timeout=timedelta(milliseconds=settings.gloo_timeout)),
         load_state_dict=load,  # type: ignore[arg-type]
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=least,
@@ -211,6 +213,7 @@ def _manager(
         store_port=store.port,
         lighthouse_addr=address,
         replica_id=f"rank_{rank}",
+        heartbeat_interval=timedelta(milliseconds=settings.heartbeat),
         hostname="127.0.0.1",
         init_sync=False,
     )
@@ -224,7 +227,7 @@ def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_
 
         inner = workload.model().train()
         base = _optimizer(inner, workload)
-        manager, _store = _manager(inner, base, rank, address, workload.ranks)
+        manager, _store = _manager(inner, base, rank, address, Settings(), workload.ranks)
         model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
 
         def step(number: int) -> None:
@@ -240,15 +243,21 @@ def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_
     return body
 
 
-def _manual_body(workload: Workload, rank: int, address: str) -> Callable[[Channel], None]:
+def _manual_body(
+    workload: Workload, rank: int, address: str, settings: Settings, reports: Reports, resident_bytes: int
+) -> Callable[[Channel], None]:
     """The manual loop: quorum, forward and backward, one all-reduce of the flat gradient, vote, update; for ever."""
 
     def body(channel: Channel) -> None:
+        reports.close_reader()
+        ballast = torch.ones(resident_bytes, dtype=torch.uint8)
         model = workload.model().train()
         optimizer = _optimizer(model, workload)
-        manager, _store = _manager(model, optimizer, rank, address, 1)
+        manager, _store = _manager(model, optimizer, rank, address, settings, 1)
         parameters = list(model.parameters())
-        while True:
+        channel.send("ready")
+        channel.receive(TEST_TIMEOUT_S)
+        while ballast is not None:
             manager.start_quorum()
             optimizer.zero_grad()
             _forward(model, workload, manager.current_step(), rank)
@@ -258,7 +267,9 @@ def _manual_body(workload: Workload, rank: int, address: str) -> Callable[[Chann
                 _scatter(flat, parameters)
                 workload.clip(parameters)
                 optimizer.step()
-                channel.send("commit", at_s=time.monotonic(), ranks=manager.num_participants())
+                reports.say(
+                    "step", rank=rank, pid=os.getpid(), at_s=time.monotonic(), epoch=0, ranks=manager.num_participants()
+                )
 
     return body
 

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import pytest
 
 from elaswave_fx.bench.pipeline import check_losses
 from elaswave_fx.bench.processes import BenchFailed
-from elaswave_fx.bench.recovery import DEFAULTS, recovery_entries
-from elaswave_fx.bench.recovery_own import PARTS, OwnLoss
+from elaswave_fx.bench.recovery import DEFAULTS, best_of, entries_of
+from elaswave_fx.bench.recovery_trial import PARTS, Loss, lose, phases
 from elaswave_fx.bench.results import Entry, p95, paired, table
 from elaswave_fx.bench.startup import parts_of
-from elaswave_fx.bench.torch_job import Lighthouse, Loss
+from elaswave_fx.bench.torch_job import Settings
 from elaswave_fx.bench.views import Views
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
@@ -147,10 +149,43 @@ def test_steady(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_TORCHFT, reason="needs torchft, the extra `bench`")
 def test_recovery(tmp_path: Path) -> None:
-    shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1")
-    assert entries[0]["name"].startswith("TorchFT defaults: heartbeat 5000") and len(entries) == 2
-    assert set(entries[0]["parts"]) == {"detect", "abort", "agree", "plan", "edit", "transfer", "redo"}
+    shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1", "--settings", "4")
+    assert [entry["name"].rsplit(": ", 1)[1] for entry in entries] == ["median", "p95", "worst"]
+    assert all(entry["name"].startswith("TorchFT best: heartbeat 500, join 100") for entry in entries)
+    assert set(entries[0]["parts"]) == set(PARTS)
+    assert "what TorchFT's lighthouse waited for last" in shown and "0 of 1" in shown
     assert "SIGSTOP: " in shown and "links down: " in shown
+
+
+class FakeJob:
+    """Ranks that commit every 10 ms; without rank 2, 50 ms after the signal."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.reports, self.lost_s, self.began_s = ranks, 0, 0.0, time.monotonic()
+
+    def strike(self, pid: int, others: Sequence[int]) -> None:
+        assert (pid, list(others)) == (102, [100, 101, 103])
+        self.lost_s = time.monotonic()
+
+    def hear(self, kind: str, timeout_s: float = 0.0) -> dict[str, Any]:
+        """Reports of all ranks, step by step; after the signal one more step of all, which was under way."""
+        step, rank = divmod(self.reports, self.ranks)
+        self.reports += 1
+        at_s = self.began_s + 0.01 * step
+        if not self.lost_s or at_s <= self.lost_s + 0.01:
+            return {"rank": rank, "pid": 100 + rank, "at_s": at_s, "ranks": self.ranks, "epoch": 0}
+        return {"rank": 3, "pid": 103, "at_s": self.lost_s + 0.05, "ranks": 3, "epoch": 1}
+
+
+def test_a_loss_is_timed_from_the_signal_to_a_commit_without_the_victim() -> None:
+    job = FakeJob(ranks=4)
+    loss = lose(job, 4, victim=2, phase=0.5, inject_fault=job.strike)
+    assert loss.normal_s == pytest.approx(0.01)
+    assert loss.recovery_s == pytest.approx(0.05 - 0.01, abs=1e-3), "the step that all were in does not count"
+
+
+def test_points_are_spread_evenly_over_a_step() -> None:
+    assert phases(4) == [0.125, 0.375, 0.625, 0.875]
 
 
 def test_executor(tmp_path: Path) -> None:
@@ -160,13 +195,22 @@ def test_executor(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -> None:
-    own = [OwnLoss(0.1, 0.05, dict.fromkeys(PARTS, 0.01)) for _ in range(2)]
-    short, safe = Lighthouse(heartbeat_timeout_ms=100), Lighthouse(heartbeat_timeout_ms=900)
-    peers = {DEFAULTS: [Loss(5.0, 0.05)] * 2, short: [None, Loss(0.2, 0.05)], safe: [Loss(1.0, 0.05)] * 2}
-    defaults, failed, best = recovery_entries(own, peers)
-    assert (defaults.runs, defaults.target, round(defaults.ratio)) == (2, 20.0, 50)
-    assert failed.name.startswith("TorchFT other: heartbeat 100") and (failed.runs, failed.target) == (1, None)
-    assert best.name.startswith("TorchFT best: heartbeat 900") and best.target == 2.0
+    own = [Loss(0.1, 0.05, 0.5, dict.fromkeys(PARTS, 0.01)), Loss(0.2, 0.05, 0.5, dict.fromkeys(PARTS, 0.01))]
+    short, safe = Settings(heartbeat_timeout=100), Settings(heartbeat_timeout=900)
+    peers: dict[Settings, list[Loss | None]] = {
+        DEFAULTS: [Loss(5.0, 0.05, 0.5)] * 2, short: [None, Loss(0.2, 0.05, 0.5)],
+        safe: [Loss(0.3, 0.05, 0.5), Loss(1.0, 0.05, 0.5)],
+    }  # fmt: skip
+    assert best_of(peers) == safe
+    defaults, failed, *best = entries_of(own, peers)
+    assert (defaults.runs, defaults.target, round(defaults.ratio, 1)) == (2, 50.0, 33.3)
+    assert failed.name.startswith("TorchFT other: heartbeat 100") and failed.name.endswith("(1 failed): median")
+    assert failed.target is None
+    assert [(entry.name.rsplit(" ", 1)[1], entry.target) for entry in best] == [
+        ("median", 2.0), ("p95", 5.0), ("worst", None),
+    ]  # fmt: skip
+    assert best[1].ratio == pytest.approx(1.0 / 0.2), "of the distributions, not of single runs"
+    assert best_of({short: peers[short]}) is None
 
 
 @pytest.mark.skipif(HAS_TORCHFT, reason="torchft is installed")
@@ -177,5 +221,7 @@ def test_a_missing_peer_is_named(name: str) -> None:
 
 def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
     assert "--ranks: executor does not take it" in refused("executor", "--ranks", "4")
+    assert "--resident-gb: steady does not take it" in refused("steady", "--resident-gb", "1")
+    assert "--settings 0,9: there are 8, 0 to 7" in refused("recovery", "--settings", "0,9", "--tiny")
     assert "sizes are even and at least 4" in refused("communicator_edit", "--ranks", "3")
     assert "must be at least 1" in refused("communicator_edit", "--repeats", "0")
