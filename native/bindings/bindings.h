@@ -9,6 +9,9 @@ namespace elaswave {
 // classes of elaswave_fx.errors.
 void bind_comm(pybind11::module_& module);
 
+// StepMachine, for the simulator: the machine that the engine runs.
+void bind_commit(pybind11::module_& module);
+
 // Engine and the unit program. Needs bind_comm before it.
 void bind_exec(pybind11::module_& module);
 

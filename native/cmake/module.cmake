@@ -15,6 +15,7 @@ find_package(Torch REQUIRED)
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS "${torch_prefix}/../../lib" NO_DEFAULT_PATH REQUIRED)
 
 file(GLOB module_sources CONFIGURE_DEPENDS
+  "${CMAKE_CURRENT_SOURCE_DIR}/commit/*.cc"
   "${CMAKE_CURRENT_SOURCE_DIR}/exec/*.cc"
   "${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cc"
   "${CMAKE_CURRENT_SOURCE_DIR}/bindings/*.cc")

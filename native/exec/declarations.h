@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "commit/types.h"
+
 namespace elaswave::exec {
 
 // Where an input of a unit comes from, where an output or a gradient goes.
@@ -59,8 +61,7 @@ struct BoxSpec {
   std::int64_t numel() const { return hi - lo; }
 };
 
-// How holders keep up: by the owner's records, or by its whole base after every update (to compare with).
-enum class CopyMode { kLog, kState };
+using commit::CopyMode;
 
 struct FoldValue {
   at::ScalarType dtype = at::kFloat;

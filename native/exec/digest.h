@@ -11,17 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "commit/types.h"
+
 namespace elaswave::exec {
 
-struct Digest {
-  std::uint64_t lo = 0, hi = 0;
-  bool operator==(const Digest&) const = default;
-  Digest& operator+=(const Digest& other) {
-    lo += other.lo;
-    hi += other.hi;
-    return *this;
-  }
-};
+using commit::Digest;
 
 // Of `count` words, the first of which is number `first` of what `salt` stands for.
 Digest digest_words(const void* data, std::size_t count, std::uint64_t first, std::uint32_t salt);

@@ -1,0 +1,58 @@
+// The safety rules of the commit machine, each as a value that can be taken away, so that a simulator can plant a bug
+// in the code that a real run enters and must then find it. A real run leaves all of them on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace elaswave::commit {
+
+class Guard {
+ public:
+  // Whether the rule lets something pass of which `fact` must hold. A rule that was taken away lets everything pass.
+  bool allows(bool fact) {
+    ++consulted_;
+    return fact || !on_;
+  }
+  // The same question of a rule that says what must be done, not what may be.
+  bool demands() {
+    ++consulted_;
+    return on_;
+  }
+  void take_away() { on_ = false; }
+  bool on() const { return on_; }
+  std::uint64_t consulted() const { return consulted_; }
+
+ private:
+  bool on_ = true;
+  std::uint64_t consulted_ = 0;
+};
+
+struct Guards {
+  Guard commit_needs_all_votes;       // a step is committed when the votes of all members are here
+  Guard vote_needs_state_and_record;  // a rank votes for v with every box it vouches for at v-1, its record of v here
+  Guard digests_are_compared;         // a holder's state has the digest of its owner's, or it is dropped
+  Guard wrong_copy_ends_step;         // a step in which a copy turned out to be wrong is not voted for
+  Guard replicas_are_updated;         // holders apply the record, too
+  Guard only_owner_publishes;         // the owner's parameters are the box's, nobody else sends any
+  Guard older_frames_are_dropped;     // what was sent in an older epoch is not delivered
+
+  struct Named {
+    const char* name;
+    Guard Guards::* guard;
+  };
+  static const std::array<Named, 7>& all() {
+    static const std::array<Named, 7> named = {{
+        {"commit_needs_all_votes", &Guards::commit_needs_all_votes},
+        {"vote_needs_state_and_record", &Guards::vote_needs_state_and_record},
+        {"digests_are_compared", &Guards::digests_are_compared},
+        {"wrong_copy_ends_step", &Guards::wrong_copy_ends_step},
+        {"replicas_are_updated", &Guards::replicas_are_updated},
+        {"only_owner_publishes", &Guards::only_owner_publishes},
+        {"older_frames_are_dropped", &Guards::older_frames_are_dropped},
+    }};
+    return named;
+  }
+};
+
+}  // namespace elaswave::commit

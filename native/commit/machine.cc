@@ -1,0 +1,599 @@
+#include "commit/machine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace elaswave::commit {
+namespace {
+
+using Kind = Action::Kind;
+
+bool contains(std::span<const RankId> ranks, RankId rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::string text(RankId rank) { return "rank " + std::to_string(rank.value()); }
+std::string text(BoxId box) { return "box " + std::to_string(box.value()); }
+
+void append(Actions& actions, Actions more) { actions.insert(actions.end(), more.begin(), more.end()); }
+
+void check_roles(std::size_t number, const BoxRoles& roles) {
+  if (contains(roles.holders, roles.owner)) {
+    throw ProtocolError(text(BoxId(static_cast<std::int64_t>(number))) + ": its owner, " + text(roles.owner) +
+                        ", cannot hold it too");
+  }
+}
+
+}  // namespace
+
+// --- Between steps
+
+Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, std::vector<BoxRoles> roles) {
+  expect_phase(Phase::kIdle, "install");
+  if (!contains(members, rank_)) throw ProtocolError(self() + ": is no member of epoch " + std::to_string(epoch));
+  if (!boxes_.empty() && roles.size() != boxes_.size()) {
+    throw ProtocolError(self() + ": the roles of " + std::to_string(roles.size()) + " boxes for " +
+                        std::to_string(boxes_.size()) + "; how state is cut does not change");
+  }
+  for (std::size_t i = 0; i < roles.size(); ++i) check_roles(i, roles[i]);
+  Actions actions;
+  const bool first = boxes_.empty();
+  boxes_.resize(roles.size());
+  epoch_ = epoch;
+  members_ = std::move(members);
+  for (Bucket& bucket : buckets_) bucket.boxes.clear();
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    Box& box = boxes_[i];
+    const bool read = !first && contains(box.roles.readers, rank_);
+    box.roles = std::move(roles[i]);
+    const std::size_t bucket = box.roles.bucket.index();
+    if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
+    buckets_[bucket].boxes.push_back(id_of(box));
+    if (!first && !read && contains(box.roles.readers, rank_)) buckets_[bucket].stale = true;
+    box.state_sent_to.clear();
+    box.state_awaited = false;
+    box.kept.clear();
+    if (!keeps(box)) drop_state(actions, box);
+  }
+  for (Bucket& bucket : buckets_) bucket.stale = bucket.stale && reads_any(bucket);
+  return actions;
+}
+
+void StepMachine::load(BoxId id, Digest digest) {
+  Box& box = at(id);
+  if (!keeps(box)) throw ProtocolError(text(id) + ": " + self() + " neither owns nor holds it");
+  box.state = StateTag{version_, digest};
+  box.state_awaited = false;
+  box.kept.clear();
+}
+
+void StepMachine::set_version(std::int64_t version) {
+  expect_phase(Phase::kIdle, "set_version");
+  version_ = version;
+  for (Box& box : boxes_) {
+    if (box.state) box.state->version = version;
+  }
+}
+
+Actions StepMachine::send_state(BoxId id, RankId holder) {
+  Box& box = at(id);
+  if (!box.state) throw ProtocolError(text(id) + ": " + self() + " has no state of it to send");
+  Actions actions;
+  if (!contains(box.state_sent_to, holder)) box.state_sent_to.push_back(holder);
+  act(actions, Kind::kSendState, box, holder);
+  return actions;
+}
+
+Actions StepMachine::expect_state(BoxId id) {
+  Box& box = at(id);
+  if (!holds(id)) throw ProtocolError(text(id) + ": " + self() + " does not hold it");
+  Actions actions;
+  await_state(actions, box);
+  return actions;
+}
+
+void StepMachine::await_state(Actions& actions, Box& box) const {
+  drop_state(actions, box);
+  if (!contains(box.state_sent_to, rank_)) box.state_sent_to.push_back(rank_);
+  box.state_awaited = true;
+  act(actions, Kind::kExpectState, box, box.roles.owner);
+}
+
+Actions StepMachine::refresh(BucketId bucket, std::span<const RankId> takers) {
+  expect_phase(Phase::kIdle, "refresh");
+  Actions actions;
+  if (takers.empty()) return actions;
+  for (const BoxId box : at(bucket).boxes) {
+    if (owns(box)) act(actions, Kind::kWriteParameters, at(box));
+  }
+  for (const BoxId box : at(bucket).boxes) publish(actions, at(box), takers);
+  if (contains(takers, rank_)) at(bucket).stale = false;
+  return actions;
+}
+
+// --- A step, up to the vote
+
+Actions StepMachine::begin_step() {
+  expect_phase(Phase::kIdle, "begin_step");
+  Actions actions;
+  const bool log = mode_ == CopyMode::kLog;
+  for (const Box& box : boxes_) {
+    if (log && materializes(id_of(box), rank_) && !box.state) {
+      throw ProtocolError(text(id_of(box)) + ": " + self() + " holds it, has no state of it, and none is on its way");
+    }
+  }
+  forget_step();
+  phase_ = Phase::kComputing;
+  for (Box& box : boxes_) {
+    if (!log || !holds(id_of(box))) continue;
+    box.record_awaited = true;
+    act(actions, Kind::kExpectRecord, box, box.roles.owner);
+  }
+  return actions;
+}
+
+Actions StepMachine::bucket_reduced(BucketId id) {
+  expect_phase(Phase::kComputing, "bucket_reduced");
+  Bucket& bucket = at(id);
+  if (bucket.reduced) throw ProtocolError("bucket " + std::to_string(id.value()) + ": was reduced in this step");
+  bucket.reduced = true;
+  Actions actions;
+  for (const BoxId number : bucket.boxes) {
+    Box& box = at(number);
+    if (!owns(number)) {
+      if (reads(number)) act(actions, Kind::kSendPart, box, box.roles.owner);
+      continue;
+    }
+    for (const RankId reader : box.roles.readers) {
+      if (reader == rank_) continue;
+      box.parts_awaited.push_back(reader);
+      act(actions, Kind::kExpectPart, box, reader);
+    }
+    if (box.parts_awaited.empty()) sum(actions, box);
+  }
+  return actions;
+}
+
+Actions StepMachine::part_arrived(BoxId id, RankId reader) {
+  Box& box = at(id);
+  if (std::erase(box.parts_awaited, reader) == 0) {
+    throw ProtocolError(text(id) + ": a part of " + text(reader) + ", which is not awaited");
+  }
+  Actions actions;
+  if (box.parts_awaited.empty()) sum(actions, box);
+  return actions;
+}
+
+void StepMachine::sum(Actions& actions, Box& box) const {
+  box.record = true;
+  act(actions, Kind::kSum, box);
+  if (mode_ == CopyMode::kState) return;
+  for (const RankId holder : box.roles.holders) act(actions, Kind::kSendRecord, box, holder);
+}
+
+Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole) {
+  Box& box = at(id);
+  if (!box.record_awaited) throw ProtocolError(text(id) + ": a record, which is not awaited");
+  if (owners.version != version_) {
+    throw ProtocolError(text(id) + ": a record for the state at version " + std::to_string(owners.version) +
+                        " in the step after version " + std::to_string(version_));
+  }
+  box.record_awaited = false;
+  box.record = whole;
+  box.wrong = !whole;
+  box.owners_digest = owners.digest;
+  Actions actions;
+  compare(actions, box);
+  return actions;
+}
+
+// As soon as a state and the owner's digest of the same version are both here.
+void StepMachine::compare(Actions& actions, Box& box) {
+  if (!box.state || box.state->version != version_ || !box.owners_digest) return;
+  const Digest owners = *std::exchange(box.owners_digest, std::nullopt);
+  if (guards_.digests_are_compared.allows(box.state->digest == owners)) return;
+  box.wrong = true;
+  if (materializes(id_of(box), rank_)) at(box.roles.bucket).stale = true;
+  drop_state(actions, box);
+}
+
+// A copy that was found to be wrong in this step is not vouched for: the step is not voted for at all.
+bool StepMachine::vouches_for(const Box& box) const {
+  if (!keeps(box) || box.wrong) return false;
+  return box.state || box.roles.owner == rank_ || materializes(id_of(box), rank_);
+}
+
+bool StepMachine::is_complete(const Box& box) const {
+  const bool needs_record = box.roles.owner == rank_ || mode_ == CopyMode::kLog;
+  return box.state && box.state->version == version_ && (box.record || !needs_record);
+}
+
+bool StepMachine::ready_to_vote() {
+  if (phase_ != Phase::kComputing) return false;
+  const bool computed = std::all_of(buckets_.begin(), buckets_.end(),
+                                    [this](const Bucket& bucket) { return bucket.reduced || !reads_any(bucket); });
+  if (!computed) return false;
+  return std::all_of(boxes_.begin(), boxes_.end(), [this](const Box& box) {
+    if (state_must_come(id_of(box))) return false;
+    const bool here = !box.record_awaited && (!vouches_for(box) || is_complete(box));
+    return guards_.vote_needs_state_and_record.allows(here);
+  });
+}
+
+Actions StepMachine::cast_vote() {
+  expect_phase(Phase::kComputing, "cast_vote");
+  if (!ready_to_vote()) {
+    const auto lacking = std::find_if(boxes_.begin(), boxes_.end(), [this](const Box& box) {
+      return box.record_awaited || state_must_come(id_of(box)) || (vouches_for(box) && !is_complete(box));
+    });
+    const std::string what =
+        lacking == boxes_.end() ? "the gradient of a bucket" : "state or record of " + text(id_of(*lacking));
+    throw ProtocolError(self() + ": " + what + " for version " + std::to_string(version_ + 1) +
+                        " is not here; a rank votes only for what it has");
+  }
+  Actions actions;
+  const bool right = std::none_of(boxes_.begin(), boxes_.end(), [](const Box& box) { return box.wrong; });
+  if (!guards_.wrong_copy_ends_step.allows(right)) {
+    for (const Box& box : boxes_) {
+      if (box.wrong) act(actions, Kind::kLeaveStep, box);
+    }
+    return actions;
+  }
+  phase_ = Phase::kVoted;
+  votes_ = {rank_};
+  for (const RankId member : members_) {
+    if (member != rank_) actions.push_back({Kind::kSendVote, std::nullopt, member, std::nullopt});
+  }
+  for (const RankId member : members_) {
+    if (member != rank_) actions.push_back({Kind::kExpectVote, std::nullopt, member, std::nullopt});
+  }
+  if (votes_suffice()) actions.push_back({Kind::kCommit, std::nullopt, std::nullopt, std::nullopt});
+  return actions;
+}
+
+bool StepMachine::votes_suffice() {
+  const bool all =
+      std::all_of(members_.begin(), members_.end(), [this](RankId rank) { return contains(votes_, rank); });
+  return guards_.commit_needs_all_votes.allows(all);
+}
+
+Actions StepMachine::vote_arrived(RankId member) {
+  expect_phase(Phase::kVoted, "vote_arrived");
+  if (!contains(members_, member) || contains(votes_, member)) {
+    throw ProtocolError(self() + ": a vote of " + text(member) + ", which is not awaited");
+  }
+  votes_.push_back(member);
+  Actions actions;
+  if (votes_suffice()) actions.push_back({Kind::kCommit, std::nullopt, std::nullopt, std::nullopt});
+  return actions;
+}
+
+// --- A step, from the commit on
+
+Actions StepMachine::commit(bool updates) {
+  expect_phase(Phase::kVoted, "commit");
+  if (!votes_suffice()) throw ProtocolError(self() + ": a commit without the votes of all members");
+  phase_ = Phase::kCommitted;
+  ++version_;
+  updates_ = updates;
+  Actions actions;
+  if (!updates_) {
+    for (Box& box : boxes_) {
+      box.record = false;
+      if (box.state) ++box.state->version;
+      if (box.state_awaited) box.kept.push_back({version_, false});
+    }
+  } else if (left_) {
+    finish_updates(actions);
+  }
+  return actions;
+}
+
+Actions StepMachine::update_bucket(BucketId bucket) {
+  expect_phase(Phase::kCommitted, "update_bucket");
+  Actions actions;
+  for (const BoxId number : at(bucket).boxes) {
+    Box& box = at(number);
+    if (owns(number) && box.record && box.state && !box.update_due) update(actions, box, version_);
+  }
+  return actions;
+}
+
+Actions StepMachine::update_replicas() {
+  expect_phase(Phase::kCommitted, "update_replicas");
+  Actions actions;
+  for (Box& box : boxes_) {
+    if (!updates_ || !holds(id_of(box))) continue;
+    if (mode_ == CopyMode::kState) {
+      await_state(actions, box);
+    } else if (box.record && box.state && !box.update_due) {
+      if (guards_.replicas_are_updated.demands()) {
+        update(actions, box, version_);
+      } else {
+        box.state->version = version_;
+      }
+    } else if (box.record && box.state_awaited) {
+      box.record = false;
+      box.kept.push_back({version_, true});
+      act(actions, Kind::kKeepRecord, box);
+      actions.back().version = version_;
+    }
+  }
+  return actions;
+}
+
+Actions StepMachine::updated(BoxId id, Digest digest) {
+  Box& box = at(id);
+  if (!box.update_due || !box.state) throw ProtocolError(text(id) + ": an update that was not to be done");
+  box.state = StateTag{*std::exchange(box.update_due, std::nullopt), digest};
+  Actions actions;
+  if (!box.kept.empty()) {
+    catch_up(actions, box);
+    return actions;
+  }
+  box.record = false;
+  if (owns(id) || materializes(id, rank_)) act(actions, Kind::kWriteParameters, box);
+  if (owns(id) && mode_ == CopyMode::kState && !left_) {
+    for (const RankId holder : box.roles.holders) append(actions, send_state(id, holder));
+  }
+  return actions;
+}
+
+Actions StepMachine::update_failed(BoxId id) {
+  Box& box = at(id);
+  if (!box.update_due) throw ProtocolError(text(id) + ": an update that was not to be done");
+  Actions actions;
+  drop_state(actions, box);
+  box.record = false;
+  if (reads(id) && (owns(id) || materializes(id, rank_))) at(box.roles.bucket).stale = true;
+  return actions;
+}
+
+Actions StepMachine::gather(BucketId id) {
+  expect_phase(Phase::kCommitted, "gather");
+  Actions actions;
+  if (!updates_) return actions;
+  at(id).gathered = true;
+  for (const BoxId number : at(id).boxes) {
+    std::vector<RankId> takers = roles(number).readers;
+    std::erase_if(takers, [&](RankId rank) { return materializes(number, rank); });
+    publish(actions, at(number), takers);
+  }
+  return actions;
+}
+
+void StepMachine::publish(Actions& actions, Box& box, std::span<const RankId> takers) {
+  if (keeps(box) && guards_.only_owner_publishes.allows(box.roles.owner == rank_)) {
+    for (const RankId taker : takers) {
+      if (taker != rank_) act(actions, Kind::kSendParameters, box, taker);
+    }
+  } else if (contains(takers, rank_)) {
+    box.parameters_awaited = true;
+    act(actions, Kind::kExpectParameters, box, box.roles.owner);
+  }
+}
+
+Actions StepMachine::parameters_arrived(BoxId id) {
+  if (!std::exchange(at(id).parameters_awaited, false)) {
+    throw ProtocolError(text(id) + ": parameters, which are not awaited");
+  }
+  return {};
+}
+
+void StepMachine::end_step() {
+  expect_phase(Phase::kCommitted, "end_step");
+  phase_ = Phase::kIdle;
+  forget_step();
+}
+
+// --- A state that was on its way
+
+Actions StepMachine::state_arrived(BoxId id, const StateTag& tag, bool whole) {
+  Box& box = at(id);
+  if (!box.state_awaited) throw ProtocolError(text(id) + ": a state, which is not awaited");
+  box.state_awaited = false;
+  Actions actions;
+  if (whole) {
+    box.state = tag;
+    catch_up(actions, box);
+  } else {
+    drop_state(actions, box);
+  }
+  return actions;
+}
+
+// The next of the records that were kept. One that is missing before it makes the state useless.
+void StepMachine::catch_up(Actions& actions, Box& box) {
+  while (!box.kept.empty()) {
+    const Kept next = box.kept.front();
+    if (next.version > box.state->version + 1) return drop_state(actions, box);
+    if (next.version == box.state->version + 1) {
+      if (next.updates) return update(actions, box, next.version);
+      box.state->version = next.version;
+    }
+    box.kept.pop_front();
+  }
+  compare(actions, box);
+}
+
+// --- After a failure
+
+Actions StepMachine::leave() {
+  Actions actions;
+  for (Box& box : boxes_) {
+    if (box.state_awaited) drop_state(actions, box);
+    if (std::exchange(box.parameters_awaited, false)) at(box.roles.bucket).stale = true;
+    box.parts_awaited.clear();
+    box.record_awaited = false;
+  }
+  if (phase_ == Phase::kCommitted) {
+    left_ = true;
+    if (updates_) finish_updates(actions);
+  } else if (phase_ == Phase::kVoted) {
+    phase_ = Phase::kPending;
+  } else if (phase_ == Phase::kComputing) {
+    phase_ = Phase::kIdle;
+    forget_step();
+  }
+  return actions;
+}
+
+Actions StepMachine::finish(std::span<const RankId> voters) {
+  expect_phase(Phase::kPending, "finish");
+  const std::vector<RankId> before = std::exchange(votes_, {voters.begin(), voters.end()});
+  if (!votes_suffice()) {
+    votes_ = before;
+    const auto missing =
+        std::find_if(members_.begin(), members_.end(), [&](RankId rank) { return !contains(voters, rank); });
+    throw ProtocolError(self() + ": the vote of " + text(*missing) +
+                        " is missing; a step is finished with the votes of all");
+  }
+  phase_ = Phase::kVoted;
+  left_ = true;
+  return {{Kind::kCommit, std::nullopt, std::nullopt, std::nullopt}};
+}
+
+// What is left of a committed step: updates need no other rank, parameters that others make do.
+void StepMachine::finish_updates(Actions& actions) {
+  for (Box& box : boxes_) {
+    if (mode_ == CopyMode::kState && holds(id_of(box))) {
+      drop_state(actions, box);
+    } else if (box.state && !box.kept.empty()) {
+      catch_up(actions, box);
+    } else if (box.state && box.record) {
+      update(actions, box, version_);
+    }
+  }
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.gathered && reads_any(bucket) && !makes_all(bucket)) bucket.stale = true;
+  }
+}
+
+void StepMachine::drop() {
+  if (phase_ == Phase::kIdle) return;
+  expect_phase(Phase::kPending, "drop");
+  phase_ = Phase::kIdle;
+  forget_step();
+}
+
+void StepMachine::forget_step() {
+  votes_.clear();
+  updates_ = left_ = false;
+  for (Bucket& bucket : buckets_) bucket.reduced = bucket.gathered = false;
+  for (Box& box : boxes_) {
+    box.parts_awaited.clear();
+    box.record_awaited = box.record = box.wrong = false;
+    box.owners_digest.reset();
+    box.update_due.reset();
+  }
+}
+
+// --- Questions
+
+bool StepMachine::holds(BoxId box) const { return contains(at(box).roles.holders, rank_); }
+
+bool StepMachine::reads(BoxId box) const { return contains(at(box).roles.readers, rank_); }
+
+bool StepMachine::keeps(const Box& box) const { return box.roles.owner == rank_ || contains(box.roles.holders, rank_); }
+
+bool StepMachine::materializes(BoxId id, RankId rank) const {
+  const Box& box = at(id);
+  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && !contains(box.state_sent_to, rank);
+}
+
+bool StepMachine::state_must_come(BoxId id) const {
+  const Box& box = at(id);
+  return box.state_awaited && (mode_ == CopyMode::kState || box.kept.size() + 1 >= kBacklog);
+}
+
+std::vector<BoxId> StepMachine::catching_up() const {
+  std::vector<BoxId> found;
+  for (const Box& box : boxes_) {
+    if (keeps(box) && !box.state) found.push_back(id_of(box));
+  }
+  return found;
+}
+
+std::vector<Holding> StepMachine::holdings() const {
+  std::vector<Holding> found;
+  for (const Box& box : boxes_) {
+    if (box.state) found.push_back({id_of(box), *box.state, box.record});
+  }
+  return found;
+}
+
+bool StepMachine::parameters_ready(BucketId id) const {
+  const Bucket& bucket = buckets_.at(id.index());
+  return !bucket.stale && std::none_of(bucket.boxes.begin(), bucket.boxes.end(),
+                                       [this](BoxId box) { return at(box).parameters_awaited; });
+}
+
+std::optional<RankId> StepMachine::awaited() const {
+  if (phase_ == Phase::kVoted) {
+    const auto missing =
+        std::find_if(members_.begin(), members_.end(), [this](RankId rank) { return !contains(votes_, rank); });
+    return missing == members_.end() ? std::nullopt : std::optional(*missing);
+  }
+  for (const Box& box : boxes_) {
+    if (box.parameters_awaited) return box.roles.owner;
+  }
+  const bool computes = std::any_of(buckets_.begin(), buckets_.end(),
+                                    [this](const Bucket& bucket) { return !bucket.reduced && reads_any(bucket); });
+  if (phase_ != Phase::kComputing || computes) return std::nullopt;
+  for (const Box& box : boxes_) {
+    if (!box.parts_awaited.empty()) return box.parts_awaited.front();
+    if (box.record_awaited || state_must_come(id_of(box))) return box.roles.owner;
+  }
+  return std::nullopt;
+}
+
+// --- Parts
+
+StepMachine::Box& StepMachine::at(BoxId box) { return const_cast<Box&>(std::as_const(*this).at(box)); }
+
+const StepMachine::Box& StepMachine::at(BoxId box) const {
+  if (box.index() >= boxes_.size()) throw ProtocolError("there is no " + text(box));
+  return boxes_[box.index()];
+}
+
+StepMachine::Bucket& StepMachine::at(BucketId bucket) {
+  if (bucket.index() >= buckets_.size()) throw ProtocolError("there is no bucket " + std::to_string(bucket.value()));
+  return buckets_[bucket.index()];
+}
+
+void StepMachine::expect_phase(Phase phase, const char* event) const {
+  static const char* const kNames[] = {"between steps", "computing", "waiting for votes", "committed", "pending"};
+  if (phase_ == phase) return;
+  throw ProtocolError(self() + ": " + event + " while its step is " + kNames[static_cast<std::size_t>(phase_)] +
+                      "; it comes when it is " + kNames[static_cast<std::size_t>(phase)]);
+}
+
+bool StepMachine::reads_any(const Bucket& bucket) const {
+  return std::any_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) { return reads(box); });
+}
+
+// Whether the working copy of the bucket needs nothing of other ranks.
+bool StepMachine::makes_all(const Bucket& bucket) const {
+  return std::all_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) {
+    return !reads(box) || owns(box) || (materializes(box, rank_) && at(box).state);
+  });
+}
+
+void StepMachine::act(Actions& actions, Kind kind, const Box& box, std::optional<RankId> peer) const {
+  actions.push_back({kind, id_of(box), peer, std::nullopt});
+}
+
+void StepMachine::update(Actions& actions, Box& box, std::int64_t version) const {
+  box.update_due = version;
+  actions.push_back({Kind::kUpdate, id_of(box), std::nullopt, version});
+}
+
+void StepMachine::drop_state(Actions& actions, Box& box) const {
+  if (box.state || box.state_awaited || !box.kept.empty()) act(actions, Kind::kDropState, box);
+  box.state.reset();
+  box.state_awaited = false;
+  box.kept.clear();
+  box.update_due.reset();
+}
+
+}  // namespace elaswave::commit

@@ -1,0 +1,208 @@
+// The commit machine of one rank: which gradients, records, states, votes and parameters go where, and when a step is
+// committed. It holds no tensors and does nothing itself: it is told what has happened and answers with what is to be
+// done. The engine runs it (exec/shard_store.h), the simulator drives it (bindings/commit.cc); it is the same code.
+//
+// The life of a step, as the engine and any other caller walks through it. Every event returns actions, which the
+// caller performs one after the other; `->` is the event that tells of the outcome.
+//
+//   begin_step()            expect the records of held boxes
+//   bucket_reduced(bucket)  own gradient done: send parts, expect parts -> part_arrived -> sum, send records
+//   record_arrived(box)     compare the digest of the own state with the owner's
+//   ready_to_vote()         all sums and records are here; else awaited() says whom this rank waits for
+//   cast_vote()             send votes, expect votes -> vote_arrived -> kCommit; or kLeaveStep, if a copy was wrong
+//   commit(updates)         this version is the one that counts; `updates`: the sums of the votes say that there is one
+//   update_bucket(bucket)   update own boxes -> updated -> write parameters (with CopyMode::kState: send the state)
+//   gather(bucket)          send parameters to, expect them from -> parameters_arrived, whoever has no state to make
+//                           them from; a reader waits for parameters_ready(bucket) before it computes the next step
+//   update_replicas()       update held boxes -> updated; keep the records of those whose state is on its way
+//   end_step()
+//
+// A step may be left at any point, because of an error or of others: leave(). All that was expected is off by then.
+//   Before the own vote: nothing is left of the step, and it may be run again.
+//   After it (pending()): sums and records are kept until finish(voters), which commits, or drop().
+//   After the commit: the updates that are still to be done are the actions of leave(); parameters that would have come
+//   from others are stale. Then end_step().
+//
+// States that this rank shall get and has none of: expect_state() here, send_state() at the owner, between steps. They
+// travel behind the steps, whose records are kept meanwhile (at most kBacklog; then the vote waits) -> state_arrived.
+//
+// A holder that reads a box makes the parameters from its state and is not sent them: the record has replaced them.
+// Whoever was sent a state under these roles misses steps, so it is sent the parameters until the roles change.
+//
+// An update that fails takes the state with it: it is dropped, and its parameters are stale. The caller raises that.
+//
+// Threads: one at a time. Errors: ProtocolError, and the machine is as it was.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "commit/admission.h"
+#include "commit/guards.h"
+#include "commit/types.h"
+
+namespace elaswave::commit {
+
+class StepMachine {
+ public:
+  // Records that are kept for a state on its way; at the bound the vote waits for it.
+  static constexpr std::size_t kBacklog = 8;
+
+  explicit StepMachine(RankId rank, CopyMode mode = CopyMode::kLog, Guards guards = {})
+      : rank_(rank), mode_(mode), guards_(guards), members_{rank} {}
+
+  // --- Between steps
+
+  // New members and roles: every box in the same order at every rank, and as many each time. States without a role are
+  // dropped. Parameters that a rank reads for the first time are stale (not so in the first epoch) until `refresh`.
+  Actions install(std::uint32_t epoch, std::vector<RankId> members, std::vector<BoxRoles> boxes);
+  // A state has come from a checkpoint, or from the beginning: it stands at version().
+  void load(BoxId box, Digest digest);
+  // The states here, and those loaded from now on, are those after `version` committed steps.
+  void set_version(std::int64_t version);
+  // Both ends of a state's way to a new holder.
+  Actions send_state(BoxId box, RankId holder);
+  Actions expect_state(BoxId box);
+  // Parameters of the bucket from its owners' states, at those of `takers`; every rank is told the same.
+  Actions refresh(BucketId bucket, std::span<const RankId> takers);
+
+  // --- A step
+
+  Actions begin_step();
+  Actions bucket_reduced(BucketId bucket);
+  Actions part_arrived(BoxId box, RankId reader);
+  // `owners`: the tag that the record came with. `whole`: its bytes are what was sent.
+  Actions record_arrived(BoxId box, const StateTag& owners, bool whole);
+  bool ready_to_vote();
+  Actions cast_vote();
+  Actions vote_arrived(RankId member);
+  Actions commit(bool updates);
+  Actions update_bucket(BucketId bucket);
+  Actions gather(BucketId bucket);
+  Actions update_replicas();
+  void end_step();
+
+  Actions updated(BoxId box, Digest digest);
+  Actions update_failed(BoxId box);
+  Actions parameters_arrived(BoxId box);
+  // `tag`: what the state came with. `whole`: its bytes have the tag's digest.
+  Actions state_arrived(BoxId box, const StateTag& tag, bool whole);
+
+  // --- After a failure
+
+  Actions leave();
+  bool pending() const { return phase_ == Phase::kPending; }
+  // As if the votes of `voters` had come; needs no other rank. Then commit(), whose actions are the updates,
+  // end_step().
+  Actions finish(std::span<const RankId> voters);
+  void drop();  // of a step that is not pending: nothing
+
+  // --- Questions
+
+  RankId rank() const { return rank_; }
+  std::uint32_t epoch() const { return epoch_; }
+  CopyMode mode() const { return mode_; }
+  const std::vector<RankId>& members() const { return members_; }
+  std::size_t num_boxes() const { return boxes_.size(); }
+  const BoxRoles& roles(BoxId box) const { return at(box).roles; }
+  // Steps committed before the one in flight, this one included once it is committed.
+  std::int64_t version() const { return version_; }
+  bool committed() const { return phase_ == Phase::kCommitted; }
+  bool owns(BoxId box) const { return at(box).roles.owner == rank_; }
+  bool holds(BoxId box) const;
+  bool reads(BoxId box) const;
+  // Whether `rank`, a holder, makes the parameters of the box from its state. Owner and holder know it without talking.
+  bool materializes(BoxId box, RankId rank) const;
+  const std::optional<StateTag>& state(BoxId box) const { return at(box).state; }
+  bool recorded(BoxId box) const { return at(box).record; }
+  // The state is on its way; `must_come`: and the vote waits for it.
+  bool state_awaited(BoxId box) const { return at(box).state_awaited; }
+  bool state_must_come(BoxId box) const;
+  // Boxes that this rank owns or holds and has no state of.
+  std::vector<BoxId> catching_up() const;
+  std::vector<Holding> holdings() const;
+  // Whether the working copy is that of version(): not stale, and nothing of it on its way.
+  bool parameters_ready(BucketId bucket) const;
+  bool stale(BucketId bucket) const { return buckets_.at(bucket.index()).stale; }
+  // The member that the step cannot go on without; nobody while this rank itself has something to do.
+  std::optional<RankId> awaited() const;
+  Admission admit(std::uint32_t frame_epoch) {
+    return commit::admit(frame_epoch, epoch_, guards_.older_frames_are_dropped);
+  }
+  const Guards& guards() const { return guards_; }
+
+ private:
+  enum class Phase { kIdle, kComputing, kVoted, kCommitted, kPending };
+
+  // A committed record that waits for the state; a step without an update has a place too, so that versions are
+  // counted.
+  struct Kept {
+    std::int64_t version;
+    bool updates;
+  };
+  struct Box {
+    BoxRoles roles;
+    std::optional<StateTag> state;
+    // Of the step in flight.
+    std::vector<RankId> parts_awaited;
+    bool record_awaited = false;
+    bool record = false;                     // the sum, at the owner; the record, at holders
+    std::optional<Digest> owners_digest;     // of the record, until it is compared with the state's
+    bool wrong = false;                      // the copy or the record was
+    std::optional<std::int64_t> update_due;  // the version that an update which runs leads to
+    // Across steps.
+    bool parameters_awaited = false;
+    bool state_awaited = false;
+    std::vector<RankId> state_sent_to;  // since the roles were assigned, as owner or holder know
+    std::deque<Kept> kept;
+  };
+  struct Bucket {
+    std::vector<BoxId> boxes;
+    bool reduced = false;
+    bool gathered = false;
+    bool stale = false;
+  };
+
+  Box& at(BoxId box);
+  const Box& at(BoxId box) const;
+  Bucket& at(BucketId bucket);
+  BoxId id_of(const Box& box) const { return BoxId(&box - boxes_.data()); }
+  std::string self() const { return "rank " + std::to_string(rank_.value()); }
+  void expect_phase(Phase phase, const char* event) const;
+  bool keeps(const Box& box) const;
+  bool is_complete(const Box& box) const;
+  bool vouches_for(const Box& box) const;
+  bool reads_any(const Bucket& bucket) const;
+  bool makes_all(const Bucket& bucket) const;
+  bool votes_suffice();
+  void act(Actions& actions, Action::Kind kind, const Box& box, std::optional<RankId> peer = {}) const;
+  void update(Actions& actions, Box& box, std::int64_t version) const;
+  void sum(Actions& actions, Box& box) const;
+  void compare(Actions& actions, Box& box);
+  void drop_state(Actions& actions, Box& box) const;
+  void await_state(Actions& actions, Box& box) const;
+  void catch_up(Actions& actions, Box& box);
+  void publish(Actions& actions, Box& box, std::span<const RankId> takers);
+  void finish_updates(Actions& actions);
+  void forget_step();
+
+  RankId rank_;
+  CopyMode mode_;
+  Guards guards_;
+  std::uint32_t epoch_ = 0;
+  std::vector<RankId> members_;
+  std::vector<Box> boxes_;
+  std::vector<Bucket> buckets_;
+  std::int64_t version_ = 0;
+  Phase phase_ = Phase::kIdle;
+  bool updates_ = false;  // the step that is committed changes the states
+  bool left_ = false;     // and nothing is sent or expected any more
+  std::vector<RankId> votes_;
+};
+
+}  // namespace elaswave::commit

@@ -1,0 +1,94 @@
+// The words of the commit machine. No torch in here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "ids.h"
+
+namespace elaswave::commit {
+
+// The machine was told something that cannot be, or asked for what a rule forbids. The message names the rank or the
+// box, the fact and the rule. The machine is as it was before.
+class ProtocolError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A sum over the bytes of a state; see exec/digest.h. Equal bytes have equal digests, and sums of parts add up.
+struct Digest {
+  std::uint64_t lo = 0, hi = 0;
+  bool operator==(const Digest&) const = default;
+  Digest& operator+=(const Digest& other) {
+    lo += other.lo;
+    hi += other.hi;
+    return *this;
+  }
+};
+
+// Which state of a box: that after `version` committed steps, with these bytes. A state travels with its own tag, the
+// record of version v with the tag of the owner's state at v-1, to which it belongs.
+struct StateTag {
+  std::int64_t version = 0;
+  Digest digest;
+  bool operator==(const StateTag&) const = default;
+};
+
+// How holders keep up: by the owner's records, or by its whole state after every update (to compare with).
+enum class CopyMode { kLog, kState };
+
+// Who does what with a box: a piece of a bucket's parameters with the optimizer's state of it.
+//   owner    sums the gradient, updates the state, and sends the parameters that come out of it
+//   holders  keep the same state, and bring it up to date from the owner's records
+//   readers  compute with the parameters, ascending; they contribute to the gradient
+struct BoxRoles {
+  BucketId bucket;
+  RankId owner;
+  std::vector<RankId> holders;
+  std::vector<RankId> readers;
+};
+
+// A state that is here; `recorded`: the sum or the record of the step in flight is here, too.
+struct Holding {
+  BoxId box;
+  StateTag state;
+  bool recorded = false;
+};
+
+// What the caller is to do. `Send` and `Expect` come in pairs at the two ends; what is expected may come at any time
+// and is told to the machine when it is wholly here.
+struct Action {
+  enum class Kind {
+    kSendPart,          // to the owner `peer`: this rank's gradient of the box
+    kExpectPart,        // from the reader `peer` -> part_arrived
+    kSum,               // the parts are all here: add them in the order of the readers; the sum is the record
+    kSendRecord,        // to the holder `peer`: the record, with the tag of the state here
+    kExpectRecord,      // from the owner `peer` -> record_arrived
+    kSendVote,          // to the member `peer`
+    kExpectVote,        // from the member `peer` -> vote_arrived
+    kLeaveStep,         // the copy of the box was wrong or its record damaged, and no vote was cast: leave()
+    kCommit,            // the votes suffice: add them up -> commit()
+    kUpdate,            // apply the record of `version` to the state -> updated, update_failed
+    kKeepRecord,        // the record of `version` waits for the state, which is on its way
+    kWriteParameters,   // the state is new: write the box's parameters into the working copy here, if there is one
+    kSendParameters,    // to the reader `peer`, from the state
+    kExpectParameters,  // from the owner `peer` -> parameters_arrived
+    kSendState,         // to the holder `peer`: the state as it is now, with its tag
+    kExpectState,       // from the owner `peer` -> state_arrived
+    kDropState,         // the state here, and the records that wait for it, are of no use any more
+  };
+  Kind kind;
+  std::optional<BoxId> box;  // of all but votes and kCommit
+  std::optional<RankId> peer;
+  std::optional<std::int64_t> version;  // of kUpdate, kKeepRecord
+
+  bool operator==(const Action&) const = default;
+};
+inline constexpr std::size_t kActionKinds = 17;
+
+// In the order in which they are to be done; what is told to the machine meanwhile may add more, which come first.
+using Actions = std::vector<Action>;
+
+}  // namespace elaswave::commit

@@ -1,0 +1,497 @@
+// The commit machine: several of them over a queue that loses nothing, then what each rule refuses.
+#include "commit/machine.h"
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+using namespace elaswave;
+using namespace elaswave::commit;
+using Kind = Action::Kind;
+
+namespace {
+
+RankId rank(std::int64_t number) { return RankId(number); }
+BoxId box(std::int64_t number) { return BoxId(number); }
+BucketId bucket(std::int64_t number) { return BucketId(number); }
+
+std::vector<RankId> ranks(std::initializer_list<std::int64_t> numbers) { return {numbers.begin(), numbers.end()}; }
+
+// What an update makes of a state: a function of the state and of the version that it leads to.
+Digest next(const StateTag& state) { return {state.digest.lo * 31 + static_cast<std::uint64_t>(state.version) + 1, 7}; }
+
+// Ranks whose messages arrive in any order but, between two ranks, in that in which they were sent and expected.
+class Cluster {
+ public:
+  explicit Cluster(std::vector<BoxRoles> roles, std::size_t size = 2, CopyMode mode = CopyMode::kLog,
+                   Guards guards = {})
+      : roles_(std::move(roles)) {
+    for (std::size_t i = 0; i < size; ++i) members_.push_back(RankId(static_cast<std::int64_t>(i)));
+    for (const RankId each : members_) {
+      machines_.emplace_back(each, mode, guards);
+      install(each, 0);
+      for (std::size_t i = 0; i < roles_.size(); ++i) {
+        const BoxId id(static_cast<std::int64_t>(i));
+        if (at(each).owns(id) || at(each).holds(id)) at(each).load(id, {i, i});
+      }
+    }
+  }
+
+  StepMachine& at(RankId rank) { return machines_[rank.index()]; }
+  const std::vector<RankId>& members() const { return members_; }
+
+  void install(RankId rank, std::uint32_t epoch) { perform(rank, at(rank).install(epoch, members_, roles_)); }
+  void set_roles(std::vector<BoxRoles> roles) { roles_ = std::move(roles); }
+
+  // Everything of a step up to the votes being cast; deliver() brings them home.
+  void compute(RankId rank) {
+    perform(rank, at(rank).begin_step());
+    for (std::int64_t i = 0; i < buckets(); ++i) perform(rank, at(rank).bucket_reduced(bucket(i)));
+  }
+
+  void vote(RankId rank) { perform(rank, at(rank).cast_vote()); }
+
+  void after_commit(RankId rank) {
+    for (std::int64_t i = 0; i < buckets(); ++i) perform(rank, at(rank).update_bucket(bucket(i)));
+    for (std::int64_t i = 0; i < buckets(); ++i) perform(rank, at(rank).gather(bucket(i)));
+    perform(rank, at(rank).update_replicas());
+    at(rank).end_step();
+  }
+
+  void step() {
+    for (const RankId each : members_) compute(each);
+    deliver();
+    for (const RankId each : members_) vote(each);
+    deliver();
+    for (const RankId each : members_) after_commit(each);
+    deliver();
+  }
+
+  // Hands over what was sent and is expected, in an order that `random` chooses.
+  void deliver(std::mt19937* random = nullptr) {
+    for (;;) {
+      std::vector<Way> ready;
+      for (auto& [way, sent] : sent_) {
+        if (!sent.empty() && expected_[way] > 0) ready.push_back(way);
+      }
+      if (ready.empty()) return;
+      const std::size_t chosen = random != nullptr ? (*random)() % ready.size() : 0;
+      arrive(ready[chosen]);
+    }
+  }
+
+  void perform(RankId self, const Actions& actions) {
+    for (const Action& each : actions) perform(self, each);
+  }
+
+  // A rank leaves its step: what it expected is off, and what was sent to it.
+  void leave(RankId self) {
+    for (auto& [way, sent] : sent_) {
+      if (way.to == self) sent.clear();
+    }
+    for (auto& [way, count] : expected_) {
+      if (way.to == self) count = 0;
+    }
+    perform(self, at(self).leave());
+  }
+
+  std::map<std::pair<RankId, BoxId>, int> updates_failing;
+  std::vector<std::pair<RankId, Action>> done;
+
+ private:
+  struct Way {
+    Kind kind;  // of the sending action
+    RankId from, to;
+    std::optional<BoxId> box;
+    auto operator<=>(const Way&) const = default;
+  };
+
+  std::int64_t buckets() const {
+    std::int64_t most = 0;
+    for (const BoxRoles& each : roles_) most = std::max(most, each.bucket.value() + 1);
+    return most;
+  }
+
+  void perform(RankId self, const Action& action) {
+    done.emplace_back(self, action);
+    switch (action.kind) {
+      case Kind::kSendPart:
+      case Kind::kSendRecord:
+      case Kind::kSendVote:
+      case Kind::kSendParameters:
+      case Kind::kSendState:
+        sent_[{action.kind, self, *action.peer, action.box}].push_back(
+            action.box && at(self).state(*action.box) ? *at(self).state(*action.box) : StateTag());
+        return;
+      case Kind::kExpectPart:
+        return expect(Kind::kSendPart, self, action);
+      case Kind::kExpectRecord:
+        return expect(Kind::kSendRecord, self, action);
+      case Kind::kExpectVote:
+        return expect(Kind::kSendVote, self, action);
+      case Kind::kExpectParameters:
+        return expect(Kind::kSendParameters, self, action);
+      case Kind::kExpectState:
+        return expect(Kind::kSendState, self, action);
+      case Kind::kCommit:
+        return perform(self, at(self).commit(true));
+      case Kind::kUpdate:
+        if (updates_failing.contains({self, *action.box})) return perform(self, at(self).update_failed(*action.box));
+        return perform(self, at(self).updated(*action.box, next(*at(self).state(*action.box))));
+      default:
+        return;
+    }
+  }
+
+  void expect(Kind kind, RankId self, const Action& action) { ++expected_[{kind, *action.peer, self, action.box}]; }
+
+  void arrive(Way way) {
+    const StateTag tag = sent_[way].front();
+    sent_[way].pop_front();
+    --expected_[way];
+    StepMachine& machine = at(way.to);
+    switch (way.kind) {
+      case Kind::kSendPart:
+        return perform(way.to, machine.part_arrived(*way.box, way.from));
+      case Kind::kSendRecord:
+        return perform(way.to, machine.record_arrived(*way.box, tag, true));
+      case Kind::kSendVote:
+        return perform(way.to, machine.vote_arrived(way.from));
+      case Kind::kSendParameters:
+        return perform(way.to, machine.parameters_arrived(*way.box));
+      default:
+        return perform(way.to, machine.state_arrived(*way.box, tag, true));
+    }
+  }
+
+  std::vector<BoxRoles> roles_;
+  std::vector<RankId> members_;
+  std::vector<StepMachine> machines_;
+  std::map<Way, std::deque<StateTag>> sent_;
+  std::map<Way, int> expected_;
+};
+
+// Two boxes of one bucket that both ranks read; each owns one and holds the other.
+std::vector<BoxRoles> pair_roles() {
+  return {{bucket(0), rank(0), ranks({1}), ranks({0, 1})}, {bucket(0), rank(1), ranks({0}), ranks({0, 1})}};
+}
+
+// Three ranks; box 0 is owned by rank 0, held by rank 1 and read by all, box 1 is rank 2's and held by nobody.
+std::vector<BoxRoles> three_roles() {
+  return {{bucket(0), rank(0), ranks({1}), ranks({0, 1, 2})}, {bucket(1), rank(2), {}, ranks({0, 2})}};
+}
+
+bool has(const Actions& actions, Kind kind) {
+  for (const Action& each : actions) {
+    if (each.kind == kind) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST(owners_and_holders_stay_equal) {
+  Cluster cluster(three_roles(), 3);
+  for (int i = 0; i < 4; ++i) cluster.step();
+  for (const RankId each : cluster.members()) CHECK_EQUAL(cluster.at(each).version(), 4);
+  CHECK(cluster.at(rank(0)).state(box(0)) == cluster.at(rank(1)).state(box(0)));
+  CHECK_EQUAL(cluster.at(rank(1)).state(box(0))->version, 4);
+  CHECK(!cluster.at(rank(2)).state(box(0)));
+  for (const RankId each : cluster.members()) {
+    CHECK(cluster.at(each).parameters_ready(bucket(0)));
+    CHECK(!cluster.at(each).awaited());
+    for (const auto& [name, guard] : Guards::all()) {
+      const bool used = (cluster.at(each).guards().*guard).consulted() > 0;
+      const bool rest = std::string(name) == "older_frames_are_dropped" || each != rank(1);
+      CHECK(used || rest);
+    }
+  }
+}
+
+TEST(holders_make_their_parameters_and_are_not_sent_them) {
+  Cluster cluster(three_roles(), 3);
+  cluster.step();
+  std::vector<std::pair<RankId, RankId>> sent;
+  for (const auto& [self, action] : cluster.done) {
+    if (action.kind == Kind::kSendParameters && action.box == box(0)) sent.emplace_back(self, *action.peer);
+  }
+  CHECK(sent == (std::vector{std::pair(rank(0), rank(2))}));
+}
+
+TEST(with_whole_states_holders_lag_until_the_next_vote) {
+  Cluster cluster(pair_roles(), 2, CopyMode::kState);
+  cluster.step();
+  CHECK(cluster.at(rank(1)).state(box(0)) == cluster.at(rank(0)).state(box(0)));  // delivered since
+  cluster.compute(rank(0));
+  cluster.compute(rank(1));
+  cluster.deliver();
+  cluster.vote(rank(0));
+  cluster.vote(rank(1));
+  cluster.deliver();
+  cluster.after_commit(rank(1));
+  CHECK(!cluster.at(rank(1)).state(box(0)));
+  CHECK(cluster.at(rank(1)).state_must_come(box(0)));
+}
+
+TEST(a_vote_waits_for_sums_and_records) {
+  Cluster cluster(three_roles(), 3);
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  CHECK(!cluster.at(rank(0)).ready_to_vote());
+  CHECK(cluster.at(rank(0)).awaited() == rank(1));  // its part of box 0
+  CHECK(cluster.at(rank(1)).awaited() == rank(0));  // its record of box 0
+  CHECK_THROWS(ProtocolError, "rank 1: state or record of box 0 for version 1 is not here", cluster.vote(rank(1)));
+  cluster.deliver();
+  for (const RankId each : cluster.members()) CHECK(cluster.at(each).ready_to_vote());
+}
+
+TEST(a_commit_needs_the_votes_of_all) {
+  Cluster cluster(three_roles(), 3);
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  cluster.vote(rank(0));
+  cluster.vote(rank(1));
+  cluster.deliver();
+  CHECK(!cluster.at(rank(0)).committed());
+  CHECK(cluster.at(rank(0)).awaited() == rank(2));
+  CHECK_THROWS(ProtocolError, "rank 0: a commit without the votes of all", cluster.at(rank(0)).commit(true));
+  CHECK_THROWS(ProtocolError, "update_bucket while its step is waiting for votes",
+               cluster.at(rank(0)).update_bucket(bucket(0)));
+  CHECK_THROWS(ProtocolError, "a vote of rank 1, which is not awaited", cluster.at(rank(0)).vote_arrived(rank(1)));
+  CHECK_THROWS(ProtocolError, "a vote of rank 7, which is not awaited", cluster.at(rank(0)).vote_arrived(rank(7)));
+  cluster.vote(rank(2));
+  cluster.deliver();
+  for (const RankId each : cluster.members()) CHECK(cluster.at(each).committed());
+}
+
+TEST(a_step_left_after_the_vote_is_finished_with_all_votes_or_dropped) {
+  Cluster cluster(three_roles(), 3);
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  cluster.vote(rank(0));
+  cluster.vote(rank(1));
+  cluster.deliver();
+  cluster.leave(rank(0));
+  cluster.leave(rank(1));
+  StepMachine& first = cluster.at(rank(0));
+  CHECK(first.pending() && first.recorded(box(0)));
+  CHECK_EQUAL(first.holdings().size(), std::size_t{1});
+  CHECK_THROWS(ProtocolError, "the vote of rank 2 is missing", first.finish(ranks({0, 1})));
+  cluster.perform(rank(0), first.finish(ranks({0, 1, 2})));
+  first.end_step();
+  CHECK(first.state(box(0))->version == 1 && first.version() == 1);
+  CHECK(first.stale(bucket(1)) && !first.stale(bucket(0)));  // box 1 is rank 2's to send
+  cluster.at(rank(1)).drop();
+  CHECK(cluster.at(rank(1)).state(box(0))->version == 0 && !cluster.at(rank(1)).recorded(box(0)));
+}
+
+TEST(a_step_left_before_the_vote_leaves_nothing) {
+  Cluster cluster(pair_roles());
+  cluster.compute(rank(0));
+  cluster.leave(rank(0));
+  CHECK(!cluster.at(rank(0)).pending());
+  CHECK(cluster.at(rank(0)).begin_step().size() == 1);
+}
+
+TEST(a_step_left_after_the_commit_is_finished) {
+  Cluster cluster(pair_roles());
+  cluster.compute(rank(0));
+  cluster.compute(rank(1));
+  cluster.deliver();
+  cluster.vote(rank(0));
+  cluster.vote(rank(1));
+  cluster.deliver();
+  cluster.leave(rank(0));
+  cluster.at(rank(0)).end_step();
+  CHECK_EQUAL(cluster.at(rank(0)).state(box(0))->version, 1);
+  CHECK_EQUAL(cluster.at(rank(0)).state(box(1))->version, 1);
+  CHECK(!cluster.at(rank(0)).stale(bucket(0)));  // all of it is made here
+}
+
+TEST(an_update_that_fails_takes_the_state_with_it_and_no_other) {
+  Cluster cluster(pair_roles());
+  cluster.compute(rank(0));
+  cluster.compute(rank(1));
+  cluster.deliver();
+  cluster.vote(rank(0));
+  cluster.vote(rank(1));
+  cluster.deliver();
+  cluster.updates_failing[{rank(0), box(0)}] = 1;
+  cluster.perform(rank(0), cluster.at(rank(0)).update_bucket(bucket(0)));
+  cluster.leave(rank(0));
+  cluster.at(rank(0)).end_step();
+  CHECK(!cluster.at(rank(0)).state(box(0)));
+  CHECK(cluster.at(rank(0)).catching_up() == std::vector{box(0)});
+  CHECK_EQUAL(cluster.at(rank(0)).state(box(1))->version, 1);
+  CHECK(cluster.at(rank(0)).stale(bucket(0)));
+  cluster.after_commit(rank(1));
+  CHECK_EQUAL(cluster.at(rank(1)).state(box(0))->version, 1);
+}
+
+TEST(a_copy_that_differs_is_dropped_and_ends_the_step) {
+  Cluster cluster(pair_roles());
+  cluster.step();
+  cluster.at(rank(1)).load(box(0), {99, 99});
+  cluster.compute(rank(0));
+  cluster.compute(rank(1));
+  cluster.deliver();
+  CHECK(cluster.at(rank(1)).ready_to_vote());
+  const Actions actions = cluster.at(rank(1)).cast_vote();
+  CHECK_EQUAL(actions.size(), std::size_t{1});
+  CHECK(actions[0].kind == Kind::kLeaveStep && actions[0].box == box(0));
+  cluster.leave(rank(1));
+  CHECK(!cluster.at(rank(1)).state(box(0)) && !cluster.at(rank(1)).pending());
+  CHECK(cluster.at(rank(1)).stale(bucket(0)));
+  CHECK_THROWS(ProtocolError, "box 0: rank 1 holds it, has no state of it, and none is on its way",
+               cluster.at(rank(1)).begin_step());
+}
+
+TEST(a_damaged_record_ends_the_step_and_spares_the_copy) {
+  Cluster cluster(pair_roles());
+  cluster.perform(rank(1), cluster.at(rank(1)).begin_step());
+  cluster.at(rank(1)).record_arrived(box(0), {0, {0, 0}}, false);
+  CHECK(cluster.at(rank(1)).state(box(0)) && !cluster.at(rank(1)).recorded(box(0)));
+}
+
+TEST(a_record_of_another_version_is_refused) {
+  Cluster cluster(pair_roles());
+  cluster.perform(rank(1), cluster.at(rank(1)).begin_step());
+  CHECK_THROWS(ProtocolError, "box 0: a record for the state at version 3 in the step after version 0",
+               cluster.at(rank(1)).record_arrived(box(0), {3, {0, 0}}, true));
+  CHECK_THROWS(ProtocolError, "box 1: a record, which is not awaited",
+               cluster.at(rank(1)).record_arrived(box(1), {0, {0, 0}}, true));
+}
+
+TEST(a_new_holder_catches_up_behind_the_steps) {
+  std::vector<BoxRoles> roles = {{bucket(0), rank(0), {}, ranks({0, 1})}};
+  Cluster cluster(roles);
+  cluster.step();
+  roles[0].holders = ranks({1});
+  cluster.set_roles(roles);
+  for (const RankId each : cluster.members()) cluster.install(each, 1);
+  // Not performed yet: the state is on its way during three steps.
+  const Actions sent = cluster.at(rank(0)).send_state(box(0), rank(1));
+  const StateTag tag = *cluster.at(rank(0)).state(box(0));
+  CHECK(has(sent, Kind::kSendState) && has(cluster.at(rank(1)).expect_state(box(0)), Kind::kExpectState));
+  CHECK(!cluster.at(rank(1)).materializes(box(0), rank(1)) && !cluster.at(rank(0)).materializes(box(0), rank(1)));
+  for (int i = 0; i < 3; ++i) cluster.step();
+  CHECK(cluster.at(rank(1)).catching_up() == std::vector{box(0)});
+  cluster.perform(rank(1), cluster.at(rank(1)).state_arrived(box(0), tag, true));
+  CHECK(cluster.at(rank(1)).state(box(0)) == cluster.at(rank(0)).state(box(0)));
+  cluster.step();
+  CHECK_EQUAL(cluster.at(rank(1)).state(box(0))->version, 5);
+}
+
+TEST(a_backlog_that_is_full_keeps_the_vote_waiting) {
+  std::vector<BoxRoles> roles = {{bucket(0), rank(0), ranks({1}), ranks({0, 1})}};
+  Cluster cluster(roles);
+  const StateTag tag = *cluster.at(rank(0)).state(box(0));
+  cluster.at(rank(0)).send_state(box(0), rank(1));
+  cluster.at(rank(1)).expect_state(box(0));
+  for (std::size_t i = 0; i + 1 < StepMachine::kBacklog; ++i) cluster.step();
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  CHECK(!cluster.at(rank(1)).ready_to_vote() && cluster.at(rank(1)).awaited() == rank(0));
+  cluster.perform(rank(1), cluster.at(rank(1)).state_arrived(box(0), tag, true));
+  CHECK(cluster.at(rank(1)).ready_to_vote());
+}
+
+TEST(a_step_without_an_update_counts_and_changes_nothing) {
+  Cluster cluster(pair_roles());
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  Guards guards;
+  const Digest before = cluster.at(rank(0)).state(box(0))->digest;
+  CHECK(!has(cluster.at(rank(0)).cast_vote(), Kind::kCommit));
+  CHECK(has(cluster.at(rank(0)).vote_arrived(rank(1)), Kind::kCommit));
+  CHECK(cluster.at(rank(0)).commit(false).empty());
+  CHECK(cluster.at(rank(0)).update_bucket(bucket(0)).empty() && cluster.at(rank(0)).gather(bucket(0)).empty());
+  CHECK(cluster.at(rank(0)).update_replicas().empty());
+  cluster.at(rank(0)).end_step();
+  CHECK(*cluster.at(rank(0)).state(box(0)) == (StateTag{1, before}));
+}
+
+TEST(who_reads_a_bucket_for_the_first_time_has_stale_parameters) {
+  std::vector<BoxRoles> roles = {{bucket(0), rank(0), {}, ranks({0})}};
+  Cluster cluster(roles);
+  roles[0].readers = ranks({0, 1});
+  cluster.set_roles(roles);
+  for (const RankId each : cluster.members()) cluster.install(each, 1);
+  CHECK(cluster.at(rank(1)).stale(bucket(0)) && !cluster.at(rank(0)).stale(bucket(0)));
+  for (const RankId each : cluster.members()) cluster.perform(each, cluster.at(each).refresh(bucket(0), ranks({1})));
+  CHECK(!cluster.at(rank(1)).parameters_ready(bucket(0)) && cluster.at(rank(1)).awaited() == rank(0));
+  cluster.deliver();
+  CHECK(cluster.at(rank(1)).parameters_ready(bucket(0)));
+}
+
+TEST(frames_are_admitted_by_their_epoch) {
+  Guard guard, taken_away;
+  taken_away.take_away();
+  CHECK(admit(3, 3, guard) == Admission::kDeliver);
+  CHECK(admit(2, 3, guard) == Admission::kDrop);
+  CHECK(admit(4, 3, guard) == Admission::kHold);
+  CHECK(admit(2, 3, taken_away) == Admission::kDeliver);
+  CHECK_EQUAL(guard.consulted(), std::uint64_t{2});
+}
+
+// --- What each guard keeps from happening
+
+TEST(without_all_votes_one_is_enough) {
+  Guards guards;
+  guards.commit_needs_all_votes.take_away();
+  Cluster cluster(pair_roles(), 2, CopyMode::kLog, guards);
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  cluster.vote(rank(0));
+  CHECK(cluster.at(rank(0)).committed());
+}
+
+TEST(without_the_rule_of_votes_a_holder_votes_without_its_record) {
+  Guards guards;
+  guards.vote_needs_state_and_record.take_away();
+  Cluster cluster(pair_roles(), 2, CopyMode::kLog, guards);
+  cluster.compute(rank(1));
+  CHECK(has(cluster.at(rank(1)).cast_vote(), Kind::kSendVote));
+}
+
+TEST(without_comparing_a_wrong_copy_is_voted_for) {
+  for (const bool compares : {true, false}) {
+    Guards guards;
+    (compares ? guards.wrong_copy_ends_step : guards.digests_are_compared).take_away();
+    Cluster cluster(pair_roles(), 2, CopyMode::kLog, guards);
+    cluster.at(rank(1)).load(box(0), {99, 99});
+    for (const RankId each : cluster.members()) cluster.compute(each);
+    cluster.deliver();
+    CHECK(has(cluster.at(rank(1)).cast_vote(), Kind::kSendVote));
+    CHECK_EQUAL(cluster.at(rank(1)).state(box(0)).has_value(), !compares);
+  }
+}
+
+TEST(without_the_rule_of_replicas_a_holder_believes_that_it_is_up_to_date) {
+  Guards guards;
+  guards.replicas_are_updated.take_away();
+  Cluster cluster(pair_roles(), 2, CopyMode::kLog, guards);
+  cluster.step();
+  CHECK(*cluster.at(rank(1)).state(box(0)) == (StateTag{1, {0, 0}}));
+  CHECK(cluster.at(rank(0)).state(box(0)) != cluster.at(rank(1)).state(box(0)));
+}
+
+TEST(without_the_rule_of_owners_two_publish) {
+  Guards guards;
+  guards.only_owner_publishes.take_away();
+  Cluster cluster(three_roles(), 3, CopyMode::kLog, guards);
+  cluster.step();
+  std::set<RankId> publishers;
+  for (const auto& [self, action] : cluster.done) {
+    if (action.kind == Kind::kSendParameters && action.box == box(0)) publishers.insert(self);
+  }
+  CHECK(publishers == (std::set{rank(0), rank(1)}));
+}
+
+int main(int argc, char** argv) { return elaswave::tests::run(argc, argv); }
