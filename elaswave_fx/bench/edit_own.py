@@ -145,6 +145,10 @@ def _coordinate(address: ControlAddress, folder: Path, channel: Channel) -> None
     Service(spec, socket, _LauncherSide(channel, socket)).run()
 
 
+MOMENTS = {"detected": "knew_s", "stopped": "decided_s", "agreed": "agreed_s"}
+"""What events of the coordinator are called here."""
+
+
 def _coordinator_says(processes: Processes) -> dict[str, Any]:
     """When it knew, decided and had the epoch in the store; what it counted."""
     said: dict[str, Any] = {}
@@ -156,12 +160,8 @@ def _coordinator_says(processes: Processes) -> dict[str, Any]:
         fields = message.fields
         if message.kind == "counts":
             said["counts"] = dict(fields)
-        elif message.kind == "note" and ": wanted" in fields["text"]:
-            said.setdefault("knew_s", fields["at_s"])
-        elif message.kind == "note" and fields["text"].startswith("epoch 1:"):
-            said.setdefault("decided_s", fields["at_s"])
-        elif message.kind == "event" and fields["event"] == "agreed":
-            said.setdefault("agreed_s", fields["at_s"])
+        elif message.kind == "event" and fields["event"] in MOMENTS:
+            said.setdefault(MOMENTS[fields["event"]], fields["at_s"])
     if not {"knew_s", "decided_s", "agreed_s", "counts"} <= said.keys():
         raise BenchFailed(f"bench: the coordinator said only {sorted(said)}")
     return said

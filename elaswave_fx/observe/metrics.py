@@ -34,6 +34,7 @@ class StepReport:
     epoch: int = 0
     consumed: tuple[Consumed, ...] = ()
     world_size: int = 0
+    alive_at_s: float | None = None  # monotonic: the commit before this one, after which every member has voted
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:

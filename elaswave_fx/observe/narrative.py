@@ -45,11 +45,12 @@ def _stopped(epoch: int, fields: Fields) -> str:
 
 def _agreed(epoch: int, fields: Fields) -> str:
     redone = fields["steps_redone"]
-    again = f"{redone} step{'s are' if redone != 1 else ' is'} done again" if redone else "nothing is done again"
+    again = f", {redone} step{'s are' if redone != 1 else ' is'} done again" if redone else ", nothing is done again"
+    again = "" if redone is None else again
     back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
     who = _numbers(fields["members"])
     why = "" if fields["why"].endswith("is done again") else f" ({fields['why']})"
-    return f"epoch {epoch}: {who} go on from step {fields['step']}, {again}{back}{why}"
+    return f"epoch {epoch}: {who} go on from step {fields['step']}{again}{back}{why}"
 
 
 def _planned(epoch: int, fields: Fields) -> str:

@@ -81,7 +81,7 @@ class Recorder:
             self._last, self._loss_last = line, line.loss
             self.steps += 1
             self._tokens += line.tokens
-            self.recoveries.step(line.step_ms)
+            self.recoveries.step(line.step_ms, report.alive_at_s)
         return lines
 
     def _rewind(self, step: int) -> None:

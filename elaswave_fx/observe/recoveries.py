@@ -6,6 +6,10 @@ In: events as they come, with the sender's time, and the durations of steps. Out
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
 A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again.
+
+Times count from the last sign of life of the rank that was lost first: the fault, if the victim told of one; else its
+last heartbeat, or the last commit that needed it. So `detect_ms` and `mttr_ms` are upper bounds, whoever struck. What
+was not observed is None.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ NORMAL_STEPS = 10
 
 @dataclass
 class _Open:
-    """A recovery under way. `began_s`: the fault, or the first sign of it."""
+    """A recovery under way. `alive_s`: when everybody was last known to be alive; `signs_s`: the last sign of life of
+    single ranks; `faults_s`: when they were struck, as they said themselves."""
 
-    began_s: float
-    normal_s: float
+    alive_s: float | None
+    normal_s: float | None
+    signs_s: dict[int, float] = field(default_factory=dict)
+    faults_s: dict[int, float] = field(default_factory=dict)
     epoch: int = 0
     ranks: list[int] = field(default_factory=list)
     causes: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -44,6 +51,13 @@ class _Open:
         if worth > self.causes.get(rank, (0, ""))[0]:
             self.causes[rank] = (worth, cause)
 
+    def began_s(self) -> float | None:
+        """The last sign of life of whoever was lost first; of everybody, if nobody was lost."""
+        lost = [self.faults_s.get(rank, self.signs_s.get(rank, self.alive_s)) for rank in self.ranks]
+        if not lost:
+            lost = [*self.faults_s.values(), *([] if self.faults_s else [self.alive_s])]
+        return min((sign_s for sign_s in lost if sign_s is not None), default=None)
+
     def settle(self, members: list[int], lost: list[int]) -> None:
         """Accused ranks may have stayed: where links broke, both ends accuse each other."""
         self.ranks = [rank for rank in self.ranks if rank not in members]
@@ -56,14 +70,18 @@ class Recoveries:
 
     def __init__(self) -> None:
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
+        self._alive_s: float | None = None
         self._open: _Open | None = None
         self._closed: list[dict[str, Any]] = []
         self._settled: set[int] = set()  # ranks that were lost and gone on without
 
-    def step(self, step_ms: float) -> None:
-        """A step was committed."""
-        if self._open is None:
-            self._steps_s.append(step_ms / 1e3)
+    def step(self, step_ms: float, alive_at_s: float | None = None) -> None:
+        """A step was committed, by ranks all of which were alive at `alive_at_s`."""
+        if self._open is not None:
+            return
+        self._steps_s.append(step_ms / 1e3)
+        if alive_at_s is not None:
+            self._alive_s = alive_at_s
 
     def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
         """One event; those that have nothing to do with recovery are passed over."""
@@ -76,12 +94,10 @@ class Recoveries:
         if kind == "left" and fields["rank"] in self._settled:
             return  # it was left out before, and ends now
         if self._open is None:
-            normal_s = statistics.median(self._steps_s) if self._steps_s else 0.0
-            self._open = _Open(at_s, normal_s)
+            self._open = _Open(self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
         now = self._open
-        # The victim's word and the coordinator's come by different ways.
-        now.began_s = min(now.began_s, at_s)
         if kind == "fault":
+            now.faults_s.setdefault(fields["rank"], at_s)
             now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", 3)
             now.step = fields["step"] if now.step is None else now.step
         elif kind == "left":
@@ -90,6 +106,9 @@ class Recoveries:
             now.detected_s = at_s if now.detected_s is None else now.detected_s
             for rank in fields.get("ranks") or [fields.get("rank")]:
                 now.lost(rank, fields["cause"], 1)
+                if rank is not None and fields.get("silent_ms") is not None:
+                    sign_s = at_s - fields["silent_ms"] / 1e3
+                    now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
 
     def _on_part(self, now: _Open, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
         if kind == "stopped":
@@ -98,8 +117,9 @@ class Recoveries:
             now.epoch, now.agreed_s = epoch, at_s
             now.settle(fields["members"], fields["lost"])
             now.step = fields["step"] if now.step is None else now.step
-            redone = now.fields.get("steps_redone", 0) + fields["steps_redone"]
-            now.fields |= {"steps_redone": redone, "members": len(fields["members"])}
+            now.fields["members"] = len(fields["members"])
+            if fields["steps_redone"] is not None:
+                self._add(now, steps_redone=fields["steps_redone"])
             if "rolled_back_to" in fields:
                 now.fields["rolled_back_to"] = fields["rolled_back_to"]
         elif kind == "planned":
@@ -109,12 +129,12 @@ class Recoveries:
         elif kind == "transferred":
             self._add(now, transfer_ms=fields["ms"], bytes_moved=fields["bytes"])
         elif kind == "resumed":
-            now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone", 0))
+            now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone"))
             self._closed.append(_entry(now, at_s))
             self._settled.update(now.ranks)
             self._open = None
 
-    def _add(self, now: _Open, **parts: float) -> None:
+    def _add(self, now: _Open, **parts: float) -> None:  # whole numbers stay whole
         """Parts of superseded epochs count too: they passed before the job went on."""
         for name, value in parts.items():
             now.fields[name] = now.fields.get(name, 0) + value
@@ -125,12 +145,15 @@ class Recoveries:
 
 
 def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
-    detect_s, abort_s = _between(done.began_s, done.detected_s), _between(done.detected_s, done.stopped_s)
+    began_s = done.began_s()
+    detect_s, abort_s = _between(began_s, done.detected_s), _between(done.detected_s, done.stopped_s)
     agree_s = _between(done.stopped_s, done.agreed_s)
     if agree_s is not None:
         agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # the plan was made between the last report and the epoch
-    mttr_s = resumed_s - done.began_s - done.normal_s if resumed_s is not None else None
-    parts = {"plan_ms": None, "edit_ms": None, "transfer_ms": None, "steps_redone": 0, "bytes_moved": 0, **done.fields}
+    whole_s = _between(began_s, resumed_s)
+    mttr_s = whole_s - (done.normal_s or 0.0) if whole_s is not None else None
+    unobserved = dict.fromkeys(("plan_ms", "edit_ms", "transfer_ms", "steps_redone", "bytes_moved"))
+    parts = {**unobserved, **done.fields}
     return {
         "cause": _cause(done),
         "rank": done.ranks[0] if done.ranks else None,

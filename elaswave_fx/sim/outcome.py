@@ -9,27 +9,14 @@ from dataclasses import dataclass
 
 from elaswave_fx.sim.faults import Fault
 
-MARKS = (
-    "rolled forward",
-    "is done again",
-    "rolled back",
-    "wait for ranks",
-    "members have changed",
-    "without a way",
-    "join after",
-    "owners move",
-    "differ from their owners",
-    "superseded",
-    "stand still",
-    "silent or gone",
-    "links of",
-)
-"""What the machines say; counted, so that a campaign shows what it has been through."""
+COPY_DIFFERS = "copy differs"
+"""What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a schedule ended."""
+    """How a schedule ended. `said`: how often the machines told of what, so that a campaign shows what it has been
+    through."""
 
     seed: int
     violation: str | None

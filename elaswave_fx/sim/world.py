@@ -15,7 +15,8 @@ from heapq import heappop, heappush
 from random import Random
 
 from elaswave_fx.control.protocol import coordinator as membership
-from elaswave_fx.control.protocol import step_commit
+from elaswave_fx.control.protocol import events, step_commit
+from elaswave_fx.control.protocol.events import EVENT_TYPES, label
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Action,
@@ -42,7 +43,7 @@ from elaswave_fx.sim.bugs import SOUND, Protocol
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
 from elaswave_fx.sim.cluster import first_assignment, replan, unbalanced
 from elaswave_fx.sim.faults import Fault, Moment, draw
-from elaswave_fx.sim.outcome import MARKS, Excused, Outcome
+from elaswave_fx.sim.outcome import COPY_DIFFERS, Excused, Outcome
 
 HEARTBEAT_S = 0.02
 TIMEOUTS = membership.Timeouts(
@@ -245,7 +246,7 @@ class World:
 
     # --- Actions ---
 
-    def _perform(self, source: Rank, actions: Sequence[Action | Read | Swap]) -> None:
+    def _perform(self, source: Rank, actions: Sequence[Action | Read | Swap | events.Event]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 self._send(source, action.target, action.message, action.bulk)
@@ -264,12 +265,14 @@ class World:
             elif isinstance(action, ProbeStore | Read | Swap):
                 self._send(source, STORE, action, False)
             elif isinstance(action, Note):
-                self._hear(source, action.text)
+                self._hear(source, COPY_DIFFERS, action)
+            elif isinstance(action, EVENT_TYPES):
+                self._hear(source, label(action), action)
 
-    def _hear(self, source: Rank, text: str) -> None:
-        self.said.update(mark for mark in MARKS if mark in text)
+    def _hear(self, source: Rank, name: str, said: object) -> None:
+        self.said[name] += 1
         if self.lines is not None:
-            self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {text}")
+            self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {said}")
 
     def _send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None:
         if target == COORDINATOR:

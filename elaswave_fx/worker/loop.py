@@ -224,6 +224,7 @@ class Training:
             epoch=worker.plan.epoch,
             consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
             world_size=len(votes),
+            alive_at_s=time.monotonic() - seconds,
         )
         context.report_step(report)
         if self._on_step is not None:

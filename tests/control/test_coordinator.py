@@ -14,10 +14,13 @@ from elaswave_fx.control.protocol.coordinator import (
     end,
     start,
     step,
+    with_timeouts,
 )
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
+    Connected,
+    Disconnected,
     Ended,
     Exited,
     Heartbeat,
@@ -28,11 +31,11 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     Tick,
 )
-from elaswave_fx.control.protocol.rank_state import STOPPED
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import (
     NO_BALLOT,
     SEED,
+    STOPPED,
     Activation,
     Ballot,
     Certificate,
@@ -132,6 +135,43 @@ def test_ranks_that_left_their_step_report_without_being_asked() -> None:
     assert job.state.phase == PREPARING and set(job.state.reports) == {0, 1, 2}
     job.feed(Exited(Rank(3)))
     assert job.register.members == (0, 1, 2) and not job.sent(Prepare)
+
+
+def test_a_rank_without_any_connection_is_left_out_at_once() -> None:
+    """Nobody was told that the process of rank 3 has ended; its control connection closes after the first report."""
+    job = Driver()
+    for rank in range(WORLD):
+        job.feed(Connected(Rank(rank)))
+    job.beats(*range(WORLD))
+    job.prepared(2, NO_BALLOT, suspect=Rank(3), broken=frozenset({Rank(3)}))
+    job.feed(Disconnected(Rank(3)))
+    job.prepared(0, NO_BALLOT, suspect=Rank(3), broken=frozenset({Rank(3)}))
+    assert job.register.epoch == 0
+    job.prepared(1, NO_BALLOT, broken=frozenset({Rank(3)}))
+    assert job.register.members == (0, 1, 2) and not job.sent(Prepare)
+
+
+def test_who_saw_its_link_break_too_late_is_asked_again() -> None:
+    job = Driver()
+    job.feed(Connected(Rank(3)))
+    job.beats(*range(WORLD))
+    job.feed(Disconnected(Rank(3)))
+    for rank, broken in ((0, {Rank(3)}), (1, set[Rank]()), (2, {Rank(3)})):
+        job.prepared(rank, NO_BALLOT, suspect=Rank(3), broken=frozenset(broken))
+    assert job.register.epoch == 0
+    job.later(1.1 * TIMEOUTS.spread_s)
+    assert job.asked() == {1, 3}
+    job.prepared(1, broken=frozenset({Rank(3)}))
+    assert job.register.members == (0, 1, 2)
+
+
+def test_a_lost_control_connection_alone_interrupts_nothing() -> None:
+    job = Driver()
+    job.feed(Connected(Rank(3)))
+    job.beats(*range(WORLD))
+    job.feed(Disconnected(Rank(3)))
+    job.later(0.5 * TIMEOUTS.silent_s)
+    assert job.state.phase == STEADY and not job.sent(Prepare)
 
 
 def test_those_who_keep_silent_are_asked_after_a_while() -> None:
@@ -356,7 +396,7 @@ def test_without_a_plan_everyone_who_waits_is_told() -> None:
 
 def test_a_rank_that_was_never_heard_has_time_to_start() -> None:
     job = Driver()
-    job.state = replace(job.state, timeouts=replace(TIMEOUTS, unheard_s=50.0))
+    job.state = with_timeouts(job.state, replace(TIMEOUTS, unheard_s=50.0))
     for tick in range(12):
         job.now_s = 0.5 * tick
         for rank in range(3):
@@ -372,7 +412,7 @@ def test_a_rank_that_was_never_heard_has_time_to_start() -> None:
 
 def test_a_planned_stop_is_announced_as_far_ahead_as_needed() -> None:
     job = Driver()
-    job.state = replace(job.state, timeouts=replace(TIMEOUTS, ahead=5), wants_move=lambda register: True)
+    job.state = with_timeouts(replace(job.state, wants_move=lambda register: True), replace(TIMEOUTS, ahead=5))
     for rank in range(WORLD):
         job.heartbeat(rank, version=Version(7))
     job.feed(Tick())

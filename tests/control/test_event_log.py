@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from elaswave_fx.control.coordinator.event_log import TransitionEvents
+from elaswave_fx.control.coordinator.event_log import Line, line_of, log_line
 from elaswave_fx.control.protocol.coordinator import Event, end, step
+from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
 from elaswave_fx.control.protocol.messages import Exited, Heartbeat, Prepared, Tick
-from elaswave_fx.control.protocol.rank_state import STOPPED
-from elaswave_fx.control.protocol.register import Register, StoreReply, Swap, swap
-from elaswave_fx.control.protocol.types import Copy, Report, Version
+from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
+from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
 from elaswave_fx.plan.topology import Rank
 from tests.control.test_coordinator import WORLD, Driver, line
 
 
 class Told(Driver):
-    """A coordinator with its narrator."""
+    """A coordinator whose events are written down."""
 
     def __init__(self, register: Register | None = None) -> None:
-        self.narrator = TransitionEvents()
-        self.lines: list[tuple[str, int, dict[str, Any]]] = []
+        self.lines: list[Line] = []
         super().__init__(register)
 
     def feed(self, event: Event) -> None:
-        before = self.state
-        self.state, actions = step(before, event, self.now_s)
-        self.lines += self.narrator.events(before, self.state, actions)
+        self.state, actions = step(self.state, event, self.now_s)
+        told = [line_of(action, self.now_s) for action in actions if isinstance(action, EVENT_TYPES)]
+        self.lines += [line for line in told if line is not None]
         self.did += actions
         for action in actions:
             if isinstance(action, Swap):
                 self.register, _ = swap(self.register, action)
-                self.feed(StoreReply(self.register))
-            elif type(action).__name__ == "Read":
+            if isinstance(action, Swap | Read):
                 self.feed(StoreReply(self.register))
 
 
 def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
     job = Told()
     job.beats(*range(WORLD))
+    job.now_s = 0.1
     job.heartbeat(0, phase=STOPPED, suspect=Rank(3))
     job.feed(Exited(Rank(3)))
     for rank in range(3):
         job.prepared(rank)
     kinds = [kind for kind, _, _ in job.lines]
-    assert kinds == ["detected", "stopped", "agreed", "planned"]
-    assert job.lines[0] == ("detected", 0, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3"})
+    assert kinds == ["detected", "stopped", "agreed"]
+    assert job.lines[0] == ("detected", 0, {
+        "rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 100.0,
+    })  # fmt: skip
     assert job.lines[1] == ("stopped", 1, {"members": [0, 1, 2]})
     _, epoch, fields = job.lines[2]
     assert epoch == 1 and fields == {
@@ -98,13 +97,26 @@ def test_who_takes_over_tells_of_the_epoch_that_it_finds() -> None:
     for rank in range(3):
         job.prepared(rank)
     heir = Told(job.register)
-    assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1), ("planned", 1)]
+    assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1)]
     assert heir.lines[0][2]["members"] == [0, 1, 2] and "rolled_back_to" not in heir.lines[0][2]
+    assert heir.lines[0][2]["steps_redone"] is None, "nobody knows that any more"
     assert not Told().lines, "there is nothing to tell of the first epoch"
+
+
+def test_a_rank_that_was_never_heard_has_no_last_sign_of_life() -> None:
+    job = Told()
+    job.beats(0, 1, 2)
+    job.feed(Exited(Rank(3)))
+    assert job.lines[0][2]["silent_ms"] is None
 
 
 def test_the_end_is_told_with_its_reason() -> None:
     job = Told()
-    before = job.state
-    after, actions = end(before, "2 ranks are too few")
-    assert job.narrator.events(before, after, actions) == [("over", 0, {"reason": "2 ranks are too few"})]
+    _, actions = end(job.state, "2 ranks are too few")
+    (over,) = [action for action in actions if isinstance(action, Over)]
+    assert line_of(over, 0.0) == ("over", 0, {"reason": "2 ranks are too few"})
+
+
+def test_what_only_the_log_says() -> None:
+    assert line_of(Superseded(Term(4)), 0.0) is None
+    assert log_line(Superseded(Term(4))) == "coordinator of term 4: superseded"

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elaswave_fx.control.protocol.failure_detector import GAP_MOST_S, STARTING_S, HeartbeatStats, timeouts
+from elaswave_fx.control.protocol.events import CauseKind
+from elaswave_fx.control.protocol.failure_detector import (
+    GAP_MOST_S,
+    STARTING_S,
+    Certainty,
+    FailureDetector,
+    Finding,
+    HeartbeatStats,
+    timeouts,
+)
 from elaswave_fx.control.protocol.messages import Heartbeat
-from elaswave_fx.control.protocol.types import Version
+from elaswave_fx.control.protocol.types import SEED, Report, Version
 from elaswave_fx.plan.topology import Epoch, Rank
 
 BEAT = Heartbeat(Rank(0), Epoch(0), Version(0), "F 1", None, None, False, True, ())
@@ -65,3 +75,102 @@ def test_steps_are_measured_between_commits_and_not_across_epochs() -> None:
     rhythm.interrupted()
     rhythm.heard(replace(BEAT, version=Version(13), epoch=Epoch(1)), 90.0)
     assert rhythm.timeouts(True, 90.0).stalled_s == 60.0
+
+
+# --- Who is lost ---
+
+RANKS = tuple(Rank(rank) for rank in range(4))
+LIMITS = timeouts([0.1], [0.05], started=True)
+
+
+def listening(*silent: int) -> FailureDetector:
+    """Heard from everybody but `silent` at 10 s."""
+    detector = FailureDetector(LIMITS, began_s=0.0)
+    for rank in RANKS:
+        detector = detector.connected(rank, 1.0)
+        if rank not in silent:
+            detector = detector.heartbeat(replace(BEAT, rank=rank), 10.0)
+    return detector
+
+
+def report(rank: int, *broken: int, suspect: int | None = None) -> Report:
+    links = frozenset(Rank(other) for other in broken)
+    accused = None if suspect is None else Rank(suspect)
+    return Report(Rank(rank), Epoch(0), SEED, {}, {}, (), (), links, accused)
+
+
+def reports_of(*reports: Report) -> dict[Rank, Report]:
+    return {report.rank: report for report in reports}
+
+
+def test_an_exit_word_is_certain_at_once() -> None:
+    found = listening().exit_word(Rank(2)).finding(Rank(2), 10.1)
+    assert found == Finding(Certainty.CERTAIN, CauseKind.EXITED, since_s=10.0)
+    assert listening().finding(Rank(2), 10.1) is None
+
+
+def test_silence_is_a_suspicion_when_its_deadline_has_passed() -> None:
+    detector = listening()
+    assert detector.is_alive(Rank(2), 11.9)
+    assert detector.finding(Rank(2), 12.1) == Finding(Certainty.SUSPECTED, CauseKind.SILENT, since_s=10.0)
+    assert detector.afresh(12.0).is_alive(Rank(2), 13.9), "whoever listens anew gives everybody the time again"
+
+
+def test_all_connections_gone_is_evidence_without_a_deadline() -> None:
+    reports = reports_of(report(0, 2), report(1, 2), report(3, 2, suspect=2))
+    detector = listening().disconnected(Rank(2)).with_evidence(RANKS, reports, 10.01)
+    assert detector.finding(Rank(2), 10.01) == Finding(Certainty.EVIDENT, CauseKind.UNREACHABLE, since_s=10.0)
+    assert detector.exited == frozenset(), "its memory may live on behind a broken network"
+
+
+def test_two_ranks_of_a_host_are_found_together() -> None:
+    reports = reports_of(report(0, 2, 3), report(1, 2, 3, suspect=3))
+    detector = listening().disconnected(Rank(2)).disconnected(Rank(3)).with_evidence(RANKS, reports, 10.01)
+    assert [rank for rank in RANKS if not detector.is_alive(rank, 10.01)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "reports"),
+    [
+        ((), (report(0, 2), report(1, 2), report(3, 2))),
+        ((2,), (report(0, 2), report(1, 2))),
+        ((2,), (report(0, 2), report(1), report(3, 2))),
+        ((2,), (report(0, 2), report(1, 2), report(2, 0, 1, 3), report(3, 2))),
+        ((2,), ()),
+    ],
+    ids=["its control connection lives", "a rank is unheard", "a link holds", "it reports", "no links are known"],
+)
+def test_less_than_all_connections_is_no_evidence(cut_off: tuple[int, ...], reports: tuple[Report, ...]) -> None:
+    detector = listening()
+    for rank in cut_off:
+        detector = detector.disconnected(Rank(rank))
+    found = detector.with_evidence(RANKS, reports_of(*reports), 10.01)
+    assert all(found.is_alive(rank, 10.01) for rank in RANKS)
+
+
+def test_who_opens_its_control_connection_again_was_not_gone() -> None:
+    reports = reports_of(report(0, 2), report(1, 2), report(3, 2))
+    detector = listening().disconnected(Rank(2)).with_evidence(RANKS, reports, 10.01)
+    again = detector.connected(Rank(2), 10.2)
+    assert again.is_alive(Rank(2), 10.2) and again.with_evidence(RANKS, reports, 10.2).is_alive(Rank(2), 10.2)
+    assert not listening().exit_word(Rank(2)).connected(Rank(2), 10.2).is_alive(Rank(2), 10.2), "exits stand"
+
+
+def test_who_is_accused_or_cut_off_has_less_time_to_report() -> None:
+    detector = listening().disconnected(Rank(3))
+    found = detector.unreported([Rank(1), Rank(2), Rank(3)], reports_of(report(0, suspect=2)), 0.6, 10.6)
+    assert [rank for rank in RANKS if not found.is_alive(rank, 10.6)] == [2, 3]
+    assert found.finding(Rank(2), 10.6) == Finding(Certainty.SUSPECTED, CauseKind.SILENT, since_s=10.0)
+
+
+def test_whoever_the_others_wait_for_counts_as_lost_from_when_it_stood_still() -> None:
+    detector = listening()
+    for rank in RANKS:
+        waits_for = None if rank == 2 else Rank(2)
+        detector = detector.heartbeat(replace(BEAT, rank=rank, awaited=waits_for), 20.0)
+        detector = detector.heartbeat(replace(BEAT, rank=rank, awaited=waits_for), 51.0)
+    found, stalled = detector.standing_still(RANKS, 51.0)
+    assert stalled == RANKS
+    assert found.found == {Rank(2): Finding(Certainty.SUSPECTED, CauseKind.STALLED, since_s=10.0)}
+    back = found.heartbeat(replace(BEAT, rank=Rank(2), joining=True), 52.0)
+    assert back.is_alive(Rank(2), 52.0)

@@ -19,16 +19,16 @@ def tell(book: Recoveries, *events: tuple[str, float, dict[str, Any]], epoch: in
 def after_steps(*ms: float) -> Recoveries:
     book = Recoveries()
     for each in ms:
-        book.step(each)
+        book.step(each, 9.0)
     return book
 
 
 def test_a_fault_from_its_signal_to_the_next_commit() -> None:
     book = after_steps(500.0, 20.0, 20.0, 20.0)
-    # The coordinator's word came before the victim's, which tells of an earlier time.
+    # The coordinator's word came before the victim's, which tells of an earlier time, exactly.
     tell(
         book,
-        ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 0 left the step, accusing 2"}),
+        ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 0 left the step, accusing 2", "silent_ms": 91}),
         ("fault", 10.0, {"rank": 2, "step": 12, "fault": "kill", "phase": "backward"}),
         ("left", 10.01, {"rank": 2, "cause": "rank 2: killed by SIGKILL"}),
         ("stopped", 10.006, {"members": [0, 1, 3]}),
@@ -48,6 +48,35 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
     }  # fmt: skip
 
 
+def test_a_stop_from_outside_counts_from_the_last_sign_of_life() -> None:
+    """Nobody tells when it was struck; its heartbeats ended 21.5 s before it was given up, the commits 22 s before."""
+    book = Recoveries()
+    book.step(1000.0, 78.0)
+    told = {"rank": 2, "ranks": [2], "cause": "ranks [2] are silent", "silent_ms": 21_500.0}
+    tell(book, ("detected", 100.0, told), ("stopped", 100.2, {"members": [0, 1, 3]}), ("agreed", 100.2, AGREED))
+    tell(book, ("resumed", 102.0, {"step": 12}))
+    (entry,) = book.entries()
+    assert entry["detect_ms"] == 21_500.0 and entry["mttr_ms"] == 22_500.0
+    assert entry["plan_ms"] is None and entry["bytes_moved"] is None, "nobody told of them"
+
+
+def test_a_commit_that_needed_the_rank_is_a_sign_of_life_too() -> None:
+    book = Recoveries()
+    book.step(20.0, 9.99)
+    tell(book, ("detected", 10.0, {"rank": 2, "ranks": [2], "cause": "rank 2 exited", "silent_ms": 180.0}))
+    tell(book, ("agreed", 10.01, AGREED), ("resumed", 10.05, {"step": 12}))
+    (entry,) = book.entries()
+    assert entry["detect_ms"] == 10.0 and entry["mttr_ms"] == 40.0
+
+
+def test_what_nobody_saw_is_none() -> None:
+    book = Recoveries()
+    tell(book, ("left", 1.0, {"rank": 2, "cause": "killed"}), ("agreed", 1.1, {**AGREED, "steps_redone": None}))
+    tell(book, ("resumed", 1.5, {"step": 13}))
+    (entry,) = book.entries()
+    assert [entry[key] for key in ("detect_ms", "abort_ms", "agree_ms", "mttr_ms", "steps_redone")] == [None] * 5
+
+
 def test_the_fault_itself_is_the_best_cause() -> None:
     book = after_steps(20.0)
     tell(
@@ -62,7 +91,8 @@ def test_the_fault_itself_is_the_best_cause() -> None:
 
 
 def test_a_loss_during_a_recovery_belongs_to_it() -> None:
-    book = after_steps(10.0)
+    book = Recoveries()
+    book.step(10.0, 0.9)
     agreed = {**AGREED, "members": [0, 2, 3], "lost": [1]}
     tell(book, ("left", 1.0, {"rank": 1, "cause": "killed"}), ("agreed", 1.1, agreed), ("planned", 1.1, PLANNED))
     tell(book, ("left", 1.2, {"rank": 3, "cause": "killed too"}), epoch=2)
@@ -71,7 +101,7 @@ def test_a_loss_during_a_recovery_belongs_to_it() -> None:
     tell(book, ("left", 2.0, {"rank": 0, "cause": "killed as well"}), epoch=3)
     first, second = book.entries()
     assert first["ranks"] == [1, 3] and first["cause"] == "killed; killed too" and first["epoch"] == 2
-    assert first["plan_ms"] == 9.0 and first["mttr_ms"] == 490.0 and first["steps_redone"] == 1
+    assert first["plan_ms"] == 9.0 and first["mttr_ms"] == 590.0 and first["steps_redone"] == 1
     assert second["ranks"] == [0]
 
 
@@ -95,6 +125,7 @@ def test_a_planned_epoch_is_no_recovery() -> None:
 def test_events_in_words() -> None:
     assert describe("agreed", 5, AGREED) == ("epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again")
     assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
+    assert describe("agreed", 5, {**AGREED, "steps_redone": None}) == "epoch 5: ranks 0, 1, 3 go on from step 12"
     assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
     assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
     assert describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0 ends: a copy differs"

@@ -1,121 +1,128 @@
-"""What the coordinator decides, as events for people: detected, waiting, stopped, agreed, planned, over.
+"""The coordinator's events for people: lines of `events.jsonl`, and sentences for its log.
 
-In: its state before and after an event, and what it did. Out: (kind, epoch, fields) of lines of `events.jsonl`.
+In: an event of `protocol/events.py`. Out: (kind, epoch, fields) for the launcher, or a sentence.
 
-    a report accuses rank 3          ->  ("detected", 4, {"rank": 3, "cause": "rank 0 left the step, accusing 3"})
-    the swap of epoch 5 took place   ->  ("agreed", 5, {"members": [0, 1, 2], "step": 118, …}), ("planned", 5, {})
+    Detected(4, (3,), Cause(CauseKind.LEFT, (3,), by=0), since_s)
+        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 91.0})
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from elaswave_fx.control.protocol.coordinator import OVER, PREPARING, STEADY, TAKING, Act, Coordinator
-from elaswave_fx.control.protocol.messages import Note
-from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import STOPPED
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.control.protocol.decide import Resumption
+from elaswave_fx.control.protocol.events import (
+    Agreed,
+    Attempt,
+    Cause,
+    CauseKind,
+    Detected,
+    Event,
+    Over,
+    Stopped,
+    Stopping,
+    Superseded,
+    Waiting,
+)
 
 Line = tuple[str, int, dict[str, Any]]
 
 
-class TransitionEvents:
-    """Remembers what it has told of the transition under way."""
-
-    def __init__(self) -> None:
-        self._told: frozenset[Rank] = frozenset()
-        self._why = self._waits = ""
-        self._redone = 0
-
-    def events(self, before: Coordinator, after: Coordinator, actions: tuple[Act, ...]) -> list[Line]:
-        """What is to be said of one event at the coordinator."""
-        notes = [action.text for action in actions if isinstance(action, Note)]
-        lines: list[Line] = []
-        if after.phase == PREPARING and after.ballot != before.ballot:
-            lines += self._detected(before, after, notes)
-        if after.phase == PREPARING and after.register is not None and after.proposal is None:
-            lines += self._waiting(after.register.epoch, notes)
-        if after.proposal is not None and after.proposal is not before.proposal:
-            lines += self._foresee(after, notes)
-        old, new = before.register, after.register
-        if after.phase == STEADY and old is not None and new is not None and new.epoch > old.epoch:
-            lines += self._agreed(after, old.members)
-        if before.phase == TAKING and after.phase == STEADY and new is not None and new.epoch > 0:
-            lines += _found(new)
-        if after.phase == OVER and before.phase != OVER:
-            lines.append(("over", after.register.epoch if after.register else 0, {"reason": after.over}))
-        return lines
-
-    def _detected(self, before: Coordinator, after: Coordinator, notes: list[str]) -> list[Line]:
-        """Once per lost rank and transition; nothing for a stop that was planned."""
-        register = after.register
-        assert register is not None
-        cause = notes[0].rsplit(": wanted", 1)[0] if notes else ""
-        if after.planned:
-            return [("stopping", register.epoch, {"cause": cause})]
-        accused = {heard.heartbeat.suspect for heard in after.heard.values() if heard.heartbeat.phase == STOPPED}
-        accused |= {report.suspect for report in after.reports.values()}
-        lost = [rank for rank in register.members if rank not in after.targets or rank in accused]
-        new = [rank for rank in lost if rank not in self._told]
-        again = before.phase == PREPARING
-        self._told |= frozenset(new)
-        if new or not again:
-            return [("detected", register.epoch, {"rank": new[0] if new else None, "ranks": new, "cause": cause})]
-        return []
-
-    def _waiting(self, epoch: int, notes: list[str]) -> list[Line]:
-        """Somebody left out is needed: said once, not with every tick."""
-        found = [text for text in notes if "wait for ranks" in text or "copies are needed" in text]
-        if not found or found[0] == self._waits:
-            return []
-        self._waits = found[0]
-        return [("waiting", epoch, {"cause": found[0]})]
-
-    def _foresee(self, after: Coordinator, notes: list[str]) -> list[Line]:
-        """The proposal of an epoch: all have stopped. Keep why, and how many steps it makes the ranks do again."""
-        register, proposal = after.register, after.proposal
-        assert register is not None and proposal is not None
-        new = proposal.new
-        if new.epoch == register.epoch:
-            return []
-        said = next((text for text in notes if text.startswith(f"epoch {new.epoch}: ")), "")
-        self._why = said.removeprefix(f"epoch {new.epoch}: ").removeprefix(f"members {list(new.members)}: ")
-        reports = after.reports.values()
-        newest = max((report.committed.version for report in reports), default=new.committed.version)
-        if new.activation.rollback:
-            self._redone = max(0, newest - new.committed.version)
-        else:
-            # Whoever had committed the last version was in the next step, unless all were to stop before it.
-            dropped = all(report.committed == new.committed for report in reports)
-            self._redone = int(dropped and not after.planned)
-        return [("stopped", new.epoch, {"members": list(new.members)})]
-
-    def _agreed(self, after: Coordinator, before: tuple[Rank, ...]) -> list[Line]:
-        register = after.register
-        assert register is not None
-        fields: dict[str, Any] = {
-            "members": list(register.members),
-            "lost": [rank for rank in before if rank not in register.members],
-            "step": register.activation.resume.version,
-            "steps_redone": self._redone,
-            "why": self._why,
-        }
-        if register.activation.rollback and self._redone:  # before the first step there is nothing to go back from
-            fields["rolled_back_to"] = register.activation.resume.version
-        self._told, self._waits = frozenset(), ""
-        return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]
+def line_of(event: Event, now_s: float) -> Line | None:
+    """The line of `events.jsonl`; None for an event that is the log's alone."""
+    match event:
+        case Detected():
+            rank = event.ranks[0] if event.ranks else None
+            silent_ms = None if event.since_s is None else round(1e3 * (now_s - event.since_s), 3)
+            fields = {"rank": rank, "ranks": list(event.ranks), "cause": cause_words(event.cause)}
+            return "detected", event.epoch, {**fields, "silent_ms": silent_ms}
+        case Stopping():
+            return "stopping", event.epoch, {"cause": cause_words(event.cause)}
+        case Waiting():
+            return "waiting", event.epoch, {"cause": _waiting(event)}
+        case Stopped():
+            return "stopped", event.epoch, {"members": list(event.members)}
+        case Agreed():
+            return "agreed", event.epoch, _agreed(event)
+        case Over():
+            return "over", event.epoch, {"reason": event.reason}
+    return None
 
 
-def _found(register: Register) -> list[Line]:
-    """The epoch in the store when a coordinator takes over: the one before may have ended between swap and word."""
-    resume = register.activation.resume.version
+def log_line(event: Event) -> str:
+    """What the coordinator's log says of it."""
+    match event:
+        case Detected():
+            return f"epoch {event.epoch} ends, lost are {list(event.ranks)}: {cause_words(event.cause)}"
+        case Stopping():
+            return f"epoch {event.epoch} will end: {cause_words(event.cause)}"
+        case Attempt():
+            return f"attempt {event.ballot.serial}, {cause_words(event.cause)}: wanted are {list(event.targets)}"
+        case Waiting():
+            return _waiting(event)
+        case Stopped():
+            return f"epoch {event.epoch}: members {list(event.members)} have stopped"
+        case Agreed():
+            return f"epoch {event.epoch}: {_why(event)}"
+        case Over():
+            return f"the job is over: {event.reason}"
+        case Superseded():
+            return f"coordinator of term {event.term}: superseded"
+
+
+def cause_words(cause: Cause) -> str:
+    """Why ranks are asked to stop, as a clause."""
+    who = f"rank {cause.ranks[0]}" if len(cause.ranks) == 1 else f"ranks {list(cause.ranks)}"
+    match cause.kind:
+        case CauseKind.EXITED:
+            return f"{who} exited"
+        case CauseKind.UNREACHABLE:
+            return f"all connections of {who} are broken"
+        case CauseKind.SILENT:
+            return f"ranks {list(cause.ranks)} are silent"
+        case CauseKind.STALLED:
+            return f"ranks {list(cause.ranks)} stand still"
+        case CauseKind.LEFT:
+            return f"rank {cause.by} left the step, accusing {cause.ranks[0] if cause.ranks else None}"
+        case CauseKind.LINKS:
+            return f"links between living ranks are broken, as {list(cause.ranks)} show"
+        case CauseKind.MEMBERS:
+            return "the members have changed"
+        case CauseKind.RETRY:
+            return "still without a way to go on"
+        case CauseKind.JOIN:
+            return f"ranks {list(cause.ranks)} join after version {cause.after}"
+        case CauseKind.MOVE:
+            return f"copies are complete; owners move after version {cause.after}"
+
+
+def _waiting(event: Waiting) -> str:
+    if event.boxes:
+        return f"boxes {list(event.boxes)} wait for ranks {list(event.ranks)}"
+    return f"links of {list(event.ranks)} are broken, but their copies are needed"
+
+
+def _agreed(event: Agreed) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "members": list(register.members),
-        "lost": [],
-        "step": resume,
-        "steps_redone": 0,
-        "why": "found by the coordinator that took over",
+        "members": list(event.members),
+        "lost": list(event.lost),
+        "step": event.step,
+        "steps_redone": event.steps_redone,
+        "why": _why(event),
     }
-    if register.activation.rollback:
-        fields["rolled_back_to"] = resume
-    return [("agreed", register.epoch, fields), ("planned", register.epoch, {})]
+    return {**fields, "rolled_back_to": event.step} if event.rolled_back else fields
+
+
+def _why(event: Agreed) -> str:
+    match event.how:
+        case Resumption.FORWARD:
+            return f"step {event.step - 1} rolled forward"
+        case Resumption.AGAIN:
+            return f"step {event.step} is done again"
+        case Resumption.BACK:
+            return f"no copy of boxes {list(event.lost_boxes)} is left: rolled back to version {event.step}"
+        case Resumption.LEDGER:
+            before = event.epoch - 1
+            return f"all members of epoch {before} are gone: rolled back to version {event.step}, the ledger's"
+        case None:
+            return "found by the coordinator that took over"

@@ -21,12 +21,14 @@ from typing import Any, Protocol
 
 import zmq
 
-from elaswave_fx.control.coordinator.event_log import TransitionEvents
+from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning
 from elaswave_fx.control.protocol import coordinator as membership
+from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import decide, replica_ranks
+from elaswave_fx.control.protocol.events import EVENT_TYPES
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
-from elaswave_fx.control.protocol.messages import Activate, Ended, Exited, Heartbeat, Note, Saved, Send, Tick
+from elaswave_fx.control.protocol.messages import Activate, Ended, Exited, Heartbeat, Saved, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
 from elaswave_fx.control.protocol.types import Assignment, BoxId, Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
@@ -67,7 +69,7 @@ class News(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the launcher. In: exited{rank} finished{rank} saved{version, epoch}; out: event{} note{} alive{}."""
+    """The way to the launcher. In: exited{rank} finished{rank} saved{version, epoch}; out: event{} alive{}."""
 
     closed: bool
 
@@ -123,11 +125,9 @@ class Service:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store)
         self._heartbeats = HeartbeatStats()
-        self._transition_events = TransitionEvents()
         self._plans: dict[int, Planned] = {}
         self._moves: tuple[int, bool] | None = None
         self._plan_ms = 0.0
-        self._said = ""
         self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
         self._plan_cache = PlanCache(spec.planning)
         self._steady_s = 0.0
@@ -141,7 +141,7 @@ class Service:
             self._wants_move,
         )
         self._state = state
-        self._perform(actions)
+        self._perform(actions, self._turn_s)
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code."""
@@ -187,7 +187,7 @@ class Service:
         started = register is not None and (
             register.epoch > 0 or register.committed.version > register.activation.resume.version
         )
-        self._state = replace(self._state, timeouts=self._heartbeats.timeouts(started, now))
+        self._state = membership.with_timeouts(self._state, self._heartbeats.timeouts(started, now))
         self._feed(Tick())
         self._think_ahead(now)
         if now - self._alive_s > ALIVE_S:
@@ -232,14 +232,9 @@ class Service:
             self._state, actions = membership.step(before, event, now)
         except PlanError as error:
             self._state, actions = membership.end(before, str(error))
-        told = () if isinstance(event, Ended) else self._transition_events.events(before, self._state, actions)
-        for kind, epoch, fields in told:
-            if kind == "planned":
-                fields = {**fields, **self._planned_fields()}
-            self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
         if before.register is not None and self._state.register is not before.register:
             self._on_register(before.register, self._state.register)
-        self._perform(actions)
+        self._perform(actions, now)
 
     def _on_register(self, old: Register, new: Register | None) -> None:
         if new is not None and new.epoch != old.epoch:
@@ -249,18 +244,27 @@ class Service:
             for rank in set(old.members) - set(new.members):
                 self._heartbeats.forget(rank)
 
-    def _perform(self, actions: tuple[membership.Act, ...]) -> None:
+    def _perform(self, actions: tuple[membership.Act, ...], now: float) -> None:
+        """Ranks hear first: they wait, the log does not. What the store answers is told after what led to it."""
+        told = [action for action in actions if isinstance(action, EVENT_TYPES)]
+        stored = [action for action in actions if isinstance(action, Read | Swap)]
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
-            elif isinstance(action, Note):
-                if action.text == self._said:
-                    continue  # a coordinator that waits says so with every tick
-                self._said = action.text
-                print(f"{time.monotonic():.3f} {action.text}", flush=True)
-                self._tell("note", text=action.text, at_s=time.monotonic())
-            else:
-                self._at_store(action)
+        for event in told:
+            self._tell_event(event, now)
+        for action in stored:
+            self._at_store(action)
+
+    def _tell_event(self, event: events.Event, now: float) -> None:
+        print(f"{now:.3f} {log_line(event)}", flush=True)
+        line = line_of(event, now)
+        if line is None:
+            return
+        kind, epoch, fields = line
+        self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
+        if isinstance(event, events.Agreed):
+            self._tell("event", event="planned", epoch=epoch, at_s=now, **self._planned_fields())
 
     def _send(self, action: Send) -> None:
         message: Any = action.message
@@ -320,7 +324,7 @@ class Service:
         if now - self._steady_s < THINK_AFTER_S:
             return
         boxes = state.register.activation.assignment.boxes
-        complete = {rank for rank, heard in state.heard.items() if heard.heartbeat.complete}
+        complete = {rank for rank, heard in state.detector.heard.items() if heard.heartbeat.complete}
         held = {
             plan.box: tuple(rank for rank in replica_ranks(plan) if rank not in plan.catching or rank in complete)
             for plan in boxes

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from elaswave_fx.control.protocol.register import Absent, Register
 from elaswave_fx.control.protocol.types import (
@@ -34,14 +35,27 @@ It makes owners only of ranks with a copy, and keeps ranks with a copy as holder
 """
 
 
+class Resumption(StrEnum):
+    """Where an epoch starts from, seen from the step that was in flight."""
+
+    FORWARD = "rolled forward"
+    AGAIN = "done again"
+    BACK = "rolled back"
+    LEDGER = "back to the ledger"
+
+
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """The next epoch, its ledger lines and the ranks left out that may hold copies; `reason` in words."""
+    """The next epoch, its ledger lines and the ranks left out that may hold copies.
+
+    `lost`: the boxes of which no copy is left, which is why the epoch starts from a checkpoint.
+    """
 
     activation: Activation
     lines: tuple[Certificate, ...]
     absent: tuple[Absent, ...]
-    reason: str
+    how: Resumption
+    lost: tuple[BoxId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +154,13 @@ def decide(
         target = resume if fresh else register.checkpoint
         everyone = dict.fromkeys(held, members)
         activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
-        reason = f"no copy of boxes {list(lost)} is left: rolled back to version {target.version}"
-        return Proceed(activation, lines, (), reason)
-    if unknown:
-        reason = (
-            f"all members of epoch {register.epoch} are gone: rolled back to version {resume.version}, the ledger's"
-        )
-        activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
-        return Proceed(activation, lines, absent, reason)
-    did = f"step {resume.version - 1} rolled forward" if lines else f"step {resume.version} is done again"
+        return Proceed(activation, lines, (), Resumption.BACK, lost)
     activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
-    return Proceed(activation, lines, absent, f"members {list(members)}: {did}")
+    if unknown:
+        how = Resumption.LEDGER
+    else:
+        how = Resumption.FORWARD if lines else Resumption.AGAIN
+    return Proceed(activation, lines, absent, how)
 
 
 def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:

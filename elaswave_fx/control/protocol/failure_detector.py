@@ -1,7 +1,16 @@
-"""How long the coordinator waits before it gives somebody up: derived from what it has measured, set by nobody.
+"""Who is lost: a pure function of signs of life and of death, each with its certainty and the time since when.
 
-In: when heartbeats and commits came. Out: `Timeouts`. Wanted is that no rank is excluded for being slow: a machine that
-delays heartbeats shows it by the gaps between them, before one of them is long enough to exclude.
+In: heartbeats, reports, exit words of the launcher, control connections that open and close, links that ranks report
+as broken. Out: a `Finding` per rank that counts as lost. The coordinator excludes whom it finds here and nobody else.
+
+    the launcher says that the process of rank 2 ended            ->  CERTAIN, whatever else there is
+    its control connection and all of its links are gone          ->  EVIDENT, without waiting for any deadline
+    its links are gone, its control connection lives              ->  nothing: links mend
+    nothing came from it for longer than the deadline             ->  SUSPECTED
+
+Only what is certain lets others use older copies than the lost rank may have: the rest may be alive somewhere. The
+deadlines follow from what was measured, and are set by nobody: a machine that delays heartbeats shows it by the gaps
+between them, before one of them is long enough to exclude.
 
     gaps of at most 0.1 s, steps of 0.05 s   ->  silent 2 s, stalled 30 s
     gaps of at most 0.9 s, steps of 4 s      ->  silent 7.2 s, stalled 120 s
@@ -11,11 +20,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import NamedTuple
 
-from elaswave_fx.control.protocol.coordinator import Timeouts
+from elaswave_fx.control.protocol.decide import wait_graph_sinks
+from elaswave_fx.control.protocol.events import CauseKind
 from elaswave_fx.control.protocol.messages import Heartbeat
-from elaswave_fx.control.protocol.types import Version
+from elaswave_fx.control.protocol.types import Report, Version
 from elaswave_fx.plan.topology import Rank
 
 HEARTBEAT_S = 0.2
@@ -39,6 +52,200 @@ GAP_MOST_S = 4.0
 
 WINDOW_S = 60.0
 RECENT_STEPS = 20
+
+
+class Certainty(IntEnum):
+    """How sure it is that a rank is lost."""
+
+    SUSPECTED = 1
+    """A deadline has passed; the process may be alive, and may come back."""
+    EVIDENT = 2
+    """All connections of the process are gone; it may be alive behind a broken network."""
+    CERTAIN = 3
+    """The process has ended, and its memory is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rank that counts as lost. `since_s`: its last sign of life, None if this coordinator never had one."""
+
+    certainty: Certainty
+    kind: CauseKind
+    since_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds, derived by the caller: silence that excludes, standstill that excludes the sink, time to resend.
+
+    `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
+    `mend_s`: for broken links between living ranks to be opened again, before one of the ranks has to go.
+    `ack_s`: a rank that nothing is to be told hears after so long that it was heard.
+    `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
+    `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
+    """
+
+    silent_s: float
+    accused_s: float
+    stalled_s: float
+    resend_s: float
+    spread_s: float
+    mend_s: float
+    ack_s: float
+    unheard_s: float | None = None
+    ahead: int = 1
+
+
+class Heard(NamedTuple):
+    """The last heartbeat of a rank, when it came, and since when heartbeats show the same place."""
+
+    heartbeat: Heartbeat
+    at_s: float
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetector:
+    """What one coordinator has noticed of the ranks. Methods return a new value; dictionaries are not changed in place.
+
+    `began_s`: since when it listens; a pause of its own starts it afresh. `signs_s`: each rank's last sign of life.
+    `cut_off`: ranks whose control connection was open and has closed. `found`: verdicts that stand until the rank asks
+    to join, or shows that they were wrong.
+    """
+
+    timeouts: Timeouts
+    began_s: float
+    heard: dict[Rank, Heard] = field(default_factory=dict)
+    signs_s: dict[Rank, float] = field(default_factory=dict)
+    exited: frozenset[Rank] = frozenset()
+    cut_off: frozenset[Rank] = frozenset()
+    found: dict[Rank, Finding] = field(default_factory=dict)
+
+    # --- Signs ---
+
+    def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> FailureDetector:
+        """A heartbeat came. One that asks to join clears the rank of what was found before."""
+        rank, before = heartbeat.rank, self.heard.get(heartbeat.rank)
+        same = before is not None and _place(before.heartbeat) == _place(heartbeat)
+        since_s = before.since_s if before is not None and same else now_s
+        cleared = self.without([rank]) if heartbeat.joining else self
+        return replace(
+            cleared,
+            heard={**self.heard, rank: Heard(heartbeat, now_s, since_s)},
+            signs_s={**self.signs_s, rank: now_s},
+        )
+
+    def reported(self, rank: Rank, now_s: float) -> FailureDetector:
+        """The rank's report came, which is a sign of life."""
+        return replace(self, signs_s={**self.signs_s, rank: now_s})
+
+    def ended(self, rank: Rank) -> FailureDetector:
+        """The rank has finished the job: its silence means nothing."""
+        return replace(self, heard={other: heard for other, heard in self.heard.items() if other != rank})
+
+    def exit_word(self, rank: Rank) -> FailureDetector:
+        """The launcher says that the process of the rank has ended, or is being ended by the kernel."""
+        return replace(self, exited=self.exited | {rank})
+
+    def connected(self, rank: Rank, now_s: float) -> FailureDetector:
+        """The rank's control connection is open; evidence that was found while it was not is void."""
+        found = self.found.get(rank)
+        state = self.without([rank]) if found is not None and found.certainty == Certainty.EVIDENT else self
+        return replace(state, cut_off=self.cut_off - {rank}, signs_s={**self.signs_s, rank: now_s})
+
+    def disconnected(self, rank: Rank) -> FailureDetector:
+        """The rank's control connection has closed."""
+        return replace(self, cut_off=self.cut_off | {rank})
+
+    def afresh(self, now_s: float) -> FailureDetector:
+        """Silence counts from now on, because nobody could have been heard before."""
+        return replace(self, began_s=now_s)
+
+    def without(self, ranks: Collection[Rank]) -> FailureDetector:
+        """What was found about these ranks is void. Exits stand."""
+        return replace(self, found={rank: found for rank, found in self.found.items() if rank not in ranks})
+
+    # --- Findings ---
+
+    def finding(self, rank: Rank, now_s: float) -> Finding | None:
+        """Why the rank counts as lost at `now_s`; None for one that counts as alive."""
+        if rank in self.exited:
+            return Finding(Certainty.CERTAIN, CauseKind.EXITED, self.signs_s.get(rank))
+        if rank in self.found:
+            return self.found[rank]
+        limit_s = self.timeouts.silent_s
+        if rank not in self.heard and self.timeouts.unheard_s is not None:
+            limit_s = self.timeouts.unheard_s
+        if self._silence_s(rank, now_s) > limit_s:
+            return Finding(Certainty.SUSPECTED, CauseKind.SILENT, self.signs_s.get(rank))
+        return None
+
+    def is_alive(self, rank: Rank, now_s: float) -> bool:
+        """Whether nothing is found against the rank."""
+        return self.finding(rank, now_s) is None
+
+    def since_s(self, ranks: Iterable[Rank]) -> float | None:
+        """The oldest of the last signs of life of `ranks`; None if there is none."""
+        signs = [self.found[r].since_s if r in self.found else self.signs_s.get(r) for r in ranks]
+        return min((sign for sign in signs if sign is not None), default=None)
+
+    def with_evidence(self, members: Collection[Rank], reports: Mapping[Rank, Report], now_s: float) -> FailureDetector:
+        """Find members whose control connection is closed and whose links are broken at every other living member.
+
+        Every one of those must have reported, and must name the link. That cannot be said of a rank that lives while
+        any way to it is open; if none is, nobody could go on with it anyway.
+        """
+        suspects = {r for r in members if r in self.cut_off and r not in reports and r not in self.exited}
+        others = [r for r in members if r not in suspects and self.is_alive(r, now_s)]
+        if not suspects or not others or any(r not in reports for r in others):
+            return self
+        evident = {r for r in suspects - self.found.keys() if all(r in reports[other].broken for other in others)}
+        return self._finding_of(evident, Certainty.EVIDENT, CauseKind.UNREACHABLE) if evident else self
+
+    def unreported(
+        self, missing: Collection[Rank], reports: Mapping[Rank, Report], waited_s: float, now_s: float
+    ) -> FailureDetector:
+        """Find ranks that were asked `waited_s` ago, and have not reported: accused or cut off ones by a shorter
+        silence, the others when they let everybody wait for too long."""
+        if waited_s > self.timeouts.stalled_s:
+            return self._hung(missing)
+        accused = {heard.heartbeat.suspect for heard in self.heard.values()}
+        accused |= {report.suspect for report in reports.values()} | self.cut_off
+        blamed = {r for r in missing if r in accused and r not in self.found}
+        silent = {r for r in blamed if self._silence_s(r, now_s) > self.timeouts.accused_s}
+        return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self
+
+    def standing_still(self, members: Collection[Rank], now_s: float) -> tuple[FailureDetector, tuple[Rank, ...]]:
+        """Find the sinks of the wait-for graph among members that make no progress; and all who stand still."""
+        here = {r: self.heard[r] for r in members if r in self.heard}
+        limit_s = self.timeouts.stalled_s
+        stalled = frozenset(r for r, h in here.items() if now_s - max(h.since_s, self.began_s) > limit_s)
+        hung = wait_graph_sinks({r: h.heartbeat.awaited for r, h in here.items()}, stalled)
+        return self._hung(hung), tuple(sorted(stalled))
+
+    def _hung(self, ranks: Collection[Rank]) -> FailureDetector:
+        """Their heartbeats may come as ever: the last sign of life is when they last showed another place."""
+        new = {
+            rank: Finding(
+                Certainty.SUSPECTED, CauseKind.STALLED, self.heard[rank].since_s if rank in self.heard else None
+            )
+            for rank in ranks
+            if rank not in self.found
+        }
+        return replace(self, found={**self.found, **new})
+
+    def _finding_of(self, ranks: Collection[Rank], certainty: Certainty, kind: CauseKind) -> FailureDetector:
+        new = {rank: Finding(certainty, kind, self.signs_s.get(rank)) for rank in ranks}
+        return replace(self, found={**self.found, **new})
+
+    def _silence_s(self, rank: Rank, now_s: float) -> float:
+        """Counted from when this coordinator could have heard the rank."""
+        heard = self.heard.get(rank)
+        return now_s - max(heard.at_s if heard else 0.0, self.began_s)
+
+
+def _place(heartbeat: Heartbeat) -> tuple[object, ...]:
+    return heartbeat.epoch, heartbeat.version, heartbeat.phase, heartbeat.awaited
 
 
 def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -> Timeouts:

@@ -203,7 +203,21 @@ class StoreSeen:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The launcher to the coordinator: the process of `rank` is gone for certain."""
+    """The launcher to the coordinator: the process of `rank` has ended, or the kernel is ending it."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The control connection of `rank` to this coordinator is open."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The control connection of `rank` has closed: the process has ended, or the way to it is broken."""
 
     rank: Rank
 

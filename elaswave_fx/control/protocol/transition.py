@@ -1,0 +1,233 @@
+"""From a loss, or a wish, to the next epoch: who is asked, whose reports are here, what is proposed to the store.
+
+In: a `Coordinator` and what has just changed. Out: the same and its actions; `coordinator.py` says when these happen.
+
+    prepare -> (reports) -> conclude -> the swap that makes the epoch
+    drop_lost, review: start over, with a higher ballot, when other ranks are wanted; ask those who keep silent
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elaswave_fx.control.protocol import events
+from elaswave_fx.control.protocol.coordinator_state import EVERYBODY, NOBODY, PREPARING, Coordinator, Result
+from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable
+from elaswave_fx.control.protocol.events import Cause, CauseKind
+from elaswave_fx.control.protocol.messages import Prepare, Send
+from elaswave_fx.control.protocol.register import Register, Swap
+from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Stamp, Version
+from elaswave_fx.plan.topology import Rank
+
+
+def propose(state: Coordinator, new: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
+    """Ask the store to make `new` of the present register, and to append `lines` to the ledger."""
+    assert state.register is not None
+    wanted = Swap(state.register.key, new, lines)
+    return replace(state, proposal=wanted, asked_s=now_s), (wanted,)
+
+
+def is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool:
+    """Whether a checkpoint is newer than the register's, and of a version that is known to be committed."""
+    version, activation = stamp.version, register.activation
+    of_this = stamp.epoch == register.epoch and activation.resume.version < version <= committed
+    before = stamp.epoch < register.epoch and version <= activation.resume.version and not activation.rollback
+    return (of_this or before) and version > register.checkpoint.version
+
+
+def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
+    """Living ranks outside the epoch that ask to become members."""
+    assert state.register is not None
+    members, detector = state.register.members, state.detector
+    asking = (rank for rank, heard in detector.heard.items() if heard.heartbeat.joining and rank not in members)
+    return tuple(rank for rank in asking if detector.is_alive(rank, now_s))
+
+
+def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
+    """The members of the next epoch: living members; joiners if planned, or if the job cannot go on without them."""
+    assert state.register is not None
+    members, detector = state.register.members, state.detector
+    wanted = {rank for rank in members if detector.is_alive(rank, now_s)}
+    asking = frozenset(joiners(state, now_s))
+    if not wanted:
+        wanted = asking | {rank for rank in members if rank in detector.found.keys() - detector.exited}
+    if state.planned:
+        wanted |= asking
+    return tuple(sorted(wanted | (asking & state.rejoin_requested)))
+
+
+def prepare(
+    state: Coordinator, now_s: float, cause: Cause, *, ask: int, stop_after: Version | None = None, anew: bool = False
+) -> Result:
+    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way.
+
+    What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
+    their links, so an attempt for the sake of links starts `anew`. `ask`: how many targets are asked at once.
+    """
+    register = state.register
+    assert register is not None
+    again = state.phase == PREPARING
+    state = replace(
+        state,
+        phase=PREPARING,
+        planned=stop_after is not None,
+        ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
+        prepared_s=now_s,
+        asked_all_s=now_s if ask >= EVERYBODY else None,
+    )
+    targets, epoch = _wanted(state, now_s), register.epoch
+    kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
+    state = replace(state, targets=targets, reports=kept)
+    message = Prepare(state.ballot, stop_after)
+    asked = tuple(Send(r, message) for r in [r for r in targets if r not in kept][:ask])
+    state, told = _tell_loss(state, cause, again)
+    state, more = conclude(state, now_s)
+    return state, (*asked, events.Attempt(message.ballot, cause, targets), *told, *more)
+
+
+def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
+    """Each loss is told once per transition, also that of a rank that is accused so far and may stay."""
+    register, detector = state.register, state.detector
+    assert register is not None
+    if state.planned:
+        return state, (events.Stopping(register.epoch, cause),)
+    stopped = (heard.heartbeat for heard in detector.heard.values() if heard.heartbeat.phase == STOPPED)
+    accused = {heartbeat.suspect for heartbeat in stopped} | {report.suspect for report in state.reports.values()}
+    lost = (rank for rank in register.members if rank not in state.targets or rank in accused)
+    new = tuple(rank for rank in lost if rank not in state.told)
+    if again and not new:
+        return state, ()
+    state = replace(state, told=state.told | frozenset(new))
+    return state, (events.Detected(register.epoch, new, cause, detector.since_s(new)),)
+
+
+def drop_lost(state: Coordinator, now_s: float) -> Result:
+    """During a transition: start it over if the wanted members have changed."""
+    assert state.register is not None
+    if _is_swapping(state):
+        return state, ()
+    detector = state.detector.with_evidence(state.register.members, state.reports, now_s)
+    state = replace(state, detector=detector)
+    wanted = _wanted(state, now_s)
+    if wanted == state.targets:
+        return state, ()
+    gone = tuple(rank for rank in state.targets if rank not in wanted)
+    findings = [found for rank in gone if (found := detector.finding(rank, now_s)) is not None]
+    kind = findings[0].kind if findings else CauseKind.MEMBERS
+    return prepare(state, now_s, Cause(kind, gone), ask=NOBODY)
+
+
+def _is_swapping(state: Coordinator) -> bool:
+    """Whether the swap that makes the epoch is on its way. It decides first; a loss after it supersedes the epoch."""
+    register, proposal = state.register, state.proposal
+    return proposal is not None and register is not None and proposal.new.epoch > register.epoch
+
+
+def review(state: Coordinator, now_s: float) -> Result:
+    """During a transition: start it over if it must be, else ask those who keep silent."""
+    if _is_swapping(state):
+        return state, ()
+    waited_s, timeouts = now_s - state.prepared_s, state.timeouts
+    unheard = tuple(r for r in state.targets if r not in state.reports)
+    if not state.planned:
+        found = state.detector.unreported(unheard, state.reports, waited_s, now_s)
+        state = replace(state, detector=found)
+    state, actions = drop_lost(state, now_s)
+    if actions:
+        return state, actions
+    if state.planned and waited_s > timeouts.stalled_s:
+        return prepare(state, now_s, Cause(CauseKind.RETRY), ask=NOBODY)
+    asked_s = state.asked_all_s
+    often = asked_s is None or (not unheard and _mends(state, now_s))
+    early = now_s - (state.prepared_s if asked_s is None else asked_s) <= (
+        timeouts.spread_s if often else timeouts.resend_s
+    )
+    if early or state.planned:
+        return state, ()
+    if not unheard:
+        return prepare(state, now_s, Cause(CauseKind.RETRY), ask=EVERYBODY, anew=True)
+    message = Prepare(state.ballot, None)
+    return replace(state, asked_all_s=now_s), tuple(Send(rank, message) for rank in _to_ask(state, unheard))
+
+
+def _to_ask(state: Coordinator, unheard: tuple[Rank, ...]) -> tuple[Rank, ...]:
+    """Who has not reported; and who reported before it saw that its link to one that is cut off had broken."""
+    cut_off = state.detector.cut_off.intersection(unheard)
+    early = tuple(rank for rank, report in state.reports.items() if not cut_off <= report.broken)
+    return (*unheard, *early)
+
+
+def conclude(state: Coordinator, now_s: float) -> Result:
+    """All reports are here: decide, and propose the epoch to the store."""
+    register = state.register
+    assert register is not None
+    if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
+        return state, ()
+    cut_off = unreachable(state.reports)
+    if cut_off and state.links_broken_since_s is None:
+        # Asked again, ranks look at their links anew, and open them: more may have gone down, or all may be up.
+        state = replace(state, links_broken_since_s=now_s)
+        return prepare(state, now_s, Cause(CauseKind.LINKS, tuple(sorted(cut_off))), ask=EVERYBODY, anew=True)
+    if cut_off and _mends(state, now_s):
+        return state, ()
+    reports = {rank: report for rank, report in state.reports.items() if rank not in cut_off}
+    newest = max((report.committed.version for report in reports.values()), default=register.committed.version)
+    if state.saved is not None and is_of_history(state.saved, register, newest):
+        register = replace(register, checkpoint=state.saved)
+    verdict = state.decide(register, reports, state.detector.exited, state.replan)
+    if cut_off and (isinstance(verdict, Blocked) or verdict.activation.rollback):
+        return _wait(state, events.Waiting(register.epoch, (), tuple(sorted(cut_off))))
+    if isinstance(verdict, Blocked):
+        state = replace(
+            state,
+            rejoin_requested=state.rejoin_requested | verdict.blockers,
+            detector=state.detector.without(verdict.blockers),
+        )
+        return _wait(state, events.Waiting(register.epoch, verdict.boxes, tuple(sorted(verdict.blockers))))
+    return _propose_epoch(state, register, verdict, now_s)
+
+
+def _wait(state: Coordinator, waiting: events.Waiting) -> Result:
+    """Told when it changes, not with every tick."""
+    return replace(state, waiting=waiting), (() if waiting == state.waiting else (waiting,))
+
+
+def _mends(state: Coordinator, now_s: float) -> bool:
+    """Whether broken links may still be opened again."""
+    return state.links_broken_since_s is not None and now_s - state.links_broken_since_s <= state.timeouts.mend_s
+
+
+def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now_s: float) -> Result:
+    activation = verdict.activation
+    new = replace(
+        register,
+        activation=activation,
+        committed=activation.resume,
+        previous=activation.previous,
+        last=activation.certificate,
+        absent=verdict.absent,
+    )
+    redone = _steps_redone(state, new)
+    agreed = events.Agreed(
+        new.epoch,
+        new.members,
+        lost=tuple(rank for rank in register.members if rank not in new.members),
+        step=activation.resume.version,
+        steps_redone=redone,
+        how=verdict.how,
+        lost_boxes=verdict.lost,
+        rolled_back=activation.rollback and redone > 0,  # before the first step there is nothing to go back from
+    )
+    state, actions = propose(replace(state, proposed=agreed), new, verdict.lines, now_s)
+    return state, (*actions, events.Stopped(new.epoch, new.members))
+
+
+def _steps_redone(state: Coordinator, new: Register) -> int:
+    """How many steps the new epoch makes the ranks do again."""
+    reports = state.reports.values()
+    if new.activation.rollback:
+        newest = max((report.committed.version for report in reports), default=new.committed.version)
+        return max(0, newest - new.committed.version)
+    # Whoever had committed the last version was in the next step, unless all were to stop before it.
+    dropped = all(report.committed == new.committed for report in reports)
+    return int(dropped and not state.planned)
