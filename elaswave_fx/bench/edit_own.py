@@ -27,11 +27,12 @@ from elaswave_fx.control.agent.agent import Agent, Go, Holdings, Progress
 from elaswave_fx.control.coordinator.plan_cache import Held, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, Service, plan_path
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import SEED, Activation, Assignment, BoxId, Copy, Term
+from elaswave_fx.control.protocol.types import SEED, Activation, Assignment, Copy, Term
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim import cluster
 
@@ -248,7 +249,7 @@ def check_all(checks: Checks, groups: Iterable[Any]) -> None:
 
 
 def _holdings(rank: int, first: Activation) -> Holdings:
-    boxes = [BoxId(p.box) for p in first.assignment.boxes if rank in (p.owner, *p.holders)]
+    boxes = [box_id for box_id, box in numbered(first.assignment.boxes) if rank in box.replica_ranks]
     copies = {box: Copy(SEED, int(box) + 1) for box in boxes}
     return Holdings(SEED, copies, {}, (), frozenset(boxes))
 

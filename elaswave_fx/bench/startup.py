@@ -167,6 +167,6 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
 def expected_memory(plan: Plan, rank: int) -> Memory:
     """What the plan expects of a rank, by purpose."""
     tile = plan.tile(rank)  # type: ignore[arg-type]
-    kept = sum(len(box.span) for box in plan.boxes if rank == box.owner or rank in box.holders)
+    kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
     in_flight = plan.predicted.ranks[tile.rank].in_flight
     return tile_memory(plan.workload, tile.units, max(len(m) for m in tile.micro_batches), in_flight, kept)

@@ -7,41 +7,47 @@ bucket "unit3.group0" = [weight 0..6, bias 6..8), rank 1 owns [4, 8)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact, BucketSpec, TensorInfo
 
 MASTER = -1
 """`Piece.state` of the master copy; other numbers count the optimizer's state tensors."""
 
-NO_BOX = -1
-"""`Piece.plan_box` of a mutable buffer, which every rank of its unit keeps whole."""
+Slice = tuple[str, BoxId | None, int]
+"""(bucket, box, MASTER or number of the state tensor) of what a rank keeps in one tensor; (buffer, None, MASTER) of a
+mutable buffer, which every rank of its unit keeps whole."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `box` of a flat logical tensor of `numel` elements.
+    """Elements `span` of a flat logical tensor of `numel` elements.
 
-    `source` names the bucket (or the mutable buffer) that holds them, `start` where they begin in the rank's slice of
-    the bucket's master copy or `state`-th state tensor, where that slice is box number `plan_box` of the plan.
+    `source` names the bucket or the mutable buffer that holds them. They begin at `start` of the buffer, or of the
+    master copy or `state`-th state tensor of the `box`.
     """
 
     tensor: str
     dtype: str
     numel: int
-    box: Span
+    span: Span
     source: str
     start: int
     state: int = MASTER
-    plan_box: int = NO_BOX
+    box: BoxId | None = None
+
+    @property
+    def slice(self) -> Slice:
+        """Which of the tensors that a rank keeps it is a part of."""
+        return self.source, self.box, self.state
 
     @property
     def is_buffer(self) -> bool:
         """Whether `source` is a mutable buffer and no bucket."""
-        return self.tensor.startswith("buffer/")
+        return self.box is None
 
 
 def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -78,7 +84,7 @@ def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) 
 
     Over all ranks of the plan every element is in exactly one piece.
     """
-    pieces = list(_of_slices(artifact, plan, rank, state_tensors))
+    pieces = list(_of_boxes(artifact, plan, [rank == box.owner for box in plan.boxes], state_tensors))
     if rank == plan.ranks[0]:
         pieces += [_whole(info) for info in mutable_buffers(artifact)]
     return tuple(pieces)
@@ -86,31 +92,25 @@ def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) 
 
 def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
     """What `rank` reads: every box that it owns or holds, and every mutable buffer."""
-    pieces = [
-        piece
-        for number, box in enumerate(plan.boxes)
-        if rank == box.owner or rank in box.holders
-        for state in range(MASTER, state_tensors)
-        for piece in _of_box(artifact.buckets[box.bucket], box.span, number, state)
-    ]
+    pieces = _of_boxes(artifact, plan, [rank in box.replica_ranks for box in plan.boxes], state_tensors)
     return (*pieces, *(_whole(info) for info in mutable_buffers(artifact)))
 
 
-def _of_slices(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> Iterator[Piece]:
-    for number, box in enumerate(plan.boxes):
-        if box.owner == rank:
+def _of_boxes(artifact: Artifact, plan: Plan, chosen: Sequence[bool], state_tensors: int) -> Iterator[Piece]:
+    for box_id, box in numbered(plan.boxes):
+        if chosen[box_id]:
             for state in range(MASTER, state_tensors):
-                yield from _of_box(artifact.buckets[box.bucket], box.span, number, state)
+                yield from _of_box(artifact.buckets[box.bucket], box.span, box_id, state)
 
 
-def _of_box(bucket: BucketSpec, span: Span, number: int, state: int) -> Iterator[Piece]:
+def _of_box(bucket: BucketSpec, span: Span, box: BoxId, state: int) -> Iterator[Piece]:
     for param in bucket.params:
         numel = math.prod(param.shape)
         whole = Span(param.offset, param.offset + numel)
         common = whole.intersect(span)
         if common is not None:
-            name, box = tensor_name(param.name, state), common.relative_to(whole)
-            yield Piece(name, "float32", numel, box, bucket.name, common.lo - span.lo, state, number)
+            name, elements = tensor_name(param.name, state), common.relative_to(whole)
+            yield Piece(name, "float32", numel, elements, bucket.name, common.lo - span.lo, state, box)
 
 
 def _whole(info: TensorInfo) -> Piece:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from elaswave_fx.checkpoint import folder as folders
-from elaswave_fx.checkpoint.layout import MASTER, Piece
+from elaswave_fx.checkpoint.layout import MASTER, Piece, Slice
 from elaswave_fx.checkpoint.manifest import Manifest, file_digest, write_manifest
 from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
 from elaswave_fx.errors import CheckpointError, CommError
@@ -32,8 +32,8 @@ WRITE_S = 3600.0
 """Bound of every wait for a disk. A lost peer ends such a wait at once."""
 
 _TAG = 11 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
-Snapshot = Mapping[tuple[str, int, int], torch.Tensor]
-"""(bucket or buffer, box or NO_BOX, MASTER or number of the state tensor) -> it as it was between two steps, flat."""
+Snapshot = Mapping[Slice, torch.Tensor]
+"""What a rank keeps, as it was between two steps, flat."""
 
 
 @dataclass(frozen=True)
@@ -157,16 +157,15 @@ class Saver:
 
     def _copy(self) -> Snapshot:
         """What this rank owns between two steps. Updates leave held tensors alone, so only buffers are copied."""
-        copies: dict[tuple[str, int, int], torch.Tensor] = {}
+        copies: dict[Slice, torch.Tensor] = {}
         for piece in self._own:
-            key = (piece.source, piece.plan_box, piece.state)
-            if key in copies:
+            if piece.slice in copies:
                 continue
             if piece.is_buffer:
-                copies[key] = self._engine.table(piece.source).detach().clone().view(-1)
+                copies[piece.slice] = self._engine.table(piece.source).detach().clone().view(-1)
             else:
-                master, state = self._engine.base(piece.plan_box)
-                copies[key] = master if piece.state == MASTER else state[piece.state]
+                master, state = self._engine.base(piece.box)
+                copies[piece.slice] = master if piece.state == MASTER else state[piece.state]
         return copies
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
@@ -226,11 +225,11 @@ class _Writing:
 def _write_own(
     files: ShardFiles, partial: Path, pieces: Sequence[Piece], snapshot: Snapshot, place: int
 ) -> dict[str, Any]:
-    by_start = {(piece.tensor, piece.box.lo): piece for piece in pieces}
+    by_start = {(piece.tensor, piece.span.lo): piece for piece in pieces}
 
     def tensor_of(tensor: str, first: int) -> torch.Tensor:
         piece = by_start[tensor, first]
-        return snapshot[piece.source, piece.plan_box, piece.state].narrow(0, piece.start, len(piece.box))
+        return snapshot[piece.slice].narrow(0, piece.start, len(piece.span))
 
     written = files.write(tensor_of)
     return {"written": written, "files": _digests(partial, [path.name for path in partial.glob(f"__{place}_*")])}

@@ -96,8 +96,8 @@ def read_pieces(folder: Path, pieces: Sequence[Piece], target_of: Callable[[Piec
     for piece in pieces:
         chunk = _chunk(piece)
         found = create_read_items_for_chunk_list(piece.tensor, _stored(index, piece, folder), [chunk])
-        if sum(item.lengths.numel() for item in found) != len(piece.box):
-            raise ConfigError(f"resume={folder}: {piece.tensor} {piece.box} is not wholly in it")
+        if sum(item.lengths.numel() for item in found) != len(piece.span):
+            raise ConfigError(f"resume={folder}: {piece.tensor} {piece.span} is not wholly in it")
         targets[MetadataIndex(piece.tensor, chunk.offsets)] = target_of(piece)
         items += found
     reader.read_data(LoadPlan(items), _LoadPlanner(targets)).wait()
@@ -111,7 +111,7 @@ def _stored(index: Metadata, piece: Piece, folder: Path) -> TensorStorageMetadat
 
 
 def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size([piece.box.lo]), torch.Size([len(piece.box)]))
+    return ChunkStorageMetadata(torch.Size([piece.span.lo]), torch.Size([len(piece.span)]))
 
 
 def _write_item(piece: Piece) -> WriteItem:

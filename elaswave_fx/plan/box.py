@@ -1,15 +1,20 @@
-"""Boxes, layouts, and routing from one layout to another: the intersection of boxes, nothing else.
+"""Spans of one axis, and boxes: the pieces in which the state of a job is kept, copied and handed from rank to rank.
 
-route({0: [0,6)}, {0: [0,3), 1: [3,6)})  ->  (Move(source=0, target=0, box=[0,3)), Move(0, 1, [3,6)))
+Box(bucket=3, span=[0, 500), owner=0, holders=(2,), catching_up=(), readers=(0, 2))
+    rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a copy of them, ranks 0 and 2 compute with them
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NewType
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.topology import Rank
+
+BoxId = NewType("BoxId", int)
+"""The place of a box in `Plan.boxes`, which it keeps for the whole job."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,99 +55,34 @@ class Span:
         return Span(self.lo - origin.lo, self.hi - origin.lo)
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Box:
-    """An axis-aligned region of a logical tensor, one span per axis."""
+    """A piece of a bucket that is kept, copied and handed over whole; plan, control, engine and checkpoint name it so.
 
-    spans: tuple[Span, ...]
+    `bucket`: an index into the workload's buckets; `span`: its flat elements. The `owner` sums the gradient, updates
+    and publishes. The `holders` keep state and record too, and apply the same update; those that are `catching_up`
+    have no state yet. The `readers` are the ranks whose units compute with these elements, ascending; the owner need
+    not be one of them.
+    """
+
+    bucket: int
+    span: Span
+    owner: Rank
+    holders: tuple[Rank, ...] = ()
+    catching_up: tuple[Rank, ...] = ()
+    readers: tuple[Rank, ...] = ()
 
     @property
-    def volume(self) -> int:
-        """Elements in the box (1 for a box without axes)."""
-        volume = 1
-        for span in self.spans:
-            volume *= len(span)
-        return volume
+    def replica_ranks(self) -> tuple[Rank, ...]:
+        """The ranks that have a copy of its state, or are to get one: the owner first."""
+        return (self.owner, *self.holders)
 
-    def __str__(self) -> str:
-        return "x".join(str(s) for s in self.spans)
-
-    def intersect(self, other: Box) -> Box | None:
-        """The common part, None if there is none; PlanError if the boxes have different numbers of axes."""
-        if len(self.spans) != len(other.spans):
-            raise PlanError(f"box {self} and box {other} belong to tensors with different numbers of axes")
-        common = [a.intersect(b) for a, b in zip(self.spans, other.spans, strict=True)]
-        if any(c is None for c in common):
-            return None
-        return Box(tuple(c for c in common if c is not None))
-
-    def subtract(self, other: Box) -> tuple[Box, ...]:
-        """What is left of this box without `other`: disjoint boxes, at most two per axis."""
-        common = self.intersect(other)
-        if common is None:
-            return (self,) if self.volume else ()
-        pieces: list[Box] = []
-        core = list(self.spans)
-        for axis, (mine, cut) in enumerate(zip(self.spans, common.spans, strict=True)):
-            for side in (Span(mine.lo, cut.lo), Span(cut.hi, mine.hi)):
-                if side:
-                    pieces.append(Box((*core[:axis], side, *core[axis + 1 :])))
-            core[axis] = cut
-        return tuple(piece for piece in pieces if piece.volume)
+    @property
+    def local_materializers(self) -> frozenset[Rank]:
+        """The ranks that make its working parameters from a copy of their own; other readers get the owner's."""
+        return frozenset(self.replica_ranks) - frozenset(self.catching_up)
 
 
-def box(*spans: tuple[int, int]) -> Box:
-    """A box from (lo, hi) pairs."""
-    return Box(tuple(Span(lo, hi) for lo, hi in spans))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which rank holds which box of one logical tensor; a rank may hold several, boxes may be held twice."""
-
-    parts: tuple[tuple[Rank, Box], ...]
-
-    def covers_once(self, whole: Box) -> bool:
-        """Whether the boxes lie within `whole`, do not overlap, and leave nothing out."""
-        return (
-            all(b.intersect(whole) == b for _, b in self.parts if b.volume)
-            and sum(b.volume for _, b in self.parts) == whole.volume
-            and not difference([whole], [b for _, b in self.parts])
-        )
-
-
-@dataclass(frozen=True, order=True)
-class Move:
-    """`source` holds `box` and `target` shall hold it; both are the same rank where nothing has to travel."""
-
-    source: Rank
-    target: Rank
-    box: Box
-
-
-def difference(boxes: Iterable[Box], without: Iterable[Box]) -> tuple[Box, ...]:
-    """What is left of `boxes` when all of `without` is taken away."""
-    left = tuple(boxes)
-    for other in without:
-        left = tuple(piece for b in left for piece in b.subtract(other))
-    return left
-
-
-def route(old: Layout, new: Layout) -> tuple[Move, ...]:
-    """The moves that turn `old` into `new`, each wanted element exactly once, in order of `new`.
-
-    A rank takes what it holds itself first, then from the others in order of `old`. PlanError names the first
-    box that nobody holds.
-    """
-    moves: list[Move] = []
-    for target, wanted in new.parts:
-        missing: Sequence[Box] = (wanted,) if wanted.volume else ()
-        for source, held in sorted(old.parts, key=lambda part: part[0] != target):
-            for piece in missing:
-                common = piece.intersect(held)
-                if common is not None:
-                    moves.append(Move(source, target, common))
-            missing = difference(missing, [held])
-        if missing:
-            raise PlanError(f"route: rank {target} wants {missing[0]}, which no rank holds")
-    return tuple(moves)
+def numbered(boxes: Iterable[Box]) -> Iterator[tuple[BoxId, Box]]:
+    """Every box of a plan with its id."""
+    return ((BoxId(index), box) for index, box in enumerate(boxes))

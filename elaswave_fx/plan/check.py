@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check_steps import run_instructions
-from elaswave_fx.plan.plan import Hop, Plan, PlannedBox
+from elaswave_fx.plan.plan import Hop, Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank
@@ -43,7 +43,6 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _tiles(plan)
     yield from _plane(plan)
     yield from _micro_batches(plan)
-    yield from _buckets(plan)
     yield from _boxes(plan)
     yield from _hops(plan)
     yield from _schedules(plan)
@@ -110,21 +109,10 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
             )
 
 
-def _buckets(plan: Plan) -> Iterator[str]:
-    for bucket in plan.workload.buckets:
-        group = {t.rank for t in plan.tiles for u in bucket.users if t.units.lo <= u < t.units.hi}
-        if tuple(plan.groups.get(bucket.name, ())) != tuple(sorted(group)):
-            yield (
-                f"bucket {bucket.name} has the group {plan.groups.get(bucket.name)}; its users run on "
-                f"{tuple(sorted(group))}"
-            )
-    for name in set(plan.groups) - {b.name for b in plan.workload.buckets}:
-        yield f"bucket {name} is not in the workload; groups are those of its buckets"
-
-
 def _boxes(plan: Plan) -> Iterator[str]:
     buckets, ranks = plan.workload.buckets, {t.rank for t in plan.tiles}
     spans: dict[int, list[Span]] = {index: [] for index in range(len(buckets))}
+    users = [tuple(sorted(t.rank for t in plan.tiles if _runs_any(t, bucket.users))) for bucket in buckets]
     for number, box in enumerate(plan.boxes):
         if box.bucket not in spans:
             yield f"box {number} is of bucket {box.bucket}; there are buckets 0..{len(buckets) - 1}"
@@ -133,7 +121,12 @@ def _boxes(plan: Plan) -> Iterator[str]:
         if box.span.hi > numel or box.span.lo >= box.span.hi:
             yield f"bucket {name} has the box {box.span} of rank {box.owner} outside of [0, {numel})"
         spans[box.bucket].append(box.span)
-        for fault in _keeper_faults(box, ranks):
+        if box.readers != users[box.bucket]:
+            yield (
+                f"box {box.span} of bucket {name} is read by {box.readers}; users of its bucket run on "
+                f"{users[box.bucket]}"
+            )
+        for fault in _replica_faults(box, ranks):
             yield f"box {box.span} of bucket {name} {fault}"
     for index, found in spans.items():
         name, numel = buckets[index].name, buckets[index].numel
@@ -144,8 +137,12 @@ def _boxes(plan: Plan) -> Iterator[str]:
         yield "boxes are not in order of bucket and span; a box is known by its place"
 
 
-def _keeper_faults(box: PlannedBox, ranks: set[Rank]) -> Iterator[str]:
-    """What is wrong with the ranks that keep a box."""
+def _runs_any(tile: Tile, units: Sequence[int]) -> bool:
+    return any(tile.units.lo <= unit < tile.units.hi for unit in units)
+
+
+def _replica_faults(box: Box, ranks: set[Rank]) -> Iterator[str]:
+    """What is wrong with the replica ranks of a box."""
     if box.owner not in ranks:
         yield f"is owned by rank {box.owner}, which has no tile; owners and holders take part in the step"
     for rank in box.holders:
@@ -155,9 +152,9 @@ def _keeper_faults(box: PlannedBox, ranks: set[Rank]) -> Iterator[str]:
         yield f"is owned and held by rank {box.owner}; a holder is another rank than the owner"
     if len(set(box.holders)) != len(box.holders):
         yield f"is held by {box.holders}; a rank holds a box once"
-    odd = sorted(set(box.catching) - set(box.holders))
-    if odd or len(set(box.catching)) != len(box.catching):
-        yield f"is awaited by {box.catching} and held by {box.holders}; those that catch up are holders, each once"
+    odd = sorted(set(box.catching_up) - set(box.holders))
+    if odd or len(set(box.catching_up)) != len(box.catching_up):
+        yield f"is awaited by {box.catching_up} and held by {box.holders}; those that catch up are holders, each once"
 
 
 def _hops(plan: Plan) -> Iterator[str]:
@@ -261,7 +258,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         units = range(tile.units.lo, tile.units.hi)
         largest = max((len(m) for m in tile.micro_batches), default=0)
         in_flight = plan.predicted.ranks[tile.rank].in_flight if tile.rank in plan.predicted.ranks else 0
-        kept = [b.span for b in plan.boxes if b.owner == tile.rank or tile.rank in b.holders]
+        kept = [b.span for b in plan.boxes if tile.rank in b.replica_ranks]
         need = sum(work.state_bytes_per_element * (span.hi - span.lo) for span in kept)
         for unit in units:
             need += work.units[unit].param_bytes + in_flight * largest * work.units[unit].saved_bytes

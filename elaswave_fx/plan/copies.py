@@ -1,6 +1,6 @@
 """Boxes and who keeps their copies: cut once at the first plan, then only handed from rank to rank.
 
-In: a workload, its groups, the alive ranks. Out: boxes with owner and holders. Pure and deterministic.
+In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and holders. Pure and deterministic.
 
     bucket of 10 elements, first read on ranks 0 and 2  ->  [0, 5) owned by 0, [5, 10) owned by 2
     choose_holders, hosts (0, 1) and (2, 3), one copy   ->  [0, 5) held by 2 (other host, same bucket), [5, 10) by 0
@@ -9,44 +9,39 @@ In: a workload, its groups, the alive ranks. Out: boxes with owner and holders. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.cost import Bucket, Workload
-from elaswave_fx.plan.plan import PlannedBox
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Host, Rank, Topology
 
-Groups = Mapping[str, tuple[Rank, ...]]
-"""Bucket name -> the ranks whose tiles read it."""
 
-
-def bucket_group(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[Rank, ...]:
-    """The ranks whose tiles contain any user of the bucket, ascending."""
-    return tuple(sorted(t.rank for t in tiles if any(user in t.units for user in bucket.users)))
-
-
-def cut_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[PlannedBox, ...]:
+def cut_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
     """Every bucket split evenly over the ranks of its first user, who own a piece each; empty pieces left out."""
     boxes = []
     for index, bucket in enumerate(workload.buckets):
         owners = sorted(t.rank for t in tiles if bucket.users[0] in t.units)
         spans = consecutive(even_split(bucket.numel, len(owners)))
-        boxes += [PlannedBox(index, span, rank) for rank, span in zip(owners, spans, strict=True) if span]
-    return tuple(boxes)
+        boxes += [Box(index, span, rank) for rank, span in zip(owners, spans, strict=True) if span]
+    return with_readers(boxes, workload, tiles)
 
 
-def choose_holders(
-    topology: Topology,
-    workload: Workload,
-    groups: Groups,
-    boxes: Sequence[PlannedBox],
-    ranks: Sequence[Rank],
-    copies: int,
-) -> tuple[PlannedBox, ...]:
+def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
+    """The same boxes, read by the ranks whose tiles contain any user of their bucket."""
+    readers = [_bucket_readers(bucket, tiles) for bucket in workload.buckets]
+    return tuple(replace(box, readers=readers[box.bucket]) for box in boxes)
+
+
+def _bucket_readers(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[Rank, ...]:
+    return tuple(sorted(t.rank for t in tiles if any(user in t.units for user in bucket.users)))
+
+
+def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], copies: int) -> tuple[Box, ...]:
     """The boxes with `copies` holders each out of `ranks`, as far as there are ranks besides the owner.
 
-    Preferred are other hosts than the owner's, then hosts that have no copy yet, then ranks that read the bucket (they
+    Preferred are other hosts than the owner's, then hosts that have no copy yet, then ranks that read the box (they
     can be promoted without a transfer), then whoever holds least of that owner (so that many share its work when it is
     lost), then whoever holds least.
     """
@@ -55,7 +50,6 @@ def choose_holders(
     pairs: Counter[tuple[Rank, Rank]] = Counter()
     chosen = []
     for box in boxes:
-        group = groups[workload.buckets[box.bucket].name]
         holders: list[Rank] = []
         hosts: set[Host] = {host[box.owner]}
         while len(holders) < min(copies, len(ranks) - 1):
@@ -64,7 +58,7 @@ def choose_holders(
                 key=lambda r: (
                     host[r] == host[box.owner],
                     host[r] in hosts,
-                    r not in group,
+                    r not in box.readers,
                     pairs[box.owner, r],
                     held[r],
                     r,
@@ -78,33 +72,31 @@ def choose_holders(
     return tuple(chosen)
 
 
-def kept_elements(boxes: Sequence[PlannedBox]) -> Counter[Rank]:
+def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
     """Rank -> elements that it owns or holds."""
     kept: Counter[Rank] = Counter()
     for box in boxes:
-        for rank in (box.owner, *box.holders):
+        for rank in box.replica_ranks:
             kept[rank] += len(box.span)
     return kept
 
 
 @dataclass(frozen=True)
 class CopySources:
-    """What boxes are handed out by: the alive ranks, who reads which bucket, who has a copy now, copies wanted.
+    """What boxes are handed out by: the alive ranks, who has a copy now, copies wanted.
 
     `have[i]`: ranks with a copy of box i, ascending, at least one.
     """
 
     topology: Topology
-    workload: Workload
-    groups: Groups
     have: Sequence[tuple[Rank, ...]]
     copies: int
 
 
-def reassign_boxes(boxes: Sequence[PlannedBox], by: CopySources) -> tuple[PlannedBox, ...]:
-    """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching`).
+def reassign_boxes(boxes: Sequence[Box], by: CopySources) -> tuple[Box, ...]:
+    """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching_up`).
 
-    An owner stays if it lives and reads the bucket, or if nobody who reads it has a copy. While somebody is catching,
+    An owner stays if it lives and reads the box, or if nobody who reads it has a copy. While somebody is catching up,
     all who have a copy keep it; otherwise those beyond the wanted number are dropped.
     """
     return _Reassignment(boxes, by).result()
@@ -113,19 +105,18 @@ def reassign_boxes(boxes: Sequence[PlannedBox], by: CopySources) -> tuple[Planne
 class _Reassignment:
     """Greedy, in order of boxes: whoever keeps least so far, of that owner or at all, gets the next."""
 
-    def __init__(self, boxes: Sequence[PlannedBox], by: CopySources) -> None:
+    def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
         self._boxes = boxes
         self._by = by
         self._host = {m.rank: m.host for m in by.topology.members}
         self._ranks = by.topology.ranks
         self._wanted = min(by.copies, len(self._ranks) - 1)
-        names = [bucket.name for bucket in by.workload.buckets]
-        self._groups = [frozenset(by.groups[names[box.bucket]]) for box in boxes]
+        self._readers = [frozenset(box.readers) for box in boxes]
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
         self._pairs: Counter[tuple[Rank, Rank]] = Counter()
 
-    def result(self) -> tuple[PlannedBox, ...]:
+    def result(self) -> tuple[Box, ...]:
         owners = self._owners()
         stay = [self._staying(number, owner) for number, owner in enumerate(owners)]
         for number, holders in enumerate(stay):
@@ -136,16 +127,16 @@ class _Reassignment:
     def _owners(self) -> list[Rank]:
         """First those that stay, so that the others are balanced against them."""
         owners: list[Rank | None] = []
-        for box, have, group in zip(self._boxes, self._by.have, self._groups, strict=True):
-            stays = box.owner in have and (box.owner in group or group.isdisjoint(have))
+        for box, have, readers in zip(self._boxes, self._by.have, self._readers, strict=True):
+            stays = box.owner in have and (box.owner in readers or readers.isdisjoint(have))
             owners.append(box.owner if stays else None)
             if stays:
                 self._owned[box.owner] += len(box.span)
         return [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
 
     def _new_owner(self, number: int) -> Rank:
-        have, group = self._by.have[number], self._groups[number]
-        inside = [rank for rank in have if rank in group]
+        have, readers = self._by.have[number], self._readers[number]
+        inside = [rank for rank in have if rank in readers]
         owner = min(inside or have, key=lambda rank: (self._owned[rank], rank))
         self._owned[owner] += len(self._boxes[number].span)
         return owner
@@ -155,16 +146,16 @@ class _Reassignment:
         have = [rank for rank in self._by.have[number] if rank != owner]
         if len(have) <= self._wanted or self._place_missing(number, owner, have):
             return have
-        before, group, host = self._boxes[number].holders, self._groups[number], self._host
-        best = sorted(have, key=lambda r: (host[r] == host[owner], r not in group, r not in before, self._held[r], r))
+        before, readers, host = self._boxes[number].holders, self._readers[number], self._host
+        best = sorted(have, key=lambda r: (host[r] == host[owner], r not in readers, r not in before, self._held[r], r))
         return best[: self._wanted]
 
     def _place_missing(self, number: int, owner: Rank, have: Sequence[Rank]) -> bool:
-        """Whether a copy is wanted where none is: with a reader of the bucket, or on another host than the owner's."""
-        group, host = self._groups[number], self._host
+        """Whether a copy is wanted where none is: with a reader of the box, or on another host than the owner's."""
+        readers, host = self._readers[number], self._host
         if not self._wanted:
             return False
-        if owner not in group and group.isdisjoint(have):
+        if owner not in readers and readers.isdisjoint(have):
             return True
         return all(host[r] == host[owner] for r in have) and any(host[r] != host[owner] for r in self._ranks)
 
@@ -172,27 +163,27 @@ class _Reassignment:
         self._held[rank] += len(self._boxes[number].span)
         self._pairs[owner, rank] += len(self._boxes[number].span)
 
-    def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> PlannedBox:
-        catching: list[Rank] = []
-        while len(stay) + len(catching) < self._wanted or self._place_missing(number, owner, [*stay, *catching]):
-            rank = self._new_holder(number, owner, (*stay, *catching))
-            catching.append(rank)
+    def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> Box:
+        new: list[Rank] = []
+        while len(stay) + len(new) < self._wanted or self._place_missing(number, owner, [*stay, *new]):
+            rank = self._new_holder(number, owner, (*stay, *new))
+            new.append(rank)
             self._hold(number, owner, rank)
-        box = self._boxes[number]
-        return PlannedBox(box.bucket, box.span, owner, tuple(sorted((*stay, *catching))), tuple(sorted(catching)))
+        holders, catching_up = tuple(sorted((*stay, *new))), tuple(sorted(new))
+        return replace(self._boxes[number], owner=owner, holders=holders, catching_up=catching_up)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
-        """A reader of the bucket if owner and holders are none; else another host, a reader, whoever keeps least."""
-        host, group, before = self._host, self._groups[number], self._boxes[number].holders
-        orphan = owner not in group and group.isdisjoint(taken)
+        """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least."""
+        host, readers, before = self._host, self._readers[number], self._boxes[number].holders
+        orphan = owner not in readers and readers.isdisjoint(taken)
         hosts = {host[rank] for rank in taken}
         return min(
             (rank for rank in self._ranks if rank != owner and rank not in taken),
             key=lambda r: (
-                orphan and r not in group,
+                orphan and r not in readers,
                 host[r] == host[owner],
                 host[r] in hosts,
-                r not in group,
+                r not in readers,
                 r not in before,
                 self._pairs[owner, r],
                 self._held[r] + self._owned[r],

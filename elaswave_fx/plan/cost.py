@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elaswave_fx.errors import PlanError
 
 GRADIENT_BYTES = 4
-"""Bytes per element of the fp32 gradient accumulator that every rank of a bucket's group holds in full."""
+"""Bytes per element of the fp32 gradient accumulator that every reader of a bucket holds in full."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What follows from a tiling: boxes, groups, hops, schedule, predicted cost.
+"""What follows from a tiling: boxes, hops, schedule, predicted cost.
 
 In: topology, workload, tiles. Out: the Plan. Nothing is chosen here but the in-flight bounds of tilings whose
 micro-batches do not line up.
@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import bucket_group, choose_holders, cut_boxes, kept_elements
+from elaswave_fx.plan.box import Box, Span
+from elaswave_fx.plan.copies import choose_holders, cut_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 from elaswave_fx.plan.memory import tile_memory
-from elaswave_fx.plan.plan import Hop, Plan, PlannedBox, Predicted, RankCost
+from elaswave_fx.plan.plan import Hop, Plan, Predicted, RankCost
 from elaswave_fx.plan.schedule import (
     Schedule,
     Work,
@@ -44,21 +44,20 @@ def make_plan(
     tiles: Tiling,
     reason: str,
     copies: int = 1,
-    boxes: tuple[PlannedBox, ...] | None = None,
+    boxes: tuple[Box, ...] | None = None,
 ) -> Plan:
     """The plan of a tiling; PlanError if its schedule cannot run to the end.
 
     Boxes are cut and get `copies` holders each, unless `boxes` are given: those are taken as they are.
     """
     hops = find_hops(workload, tiles)
-    groups = {b.name: bucket_group(b, tiles) for b in workload.buckets}
     if boxes is None:
         ranks = [tile.rank for tile in tiles]
-        boxes = choose_holders(topology, workload, groups, cut_boxes(workload, tiles), ranks, copies)
+        boxes = choose_holders(topology, cut_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
     work = step_work(workload, topology, tiles, hops)
     schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, kept)
-    reduced, copied, gathered = _exchange_bytes(workload, boxes, groups)
+    reduced, copied, gathered = _exchange_bytes(workload, boxes)
     sent, received = _hop_bytes(workload, hops)
     costs = {}
     for tile in tiles:
@@ -75,7 +74,7 @@ def make_plan(
         )
     exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
     predicted = Predicted(pipeline_s, exchanged / topology.link_bytes_per_s, costs)
-    return Plan(topology, workload, tiles, boxes, groups, hops, schedule, predicted, reason)
+    return Plan(topology, workload, tiles, boxes, hops, schedule, predicted, reason)
 
 
 def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:
@@ -186,9 +185,7 @@ def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], 
     return sent, received
 
 
-def _exchange_bytes(
-    workload: Workload, boxes: Sequence[PlannedBox], groups: Mapping[str, tuple[Rank, ...]]
-) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
+def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
     """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to readers.
 
     Readers that hold the box make its parameters from their copy; with copies.mode=state, which is there to compare
@@ -197,14 +194,11 @@ def _exchange_bytes(
     reduced: Counter[Rank] = Counter()
     copied: Counter[Rank] = Counter()
     gathered: Counter[Rank] = Counter()
-    for bucket in workload.buckets:
-        for rank in groups[bucket.name]:
-            reduced[rank] += GRADIENT_BYTES * bucket.numel
     for box in boxes:
-        group = groups[workload.buckets[box.bucket].name]
         own = len(box.span)
-        if box.owner in group:
-            reduced[box.owner] -= GRADIENT_BYTES * own
+        for rank in set(box.readers) - {box.owner}:
+            reduced[rank] += GRADIENT_BYTES * own
         copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
-        gathered[box.owner] += workload.work_bytes_per_element * own * len(set(group) - box.makers)
+        takers = set(box.readers) - box.local_materializers
+        gathered[box.owner] += workload.work_bytes_per_element * own * len(takers)
     return reduced, copied, gathered

@@ -80,9 +80,9 @@ def _box_line(plan: Plan) -> str:
     """How many copies boxes have, and how many of their holders are still catching up."""
     counts = sorted({len(b.holders) for b in plan.boxes})
     holders = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
-    catching = sum(len(b.catching) for b in plan.boxes)
+    behind = sum(len(b.catching_up) for b in plan.boxes)
     text = f"{len(plan.boxes)} boxes, holders besides the owner: {holders}"
-    return text + (f"; copies still to be made: {catching}" if catching else "")
+    return text + (f"; copies still to be made: {behind}" if behind else "")
 
 
 def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:

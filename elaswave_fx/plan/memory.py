@@ -51,7 +51,7 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
 
 
 def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
-    """Bytes per trained parameter over all ranks together, by purpose, with every box in full at all its keepers.
+    """Bytes per trained parameter over all ranks together, by purpose, with every box in full at all its replica ranks.
 
     `records`: what owner and holders keep of a step; `parameters`, `gradients`: of every rank that computes with them.
     `mode`: of copies; holders keep no records where the whole state is sent to them.
@@ -60,7 +60,7 @@ def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
     total = sum(bucket.numel for bucket in workload.buckets)
     base = workload.state_bytes_per_element - GRADIENT_BYTES  # the rest of it is the reduced gradient
     held = sum(len(box.span) * len(box.holders) for box in plan.boxes)
-    computed = sum(bucket.numel * len(plan.groups[bucket.name]) for bucket in workload.buckets)
+    computed = sum(len(box.span) * len(box.readers) for box in plan.boxes)
     parts = {
         "state": base * total,
         "copies": base * held,

@@ -8,6 +8,7 @@ In: made by `derive.make_plan` from a tiling. Out: read by `step.py`, the worker
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from functools import cached_property
 from typing import Any
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology
 
-FORMAT = 2
+FORMAT = 3
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 Action = tuple[str, int]
@@ -41,26 +42,6 @@ class Hop:
     target: Rank
     target_micro_batch: int
     samples: Span
-
-
-@dataclass(frozen=True)
-class PlannedBox:
-    """A piece of a bucket that moves whole; the boxes of a job are cut once and keep their place in `Plan.boxes`.
-
-    `bucket`: index into the workload's buckets; `span`: its flat elements. `owner` sums the gradient, updates and
-    publishes; `holders` keep base and record and apply the same update; those in `catching` have no base yet.
-    """
-
-    bucket: int
-    span: Span
-    owner: Rank
-    holders: tuple[Rank, ...] = ()
-    catching: tuple[Rank, ...] = ()
-
-    @property
-    def makers(self) -> frozenset[Rank]:
-        """Who makes its working parameters from a copy of its own; other readers get them from the owner."""
-        return frozenset((self.owner, *self.holders)) - frozenset(self.catching)
 
 
 @dataclass(frozen=True)
@@ -98,21 +79,20 @@ class Predicted:
 class Plan:
     """Who does what in every step of an epoch.
 
-    `boxes`: in order of bucket and span; an owner need not be in the bucket's group. `groups`: bucket name -> ranks
-    that read it. `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
-    `ends`: no step can be taken by these ranks, and why; the boxes say who has what is to be saved.
+    `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
+    `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
     """
 
     topology: Topology
     workload: Workload
     tiles: tuple[Tile, ...]
-    boxes: tuple[PlannedBox, ...]
-    groups: Mapping[str, tuple[Rank, ...]]
+    boxes: tuple[Box, ...]
     hops: tuple[Hop, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
     reason: str
-    ends: str = ""
+    terminal_reason: str = ""
 
     @property
     def epoch(self) -> Epoch:
@@ -123,6 +103,14 @@ class Plan:
     def ranks(self) -> tuple[Rank, ...]:
         """The ranks that have a tile, ascending."""
         return tuple(tile.rank for tile in self.tiles)
+
+    @cached_property
+    def groups(self) -> Mapping[str, tuple[Rank, ...]]:
+        """Bucket name -> the ranks that read any of its boxes, ascending."""
+        found: dict[str, set[Rank]] = {bucket.name: set() for bucket in self.workload.buckets}
+        for box in self.boxes:
+            found[self.workload.buckets[box.bucket].name].update(box.readers)
+        return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
 
     @cached_property
     def layouts(self) -> Mapping[str, tuple[tuple[Rank, Span], ...]]:
@@ -157,21 +145,31 @@ class Plan:
             raise PlanError(f"plan: the text is not a plan ({type(error).__name__}: {error})") from error
 
 
+def plan_hash(text: str) -> int:
+    """63 bits of a plan's text: the same on every machine and in every process, so that nobody acts on another plan."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
 def _pair(span: Span) -> list[int]:
     return [span.lo, span.hi]
 
 
 def _plan_data(plan: Plan) -> dict[str, Any]:
+    # Most boxes are read by the same ranks as others.
+    readers = list(dict.fromkeys(box.readers for box in plan.boxes))
+    places = {ranks: place for place, ranks in enumerate(readers)}
     return {
         "format": FORMAT,
         "epoch": plan.epoch,
         "reason": plan.reason,
-        **({"ends": plan.ends} if plan.ends else {}),
+        **({"terminal_reason": plan.terminal_reason} if plan.terminal_reason else {}),
         "topology": {**vars(plan.topology), "members": [vars(m) for m in plan.topology.members]},
         "workload": _workload_data(plan.workload),
         "tiles": [[t.rank, _pair(t.units), _pair(t.samples), [_pair(m) for m in t.micro_batches]] for t in plan.tiles],
-        "boxes": [[b.bucket, b.span.lo, b.span.hi, b.owner, b.holders, b.catching] for b in plan.boxes],
-        "groups": plan.groups,
+        "readers": readers,
+        "boxes": [
+            [b.bucket, b.span.lo, b.span.hi, b.owner, b.holders, b.catching_up, places[b.readers]] for b in plan.boxes
+        ],
         "hops": [
             [h.value, h.source, h.source_micro_batch, h.target, h.target_micro_batch, h.samples.lo, h.samples.hi]
             for h in plan.hops
@@ -196,6 +194,7 @@ def _workload_data(workload: Workload) -> dict[str, Any]:
 
 def _plan_of(data: dict[str, Any]) -> Plan:
     predicted = data["predicted"]
+    readers = [tuple(ranks) for ranks in data["readers"]]
     return Plan(
         topology=_topology_of(data["topology"]),
         workload=_workload_of(data["workload"]),
@@ -204,10 +203,9 @@ def _plan_of(data: dict[str, Any]) -> Plan:
             for rank, units, samples, micro_batches in data["tiles"]
         ),
         boxes=tuple(
-            PlannedBox(bucket, Span(lo, hi), Rank(owner), tuple(holders), tuple(catching))
-            for bucket, lo, hi, owner, holders, catching in data["boxes"]
+            Box(bucket, Span(lo, hi), Rank(owner), tuple(holders), tuple(catching_up), readers[place])
+            for bucket, lo, hi, owner, holders, catching_up, place in data["boxes"]
         ),
-        groups={name: tuple(ranks) for name, ranks in data["groups"].items()},
         hops=tuple(
             Hop(value, Rank(source), source_mb, Rank(target), target_mb, Span(lo, hi))
             for value, source, source_mb, target, target_mb, lo, hi in data["hops"]
@@ -222,7 +220,7 @@ def _plan_of(data: dict[str, Any]) -> Plan:
             {Rank(int(rank)): RankCost(**cost) for rank, cost in predicted["ranks"].items()},
         ),
         reason=data["reason"],
-        ends=data.get("ends", ""),
+        terminal_reason=data.get("terminal_reason", ""),
     )
 
 

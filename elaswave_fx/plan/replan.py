@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import CopySources, bucket_group, reassign_boxes
+from elaswave_fx.plan.box import BoxId, Span, numbered
+from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
 from elaswave_fx.plan.describe import listed, number_ranges, rank_words
 from elaswave_fx.plan.memory import size_text
-from elaswave_fx.plan.plan import Plan, PlannedBox, Predicted
+from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.resplit_samples import SMALLER, Shape, keep_units, new_shapes, order_by_units
 from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 
-Copies = Mapping[int, tuple[Rank, ...]]
-"""Index of a box -> the ranks that have a copy of it now."""
+Copies = Mapping[BoxId, tuple[Rank, ...]]
+"""Box -> the ranks that have a copy of it now."""
 
 
 def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) -> Plan:
@@ -52,7 +52,7 @@ def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: st
     topology = _next_topology(plan, members)
     have = _copies_now(plan, topology.ranks, copies)
     boxes = tuple(
-        replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching=())
+        replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching_up=(), readers=())
         for box, ranks in zip(plan.boxes, have, strict=True)
     )
     nothing = Span(0, 0)
@@ -61,19 +61,18 @@ def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: st
         topology=topology,
         tiles=tuple(Tile(rank, nothing, nothing, ()) for rank in topology.ranks),
         boxes=boxes,
-        groups=dict.fromkeys(plan.groups, ()),
         hops=(),
         schedule=dict.fromkeys(topology.ranks, ()),
         predicted=Predicted(0.0, 0.0, {}),
         reason=why,
-        ends=why,
+        terminal_reason=why,
     )
 
 
 def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
     """Whether `replan` with the same members would change an owner or drop a holder that is not needed any more."""
     have = _copies_now(plan, plan.ranks, copies)
-    boxes = reassign_boxes(plan.boxes, CopySources(plan.topology, plan.workload, plan.groups, have, count))
+    boxes = reassign_boxes(plan.boxes, CopySources(plan.topology, have, count))
     return any(
         new.owner != old.owner or not set(old.holders) <= {*new.holders, new.owner}
         for old, new in zip(plan.boxes, boxes, strict=True)
@@ -152,8 +151,8 @@ class _Search:
     def _fitting(self, tiles: Tiling, copies: int) -> Plan | None:
         """The plan of these tiles, None if it does not fit."""
         workload = self._plan.workload
-        groups = {bucket.name: bucket_group(bucket, tiles) for bucket in workload.buckets}
-        boxes = reassign_boxes(self._plan.boxes, CopySources(self._topology, workload, groups, self._have, copies))
+        boxes = with_readers(self._plan.boxes, workload, tiles)
+        boxes = reassign_boxes(boxes, CopySources(self._topology, self._have, copies))
         plan = make_plan(self._topology, workload, tiles, "", boxes=boxes)
         return plan if fits_memory(plan) else None
 
@@ -171,9 +170,9 @@ def _next_topology(plan: Plan, members: Sequence[Rank]) -> Topology:
 
 def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple[Rank, ...]]:
     alive = set(ranks)
-    have = [tuple(sorted(alive.intersection(copies.get(number, ())))) for number in range(len(plan.boxes))]
-    for number, holders in enumerate(have):
-        if not holders:
+    have = [tuple(sorted(alive.intersection(copies.get(number, ())))) for number, _ in numbered(plan.boxes)]
+    for number, _ in numbered(plan.boxes):
+        if not have[number]:
             raise PlanError(
                 f"replan: {_box_name(plan, number)} has no copy among ranks {listed(ranks)}; "
                 "an owner has a copy of what it owns"
@@ -227,25 +226,23 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
     moved = sum(old.owner != new.owner for old, new in zip(before.boxes, after.boxes, strict=True))
     if moved:
         yield f"{moved} of {len(after.boxes)} boxes get another owner"
-    catching = sorted({rank for box in after.boxes for rank in box.catching})
+    behind = sorted({rank for box in after.boxes for rank in box.catching_up})
     single = [number for number, ranks in enumerate(have) if len(ranks) == 1]
     if single:
         until = (
-            f"until {rank_words(catching)} {_have(catching)} caught up"
-            if catching
-            else "and no rank is there for another"
+            f"until {rank_words(behind)} {_have(behind)} caught up" if behind else "and no rank is there for another"
         )
         yield f"{len(single)} of {len(have)} boxes ({number_ranges(single)}) have a single copy {until}"
-    elif catching:
-        yield f"{rank_words(catching)} {_have(catching)} to catch up"
+    elif behind:
+        yield f"{rank_words(behind)} {_have(behind)} to catch up"
 
 
 def _against(other: tuple[Plan, str] | None) -> str:
     return f" against {_ms(other[0].predicted.step_s)} with {other[1]}" if other else ""
 
 
-def _box_name(plan: Plan, number: int) -> str:
-    box: PlannedBox = plan.boxes[number]
+def _box_name(plan: Plan, number: BoxId) -> str:
+    box = plan.boxes[number]
     return f"box {number} (elements {box.span} of bucket {plan.workload.buckets[box.bucket].name})"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.cost import GRADIENT_BYTES
 from elaswave_fx.plan.describe import listed, number_ranges, rank_words
 from elaswave_fx.plan.memory import size_text
@@ -27,7 +28,7 @@ Link = tuple[Rank, Rank]
 class Handover(NamedTuple):
     """A box that changes its owner; `before` may be gone."""
 
-    box: int
+    box: BoxId
     before: Rank
     after: Rank
 
@@ -35,7 +36,7 @@ class Handover(NamedTuple):
 class CopyTask(NamedTuple):
     """A base that the owner `source` sends to the holder `target`."""
 
-    box: int
+    box: BoxId
     source: Rank
     target: Rank
     size_bytes: int
@@ -78,8 +79,8 @@ class Transition:
             gained=_units_without(after, before, after),
             dropped=_units_without(before, after, after),
             handovers=tuple(
-                Handover(number, a.owner, b.owner)
-                for number, (a, b) in enumerate(zip(old.boxes, new.boxes, strict=True))
+                Handover(box_id, a.owner, b.owner)
+                for (box_id, a), b in zip(numbered(old.boxes), new.boxes, strict=True)
                 if a.owner != b.owner
             ),
             copies=_copy_tasks(new),
@@ -108,10 +109,10 @@ class Transition:
                 yield f"rank {rank} computes {_place(after)} (before: {_place(before)})"
 
     def _box_lines(self) -> Iterator[str]:
-        routes: dict[tuple[Rank, Rank], list[int]] = {}
-        for number, source, target in self.handovers:
-            routes.setdefault((source, target), []).append(number)
-        for (source, target), numbers in sorted(routes.items()):
+        handed: dict[tuple[Rank, Rank], list[int]] = {}
+        for box, source, target in self.handovers:
+            handed.setdefault((source, target), []).append(box)
+        for (source, target), numbers in sorted(handed.items()):
             yield f"{_boxes(numbers, 'goes', 'go')} from rank {source} to rank {target}, which has a copy"
         tasks: dict[tuple[Rank, Rank], list[CopyTask]] = {}
         for task in self.copies:
@@ -148,9 +149,9 @@ def _copy_tasks(plan: Plan) -> tuple[CopyTask, ...]:
     """A record needs no copy: the next step makes one for owner and holder alike."""
     base_bytes = plan.workload.state_bytes_per_element - GRADIENT_BYTES
     return tuple(
-        CopyTask(number, box.owner, target, base_bytes * len(box.span))
-        for number, box in enumerate(plan.boxes)
-        for target in box.catching
+        CopyTask(box_id, box.owner, target, base_bytes * len(box.span))
+        for box_id, box in numbered(plan.boxes)
+        for target in box.catching_up
     )
 
 
@@ -173,8 +174,7 @@ def _links(plan: Plan) -> set[Link]:
     """Pairs that exchange pieces of values, gradients and parameters of boxes, or records."""
     pairs = {(hop.source, hop.target) for hop in plan.hops}
     for box in plan.boxes:
-        group = plan.groups[plan.workload.buckets[box.bucket].name]
-        pairs.update((box.owner, rank) for rank in (*group, *box.holders))
+        pairs.update((box.owner, rank) for rank in (*box.readers, *box.holders))
     return {(min(a, b), max(a, b)) for a, b in pairs if a != b}
 
 

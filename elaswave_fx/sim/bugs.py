@@ -16,7 +16,8 @@ from elaswave_fx.control.protocol.decide import Decide, Replan, Verdict, decide
 from elaswave_fx.control.protocol.rank_state import RankState
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.step_commit import RULES, Rules
-from elaswave_fx.control.protocol.types import BoxPlan, Report
+from elaswave_fx.control.protocol.types import Report
+from elaswave_fx.plan.box import Box, BoxId
 from elaswave_fx.plan.topology import Epoch, Rank
 
 
@@ -30,29 +31,30 @@ def nothing_is_stale(state: RankState, epoch: Epoch) -> bool:
     return False
 
 
-def first_holder_owns_too(state: RankState) -> tuple[BoxPlan, ...]:
+def first_holder_owns_too(state: RankState) -> Mapping[BoxId, Box]:
     """After the first change of members, a holder takes itself for the owner as well."""
-    kept = state.view.kept if state.view else ()
-    return tuple(p for p in kept if p.owner == state.rank or (state.epoch > 0 and p.holders[:1] == (state.rank,)))
+    kept = state.view.kept if state.view else {}
+    late = state.epoch > 0
+    return {i: b for i, b in kept.items() if b.owner == state.rank or (late and b.holders[:1] == (state.rank,))}
 
 
 def records_are_enough(state: RankState) -> bool:
     """Says yes when the records are there, whatever the bases."""
-    return all(state.records.get(plan.box) for plan in (state.view.kept if state.view else ()))
+    return all(state.records.get(box_id) for box_id in (state.view.kept if state.view else ()))
 
 
-def compares_nothing(state: RankState) -> tuple[BoxPlan, ...]:
+def compares_nothing(state: RankState) -> tuple[BoxId, ...]:
     """Does not look at the owner's digests, which would have most wrong bases dropped before the vote."""
     return ()
 
 
-def only_owners_update(state: RankState) -> BoxPlan | None:
+def only_owners_update(state: RankState) -> BoxId | None:
     """A holder keeps the record and never applies it."""
     due = rank_state.due_update(state)
-    return due if due is not None and due.owner == state.rank else None
+    return due if state.view is not None and due in state.view.owned else None
 
 
-def keeps_the_step(state: RankState, boxes: tuple[BoxPlan, ...]) -> bool:
+def keeps_the_step(state: RankState, boxes: tuple[BoxId, ...]) -> bool:
     """Fetches a wrong copy and goes on with what it has computed from it."""
     return False
 

@@ -25,7 +25,6 @@ from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import (
     SEED,
     BoxId,
-    BoxPlan,
     Certificate,
     Copy,
     Part,
@@ -34,7 +33,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import BATCH
 
@@ -77,7 +76,7 @@ class Checker:
     voted: set[tuple[Stamp, Rank]] = field(default_factory=set)
     acted: dict[tuple[Epoch, Version, BoxId], Rank] = field(default_factory=dict)
     members: dict[Epoch, tuple[Rank, ...]] = field(default_factory=dict)
-    plans: dict[tuple[Epoch, BoxId], BoxPlan] = field(default_factory=dict)
+    boxes: dict[tuple[Epoch, BoxId], Box] = field(default_factory=dict)
     history: dict[Version, Stamp] = field(default_factory=dict)
     reported: dict[Rank, Epoch] = field(default_factory=dict)
     orphans: int = 0
@@ -86,14 +85,14 @@ class Checker:
     def __post_init__(self) -> None:
         self.history[SEED.version] = SEED
         self._learn(self.register)
-        for plan in self.register.activation.assignment.boxes:
-            self.truth[plan.box, SEED] = seed_digest(plan.box)
+        for box_id, _ in numbered(self.register.activation.assignment.boxes):
+            self.truth[box_id, SEED] = seed_digest(box_id)
 
     def _learn(self, register: Register) -> None:
         self.register = register
         self.members[register.epoch] = register.members
-        for plan in register.activation.assignment.boxes:
-            self.plans[register.epoch, plan.box] = plan
+        for box_id, box in numbered(register.activation.assignment.boxes):
+            self.boxes[register.epoch, box_id] = box
 
     # --- Ranks ---
 
@@ -147,16 +146,16 @@ class Checker:
         if (state.epoch, vote.stamp.version, state.rank) in self.tainted:
             raise Violation(f"rank {state.rank} votes for {vote.stamp}, computed with wrong parameters")
         assert state.view is not None
-        for plan in state.view.kept:
-            copy, pending = state.copies.get(plan.box), state.records.get(plan.box)
-            if state.rank in plan.catching and plan.box not in state.complete:
+        for box_id, box in state.view.kept.items():
+            copy, pending = state.copies.get(box_id), state.records.get(box_id)
+            if state.rank in box.catching_up and box_id not in state.complete:
                 continue
             if copy is None or copy.stamp.version != vote.stamp.version - 1:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the base of box {plan.box}")
-            if self.truth.get((plan.box, copy.stamp)) != copy.digest:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} with a wrong base of box {plan.box}")
+                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the base of box {box_id}")
+            if self.truth.get((box_id, copy.stamp)) != copy.digest:
+                raise Violation(f"rank {state.rank} votes for {vote.stamp} with a wrong base of box {box_id}")
             if not pending or pending[0].stamp != vote.stamp:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the record of box {plan.box}")
+                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the record of box {box_id}")
 
     def _serves(self, state: RankState, frame: Params) -> None:
         for box, _ in frame.digests:
@@ -170,12 +169,12 @@ class Checker:
         known = self.parts.get((box, stamp))
         if known is None:
             self.parts[box, stamp] = action.record.parts
-            group = self.plans[stamp.epoch, box].group
+            readers = self.boxes[stamp.epoch, box].readers
             right = all(
                 self.computed.get((stamp.epoch, stamp.version, p.rank)) == p.samples for p in action.record.parts
             )
             ranks = tuple(p.rank for p in action.record.parts)
-            if not right or ranks != group or not covers(p.samples for p in action.record.parts):
+            if not right or ranks != readers or not covers(p.samples for p in action.record.parts):
                 raise Violation(f"the record of box {box} at {stamp} is not every sample of the step once")
         elif known != action.record.parts:
             raise Violation(f"two records of box {box} at {stamp}")
@@ -253,10 +252,10 @@ class Checker:
             state = living.get(rank)
             if state is not None and state.epoch == old.epoch and state.committed.version > resume.version:
                 raise Violation(f"rank {rank} knows that {state.committed} was committed; epoch {new.epoch} lost it")
-        for plan in activation.assignment.boxes:
-            state = living.get(plan.owner)
-            if state is not None and not self._has(state, plan.box, resume):
-                raise Violation(f"rank {plan.owner} is to own box {plan.box} without a copy at {resume}")
+        for box_id, box in numbered(activation.assignment.boxes):
+            state = living.get(box.owner)
+            if state is not None and not self._has(state, box_id, resume):
+                raise Violation(f"rank {box.owner} is to own box {box_id} without a copy at {resume}")
 
     def _goes_back_too_far(self, old: Register, new: Register, ledgered: int) -> bool:
         """A rank that knew of the last commit may have begun the step after it, if none of the rest knows."""
@@ -283,7 +282,7 @@ class Checker:
             raise Violation(f"rolled back to {resume}, which was never committed")
         if resume.version < ledgered:
             states, stamp = list(self.living()), self.history[ledgered]
-            boxes = [plan.box for plan in self.register.activation.assignment.boxes]
+            boxes = [box_id for box_id, _ in numbered(self.register.activation.assignment.boxes)]
             if all(any(self._has(state, box, stamp) for state in states) for box in boxes):
                 raise Violation(f"rolled back from {stamp} to {resume} while a copy of each box lives")
             self.rollbacks += 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import Assignment, BoxId, BoxPlan
-from elaswave_fx.plan.box import Span
+from elaswave_fx.control.protocol.types import Assignment
+from elaswave_fx.plan.box import Box, BoxId, Span, numbered
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Rank
 
@@ -41,20 +41,23 @@ def tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
 def first_assignment(world: int, units: int) -> Assignment:
     """The job at its start: one box per rank, everybody can load the seed."""
     members = tuple(Rank(r) for r in range(world))
-    boxes = tuple(BoxPlan(BoxId(b), b % units, Rank(0), (), (), ()) for b in range(world))
-    return replan(members, {plan.box: members for plan in boxes}, Assignment(members, (), boxes, 0))
+    boxes = tuple(Box(b % units, Span(b, b + 1), Rank(0)) for b in range(world))
+    return replan(members, {box_id: members for box_id, _ in numbered(boxes)}, Assignment(members, (), boxes, 0))
 
 
 def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment) -> Assignment:
-    """Owners among ranks with a copy, evenly; one more copy on another host, caught up while the old ones stay."""
-    units = 1 + max(plan.unit for plan in before.boxes)
+    """Owners among ranks with a copy, evenly; one more copy on another host, caught up while the old ones stay.
+
+    A box's bucket is that of the unit with the same number.
+    """
+    units = 1 + max(box.bucket for box in before.boxes)
     tiles = tiles_of(members, units)
     owned = dict.fromkeys(members, 0)
     kept = dict.fromkeys(members, 0)
     boxes = []
-    for plan in before.boxes:
-        have = held[plan.box]
-        owner = min(have, key=lambda r: (owned[r], r != plan.owner, kept[r], r))
+    for box_id, box in numbered(before.boxes):
+        have = held[box_id]
+        owner = min(have, key=lambda r: (owned[r], r != box.owner, kept[r], r))
         owned[owner] += 1
         others = [r for r in members if r != owner]
         wish = min(others, key=lambda r: (host_of(r) == host_of(owner), kept[r], r not in have, r), default=None)
@@ -62,15 +65,15 @@ def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], be
         holders = tuple(r for r in (*stay, wish) if r is not None)
         for rank in (owner, *holders):
             kept[rank] += 1
-        group = tuple(t.rank for t in tiles if plan.unit in t.units)
-        catching = tuple(r for r in holders if r not in have)
-        boxes.append(BoxPlan(plan.box, plan.unit, owner, holders, catching, group))
+        readers = tuple(t.rank for t in tiles if box.bucket in t.units)
+        catching_up = tuple(r for r in holders if r not in have)
+        boxes.append(Box(box.bucket, box.span, owner, holders, catching_up, readers))
     fingerprint = hash((members, *((b.owner, b.holders) for b in boxes)))
     return Assignment(members, tiles, tuple(boxes), fingerprint)
 
 
 def unbalanced(register: Register) -> bool:
     """Whether some member owns two boxes more than another."""
-    owners = [plan.owner for plan in register.activation.assignment.boxes]
+    owners = [box.owner for box in register.activation.assignment.boxes]
     counts = [owners.count(rank) for rank in register.members]
     return max(counts) - min(counts) >= 2

@@ -38,6 +38,7 @@ from elaswave_fx.control.protocol.messages import (
 from elaswave_fx.control.protocol.rank_state import Deadlines, RankState
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.bugs import SOUND, Protocol
 from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
@@ -101,7 +102,7 @@ class World:
         activation = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
         self.register = Register(Term(0), activation, SEED, SEED, None, SEED)
         self.digests: dict[tuple[BoxId, Stamp], int] = {
-            (plan.box, SEED): seed_digest(plan.box) for plan in assignment.boxes
+            (box_id, SEED): seed_digest(box_id) for box_id, _ in numbered(assignment.boxes)
         }
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
@@ -318,13 +319,14 @@ class World:
 
     def _saved(self, stamp: Stamp) -> None:
         """A checkpoint is complete if every box was updated to it somewhere."""
-        if all((plan.box, stamp) in self.checker.truth for plan in self.register.activation.assignment.boxes):
+        boxes = self.register.activation.assignment.boxes
+        if all((box_id, stamp) in self.checker.truth for box_id, _ in numbered(boxes)):
             self._push(self.now, COORDINATOR, Saved(stamp), STORE)
 
     def _excuse(self, register: Register) -> None:
         """End the schedule if an epoch makes a corrupted copy the owner: nothing is left to compare it with."""
-        for plan in register.activation.assignment.boxes:
-            if (plan.owner, plan.box) in self.corrupted and self._is_wrong(plan.owner, plan.box):
+        for box_id, box in numbered(register.activation.assignment.boxes):
+            if (box.owner, box_id) in self.corrupted and self._is_wrong(box.owner, box_id):
                 raise Excused
 
     def _is_wrong(self, rank: Rank, box: BoxId) -> bool:
@@ -395,13 +397,13 @@ class World:
         state = process.state
         if not process.alive or not isinstance(state, RankState) or state.view is None:
             return
-        for plan in state.view.kept:
-            if plan.owner != rank and plan.box in state.copies:
-                copy = state.copies[plan.box]
+        for box_id, box in state.view.kept.items():
+            if box.owner != rank and box_id in state.copies:
+                copy = state.copies[box_id]
                 process.state = replace(
-                    state, copies={**state.copies, plan.box: copy._replace(digest=hash((copy.digest, self.count)))}
+                    state, copies={**state.copies, box_id: copy._replace(digest=hash((copy.digest, self.count)))}
                 )
-                self.corrupted.add((rank, plan.box))
+                self.corrupted.add((rank, box_id))
                 return
 
     def _strike_coordinator(self, fault: Fault, until: float) -> None:

@@ -18,8 +18,8 @@ from elaswave_fx.checkpoint.folder import sweep
 from elaswave_fx.checkpoint.initial_state import InitialState, tensor_digest
 from elaswave_fx.checkpoint.layout import (
     MASTER,
-    NO_BOX,
     Piece,
+    Slice,
     frozen_parameters,
     logical_tensors,
     owned_pieces,
@@ -61,20 +61,19 @@ def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Op
     """Set what a rank keeps to the state of a checkpoint. Working copies are to be refreshed after it."""
     from elaswave_fx.checkpoint.storage import read_pieces
 
-    found: dict[tuple[str, int, int], torch.Tensor] = {}
+    found: dict[Slice, torch.Tensor] = {}
 
     def target(piece: Piece) -> torch.Tensor:
-        key = (piece.source, piece.plan_box, piece.state)
-        if key not in found:
-            if piece.is_buffer:
-                found[key] = torch.empty_like(engine.table(piece.source))
+        if piece.slice not in found:
+            if piece.box is None:
+                found[piece.slice] = torch.empty_like(engine.table(piece.source))
             else:
-                found[key] = torch.empty(len(plan.boxes[piece.plan_box].span))
-        return found[key].view(-1).narrow(0, piece.start, len(piece.box))
+                found[piece.slice] = torch.empty(len(plan.boxes[piece.box].span))
+        return found[piece.slice].view(-1).narrow(0, piece.start, len(piece.span))
 
     read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
     for source, box, state in found:
-        if box == NO_BOX:
+        if box is None:
             engine.set_buffer(source, found[source, box, state])
         elif state == MASTER:
             states = [found[source, box, number] for number in range(_state_tensors(optimizer))]

@@ -116,7 +116,7 @@ class RankEngine:
                 )
             else:
                 self.native.assign_box(number, box.owner, list(box.holders))
-            if (first or anew) and (self._rank == box.owner or self._rank in box.holders):
+            if (first or anew) and self._rank in box.replica_ranks:
                 self._load_seed(plan, number)
         for fold in self._artifact.folds if anew else ():
             self.native.set_buffer(fold.buffer, self._initial.tensor(fold.buffer))

@@ -18,6 +18,7 @@ from elaswave_fx.checkpoint.initial_state import (
     tensor_digest,
     write_model,
 )
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
@@ -57,7 +58,7 @@ def _collect(
     """A bucket's masters, flat, at rank `first`."""
     flat = torch.empty(numel) if rank == first else None
     pending = []
-    for number, box in enumerate(plan.boxes):
+    for number, box in numbered(plan.boxes):
         if box.bucket != bucket:
             continue
         if box.owner == rank:

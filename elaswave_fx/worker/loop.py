@@ -178,9 +178,9 @@ class Training:
                 self._faults[step] = fault  # something else came first
             raise
         self._committed(result)
-        if worker.catching:
-            arrived = worker.catching - frozenset(worker.engine.native.catching)
-            worker.catching -= arrived
+        if worker.catching_up:
+            arrived = worker.catching_up - frozenset(worker.engine.native.catching)
+            worker.catching_up -= arrived
             if arrived:
                 worker.agent.caught_up(frozenset(BoxId(number) for number in arrived))
 

@@ -20,8 +20,9 @@ from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.agent import Go, Holdings
-from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Copy, Record, Stamp, Version
+from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version
 from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
@@ -73,10 +74,10 @@ def holdings_of(worker: Worker) -> Holdings:
     native, committed = worker.engine.native, worker.committed
     kept = [
         number
-        for number in range(len(worker.plan.boxes))
+        for number, _ in numbered(worker.plan.boxes)
         if worker.started and number not in worker.damaged and native.base(number) is not None
     ]
-    copies = {BoxId(number): Copy(committed, native.digest(number)) for number in kept}
+    copies = {number: Copy(committed, native.digest(number)) for number in kept}
     if not native.pending:
         return Holdings(committed, copies, {}, (), frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
@@ -96,7 +97,7 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.endpoint.advance(int(plan.epoch))
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
-    if plan.ends:
+    if plan.terminal_reason:
         _park(worker, plan, saves=not activation.rollback)
     before = worker.plan
     worker.stale |= unchecked_parts(worker.rank, before, plan)
@@ -147,7 +148,7 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
     worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
     if saves and worker.checkpoints is not None:
         worker.checkpoints.finish(worker.committed.version)
-    raise JobOver(plan.ends)
+    raise JobOver(plan.terminal_reason)
 
 
 def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
@@ -156,7 +157,8 @@ def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
     A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
     """
     boxes = zip(before.boxes, after.boxes, strict=True)
-    return {old.bucket for old, new in boxes if rank in old.makers - {old.owner} and rank not in new.makers}
+    made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
+    return {old.bucket for old, new in made if rank not in new.local_materializers}
 
 
 def _check_promoted(worker: Worker, before: Plan) -> None:
@@ -164,7 +166,7 @@ def _check_promoted(worker: Worker, before: Plan) -> None:
     native = worker.engine.native
     found = {
         number
-        for number, (old, new) in enumerate(zip(before.boxes, worker.plan.boxes, strict=True))
+        for (number, old), new in zip(numbered(before.boxes), worker.plan.boxes, strict=True)
         if new.owner == worker.rank != old.owner and not native.intact(number)
     }
     worker.damaged |= found
@@ -194,14 +196,14 @@ def _start_copies(worker: Worker) -> int:
     """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
     native, plan, rank = worker.engine.native, worker.plan, worker.rank
     bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-    for number, box in enumerate(plan.boxes):
-        if rank in box.catching:
+    for number, box in numbered(plan.boxes):
+        if rank in box.catching_up:
             native.expect_base(number, box.owner)
         elif rank == box.owner:
-            for holder in box.catching:
+            for holder in box.catching_up:
                 native.send_base(number, holder)
-    worker.catching = frozenset(native.catching)
-    return bytes_each * sum(len(box.span) * len(box.catching) for box in plan.boxes)
+    worker.catching_up = frozenset(native.catching)
+    return bytes_each * sum(len(box.span) * len(box.catching_up) for box in plan.boxes)
 
 
 # --- No copy is left of something

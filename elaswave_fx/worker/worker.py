@@ -40,7 +40,7 @@ class Worker:
     """One rank. What is assigned anew with every epoch comes last.
 
     `committed`: the newest step that is known to be committed. `stale`: buckets (indices) whose working copy is not
-    whole. `catching`: boxes whose base is on its way. `damaged`: boxes found to have other bytes than were written.
+    whole. `catching_up`: boxes whose base is on its way. `damaged`: boxes found to have other bytes than were written.
     """
 
     config: Config
@@ -60,7 +60,7 @@ class Worker:
     checkpoints: Checkpoints | None = None
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
-    catching: frozenset[int] = frozenset()
+    catching_up: frozenset[int] = frozenset()
     damaged: set[int] = field(default_factory=set)
 
     @property

@@ -6,7 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from elaswave_fx.checkpoint.layout import NO_BOX, logical_tensors, owned_pieces
+from elaswave_fx.checkpoint.layout import logical_tensors, owned_pieces
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.replan import replan
@@ -36,7 +37,7 @@ def artifact() -> Artifact:
 def after_losses(dp: int, pp: int, *lost: int) -> Plan:
     plan = plan_uniform(WORKLOAD, local_topology(dp * pp, 1), Parallel(dp, pp))
     for rank in lost:
-        have = {number: (box.owner, *box.holders) for number, box in enumerate(plan.boxes)}
+        have = {box_id: box.replica_ranks for box_id, box in numbered(plan.boxes)}
         plan = replan(plan, tuple(r for r in plan.ranks if r != rank), have, 1)
     return plan
 
@@ -48,9 +49,9 @@ def test_every_element_is_written_once(plan: Plan) -> None:
     written: dict[str, list[int]] = defaultdict(list)
     for rank in plan.ranks:
         for piece in owned_pieces(artifact(), plan, rank, 2):
-            written[piece.tensor] += piece.box
-            assert piece.is_buffer == (piece.plan_box == NO_BOX)
-            assert piece.is_buffer or plan.boxes[piece.plan_box].owner == rank
+            written[piece.tensor] += piece.span
+            assert piece.is_buffer == piece.tensor.startswith("buffer/")
+            assert piece.box is None or plan.boxes[piece.box].owner == rank
     for name, (shape, _) in logical_tensors(artifact(), 2).items():
         numel = 1
         for size in shape:
@@ -63,10 +64,10 @@ def test_a_piece_begins_where_its_box_has_it() -> None:
     places = {p.name: (index, p.offset) for index, bucket in enumerate(model.buckets) for p in bucket.params}
     for rank in plan.ranks:
         for piece in owned_pieces(model, plan, rank, 0):
-            if piece.is_buffer:
+            if piece.box is None:
                 continue
             bucket, offset = places[piece.tensor.removeprefix("model/")]
-            box = plan.boxes[piece.plan_box]
+            box = plan.boxes[piece.box]
             assert box.bucket == bucket and piece.source == WORKLOAD.buckets[bucket].name
-            assert box.span.lo + piece.start == offset + piece.box.lo
-            assert piece.start + len(piece.box) <= len(box.span)
+            assert box.span.lo + piece.start == offset + piece.span.lo
+            assert piece.start + len(piece.span) <= len(box.span)

@@ -208,7 +208,7 @@ def test_every_element_is_written_by_one_rank(recipe: str, dp: int, pp: int) -> 
     numel = {}
     for rank in plan.ranks:
         for piece in owned_pieces(artifact, plan, rank, 2):
-            boxes.setdefault(piece.tensor, []).append((piece.box.lo, piece.box.hi))
+            boxes.setdefault(piece.tensor, []).append((piece.span.lo, piece.span.hi))
             numel[piece.tensor] = piece.numel
     for tensor, found in boxes.items():
         borders = sorted(found)

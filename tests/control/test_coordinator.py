@@ -46,7 +46,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment, replan
 
@@ -88,7 +88,7 @@ class Driver:
 
     def prepared(self, rank: int, ballot: Ballot | None = None, **changes: object) -> None:
         boxes = self.register.activation.assignment.boxes
-        copies = {p.box: Copy(SEED, 1) for p in boxes if rank in (p.owner, *p.holders)}
+        copies = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
         report = Report(Rank(rank), self.register.epoch, SEED, copies, {}, (), (), frozenset())
         self.feed(Prepared(ballot or self.state.ballot, replace(report, **changes)))  # type: ignore[arg-type]
 

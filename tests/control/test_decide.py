@@ -25,7 +25,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment, replan
 
@@ -49,7 +49,7 @@ def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
     boxes = register().activation.assignment.boxes
     found = {}
     for rank in map(Rank, ranks):
-        kept = [p.box for p in boxes if rank in (p.owner, *p.holders)]
+        kept = [box_id for box_id, box in numbered(boxes) if rank in box.replica_ranks]
         copies = {box: Copy(BASE, 1) for box in kept}
         records = {box: (Record(IN_FLIGHT, (), 1),) for box in kept}
         cast = tuple(vote(v) for v in votes)
@@ -58,8 +58,7 @@ def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
 
 
 def replica_ranks(box: int) -> set[int]:
-    plan = register().activation.assignment.boxes[box]
-    return {plan.owner, *plan.holders}
+    return set(register().activation.assignment.boxes[box].replica_ranks)
 
 
 def test_all_votes_among_the_survivors_roll_forward() -> None:
@@ -94,9 +93,9 @@ def test_votes_of_an_older_epoch_prove_nothing() -> None:
 def test_owners_are_made_of_ranks_with_a_copy() -> None:
     verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), replan)
     assert isinstance(verdict, Proceed)
-    for plan in verdict.activation.assignment.boxes:
-        assert plan.owner in replica_ranks(plan.box)
-        assert not set(plan.catching) & replica_ranks(plan.box)
+    for box_id, box in numbered(verdict.activation.assignment.boxes):
+        assert box.owner in replica_ranks(box_id)
+        assert not set(box.catching_up) & replica_ranks(box_id)
 
 
 def without_box(box: int) -> dict[Rank, Report]:
@@ -123,7 +122,7 @@ def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:
 
 def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() -> None:
     joiner = Rank(9)
-    boxes = {plan.box: Copy(BASE, 1) for plan in register().activation.assignment.boxes}
+    boxes = {box_id: Copy(BASE, 1) for box_id, _ in numbered(register().activation.assignment.boxes)}
     known = {joiner: Report(joiner, Epoch(2), BASE, boxes, {}, (), (), NOBODY)}
     assert isinstance(decide(register(), known, frozenset({Rank(0)}), replan), Blocked)
     verdict = decide(register(), known, frozenset(map(Rank, range(4))), replan)

@@ -8,6 +8,7 @@ from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
 from elaswave_fx.control.protocol.messages import Exited, Heartbeat, Prepared, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Rank
 from tests.control.test_coordinator import WORLD, Driver, line
 
@@ -73,7 +74,7 @@ def test_who_is_waited_for_is_said_once() -> None:
     job.beats(*range(WORLD))
     job.heartbeat(0, lines=(line(1),))
     boxes = job.register.activation.assignment.boxes
-    silent = {boxes[0].owner, *boxes[0].holders}
+    silent = set(boxes[0].replica_ranks)
     others = [rank for rank in range(WORLD) if rank not in silent]
     first = job.register.committed
     for tick in range(1, 12):
@@ -82,7 +83,7 @@ def test_who_is_waited_for_is_said_once() -> None:
             job.heartbeat(rank, version=Version(1), phase=f"at {tick}")
         job.feed(Tick())
         for rank in others:
-            copies = {p.box: Copy(first, 1) for p in boxes if rank in (p.owner, *p.holders)}
+            copies = {box_id: Copy(first, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
             report = Report(Rank(rank), job.register.epoch, first, copies, {}, (), (), frozenset())
             job.feed(Prepared(job.state.ballot, report))
     (waiting,) = [fields for kind, _, fields in job.lines if kind == "waiting"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from elaswave_fx.control.coordinator.plan_cache import Held, PlanCache, Planned, Planner
 from elaswave_fx.control.protocol.types import BoxId
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.plan import plan_hash
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.sim.cluster import first_assignment
 from tests.control.toy_job import ToyPlanning, text_of
@@ -30,7 +32,7 @@ def without(held: Held, lost: int) -> Held:
 def test_a_foreseen_loss_needs_no_planner() -> None:
     planning = Counted()
     before = planning.read(text_of(first_assignment(4, 2)))
-    held = {plan.box: (plan.owner, *plan.holders) for plan in before.assignment.boxes}
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
     ahead = PlanCache(planning)
     while ahead.precompute_next(before, held):
         continue
@@ -54,7 +56,9 @@ def test_the_real_planner_reads_what_it_wrote() -> None:
     plan = make_plan(local_topology(4), workload, even_columns(workload, 2, 2, 2), "test")
     planner = Planner(copies=1)
     before = planner.read(plan.to_json())
-    held = {box.box: tuple(r for r in (box.owner, *box.holders) if r != 2) for box in before.assignment.boxes}
+    held = {box_id: tuple(r for r in box.replica_ranks if r != 2) for box_id, box in numbered(before.assignment.boxes)}
+    assert (before.assignment.members, before.assignment.tiles) == (plan.ranks, plan.tiles)
+    assert before.assignment.boxes == plan.boxes and before.assignment.plan_hash == plan_hash(plan.to_json())
     after = planner.replan(before, (Rank(0), Rank(1), Rank(3)), held)
     assert after.assignment.members == (0, 1, 3) and planner.read(after.text).assignment == after.assignment
     assert after.lines and not planner.wants_move(before, {b: (*ranks, Rank(2)) for b, ranks in held.items()})

@@ -52,7 +52,6 @@ from elaswave_fx.control.protocol.types import (
     Assignment,
     Ballot,
     BoxId,
-    BoxPlan,
     Certificate,
     Copy,
     Record,
@@ -62,7 +61,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 
@@ -78,7 +77,7 @@ TICK = HeartbeatDue(Progress("forward 3", PEER))
 def assignment(members: tuple[Rank, ...] = (ME, PEER)) -> Assignment:
     """Two ranks, each owning one box and holding the other's."""
     tiles = (Tile(ME, Span(0, 1), HALF, (HALF,)), Tile(PEER, Span(0, 1), REST, (REST,)))
-    boxes = (BoxPlan(MINE, 0, ME, (PEER,), (), (ME, PEER)), BoxPlan(THEIRS, 0, PEER, (ME,), (), (ME, PEER)))
+    boxes = (Box(0, Span(0, 1), ME, (PEER,)), Box(0, Span(1, 2), PEER, (ME,)))
     return Assignment(members, tiles, boxes, 1)
 
 

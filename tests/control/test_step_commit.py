@@ -38,7 +38,6 @@ from elaswave_fx.control.protocol.types import (
     Assignment,
     Ballot,
     BoxId,
-    BoxPlan,
     Copy,
     Part,
     Record,
@@ -47,7 +46,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 
@@ -57,12 +56,12 @@ FIRST, HALF, REST = Stamp(Version(1), Epoch(0)), Span(0, 6), Span(6, 12)
 BALLOT = Ballot(Term(1), 0)
 
 
-def assignment(catching: tuple[Rank, ...] = ()) -> Assignment:
+def assignment(catching_up: tuple[Rank, ...] = ()) -> Assignment:
     """Two ranks, each owning one box and holding the other's, if it does not wait for a copy of it."""
     tiles = (Tile(ME, Span(0, 1), HALF, (HALF,)), Tile(PEER, Span(0, 1), REST, (REST,)))
     boxes = (
-        BoxPlan(MINE, 0, ME, (PEER,), tuple(r for r in catching if r == PEER), (ME, PEER)),
-        BoxPlan(THEIRS, 0, PEER, (ME,), tuple(r for r in catching if r == ME), (ME, PEER)),
+        Box(0, Span(0, 1), ME, (PEER,), tuple(r for r in catching_up if r == PEER), (ME, PEER)),
+        Box(0, Span(1, 2), PEER, (ME,), tuple(r for r in catching_up if r == ME), (ME, PEER)),
     )
     return Assignment((ME, PEER), tiles, boxes, 1)
 
@@ -72,9 +71,9 @@ def activate(
     ballot: Ballot = BALLOT,
     resume: Stamp = SEED,
     rollback: bool = True,
-    catching: tuple[Rank, ...] = (),
+    catching_up: tuple[Rank, ...] = (),
 ) -> Activate:
-    return Activate(ballot, Activation(Epoch(epoch), assignment(catching), resume, SEED, None, rollback))
+    return Activate(ballot, Activation(Epoch(epoch), assignment(catching_up), resume, SEED, None, rollback))
 
 
 class Driver:
@@ -97,18 +96,18 @@ class Driver:
     def sent(self, kind: type) -> list[Send]:
         return [a for a in self.did if isinstance(a, Send) and isinstance(a.message, kind)]
 
-    def until_reduce(self, catching: tuple[Rank, ...] = ()) -> None:
+    def until_reduce(self, catching_up: tuple[Rank, ...] = ()) -> None:
         """Loaded, gathered, computed: the records are next."""
-        self.feed(activate(catching=catching))
+        self.feed(activate(catching_up=catching_up))
         self.ran(100)
         self.ran(101)
-        if ME in catching:
+        if ME in catching_up:
             self.feed(Params(Epoch(0), SEED.version, ((THEIRS, 101),)), PEER)
         self.ran()
         assert self.state.phase == REDUCE
 
-    def until_voted(self, base_digest: int = 101, catching: tuple[Rank, ...] = ()) -> None:
-        self.until_reduce(catching)
+    def until_voted(self, base_digest: int = 101, catching_up: tuple[Rank, ...] = ()) -> None:
+        self.until_reduce(catching_up)
         self.feed(Gradient(Epoch(0), Version(1), REST), PEER)
         self.feed(RecordOf(Epoch(0), THEIRS, record(base_digest)), PEER)
 
@@ -139,7 +138,7 @@ def test_a_step_from_load_to_update() -> None:
 
 def test_parameters_go_to_readers_without_a_copy_and_are_awaited_there() -> None:
     rank = Driver()
-    rank.feed(activate(catching=(ME, PEER)))
+    rank.feed(activate(catching_up=(ME, PEER)))
     rank.ran(100)
     rank.ran(101)
     assert [a.message for a in rank.sent(Params)] == [Params(Epoch(0), SEED.version, ((MINE, 100),))]
@@ -172,7 +171,7 @@ def test_a_base_that_differs_and_was_computed_with_takes_the_step_with_it() -> N
 
 def test_another_base_that_differs_is_fetched_before_the_vote() -> None:
     rank = Driver()
-    rank.until_voted(base_digest=999, catching=(ME,))
+    rank.until_voted(base_digest=999, catching_up=(ME,))
     assert [a.message for a in rank.sent(Fetch)] == [Fetch(Epoch(0), THEIRS)]
     assert not rank.sent(VoteCast)
     rank.feed(Shard(Epoch(0), THEIRS, Copy(SEED, 999)), PEER)
@@ -309,7 +308,7 @@ def test_an_excluded_rank_stops_and_asks_to_join_with_its_copies(news: Ack | Sto
 
 def test_a_new_holder_catches_up_from_a_base_and_the_records_since() -> None:
     rank = Driver()
-    rank.until_reduce(catching=(ME,))
+    rank.until_reduce(catching_up=(ME,))
     rank.state = replace(rank.state, copies={MINE: rank.state.copies[MINE]}, complete=frozenset({MINE}))
     rank.feed(Gradient(Epoch(0), Version(1), REST), PEER)
     # It votes without the box that it does not have yet, and keeps the record.

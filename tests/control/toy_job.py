@@ -47,6 +47,7 @@ from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
 from elaswave_fx.launch.channel import Channel
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim import cluster
 
@@ -73,7 +74,7 @@ class ToyPlanning:
         return Planned(text_of(assignment), assignment, f"over {len(members)} ranks", None, ("moved",))
 
     def wants_move(self, before: Planned, held: Held) -> bool:
-        owners = [plan.owner for plan in before.assignment.boxes]
+        owners = [box.owner for box in before.assignment.boxes]
         counts = [owners.count(rank) for rank in before.assignment.members]
         return max(counts) - min(counts) >= 2 or any(len(ranks) > 2 for ranks in held.values())
 
@@ -170,7 +171,7 @@ class ToyRank:
         self.redone += self.committed.version - resume.version if self.committed.version > resume.version else 0
         self.epochs += 1
         self.committed, self.aborted = resume, None
-        kept = {p.box: p for p in activation.assignment.boxes if self.rank in (p.owner, *p.holders)}
+        kept = {box_id: box for box_id, box in numbered(activation.assignment.boxes) if self.rank in box.replica_ranks}
         boxes: dict[BoxId, Box] = {}
         for box, plan in kept.items():
             held = self.boxes.get(box)
@@ -182,10 +183,10 @@ class ToyRank:
                 boxes[box] = held
                 self._update(box, held)
             else:
-                assert self.rank in plan.catching, f"rank {self.rank} was given box {box} that it has no copy of"
+                assert self.rank in plan.catching_up, f"rank {self.rank} was given box {box} that it has no copy of"
         self.boxes, self.missing = boxes, set(kept) - set(boxes)
         for box, plan in kept.items():
-            if plan.owner == self.rank and plan.catching:
+            if plan.owner == self.rank and plan.catching_up:
                 held = boxes[box]
                 beside = self.folder / f".base-{box}-{activation.epoch}"
                 beside.write_text(json.dumps([held.value, *held.stamp]))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
 
@@ -29,7 +30,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
 def damage(training: Training) -> int:
     """Changes the first box that this rank holds a little; returns its owner."""
     worker = training._worker
-    number, box = next((n, box) for n, box in enumerate(worker.plan.boxes) if worker.rank in box.holders)
+    number, box = next((n, box) for n, box in numbered(worker.plan.boxes) if worker.rank in box.holders)
     master, _ = worker.engine.native.base(number)  # type: ignore[misc]
     master += 1e-3
     return box.owner

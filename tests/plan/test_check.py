@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_instructions, check_plan, plan_violations
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.plan import Plan, PlannedBox
+from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.topology import Member, Rank, local_topology
 from tests.plan.samples import chain, even_columns, uneven_rows
@@ -37,7 +37,7 @@ def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
 
 def with_layout(plan: Plan, *parts: tuple[int, int, int]) -> Plan:
     """The bucket u0 in boxes of other (owner, lo, hi)."""
-    first = tuple(PlannedBox(0, Span(lo, hi), Rank(r)) for r, lo, hi in parts)
+    first = tuple(Box(0, Span(lo, hi), Rank(r), readers=plan.groups["u0"]) for r, lo, hi in parts)
     return replace(plan, boxes=first + tuple(b for b in plan.boxes if b.bucket != 0))
 
 
@@ -137,17 +137,13 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: with_box(p, 0, holders=(Rank(9),)),
         "plan 0: box [0, 50) of bucket u0 is held by rank 9, which has no tile",
     ),
-    "catching but no holder": (
-        lambda p: with_box(p, 0, catching=(Rank(1),)),
+    "catching up but no holder": (
+        lambda p: with_box(p, 0, catching_up=(Rank(1),)),
         "plan 0: box [0, 50) of bucket u0 is awaited by (1,) and held by (2,); those that catch up are holders",
     ),
-    "group": (
-        lambda p: replace(p, groups={**p.groups, "tied": (Rank(0), Rank(2))}),
-        "plan 0: bucket tied has the group (0, 2); its users run on (0, 1, 2, 3)",
-    ),
-    "unknown bucket": (
-        lambda p: replace(p, groups={**p.groups, "ghost": (Rank(0),)}),
-        "plan 0: bucket ghost is not in the workload",
+    "readers": (
+        lambda p: with_box(p, 0, readers=(Rank(0), Rank(1))),
+        "plan 0: box [0, 50) of bucket u0 is read by (0, 1); users of its bucket run on (0, 2)",
     ),
     "missing hop": (
         lambda p: without_hop(p, 0),

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.copies import with_readers
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.memory import per_parameter
-from elaswave_fx.plan.plan import Plan, PlannedBox
+from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import step_program
 from elaswave_fx.plan.topology import Rank, local_topology
@@ -37,13 +38,12 @@ def test_copies_lie_on_other_hosts_where_there_are_any(dp: int, pp: int, copies:
         elsewhere = [r for r in plan.ranks if host[r] != host[box.owner]]
         assert len(box.holders) == min(copies, len(plan.ranks) - 1)
         assert sum(host[r] != host[box.owner] for r in box.holders) == min(copies, len(elsewhere))
-        assert not box.catching
+        assert not box.catching_up
 
 
 def test_holders_read_the_bucket_where_another_host_does() -> None:
     plan = planned(2, 2)
-    groups = [plan.groups[plan.workload.buckets[b.bucket].name] for b in plan.boxes]
-    assert all(b.holders[0] in group for b, group in zip(plan.boxes, groups, strict=True))
+    assert all(box.holders[0] in box.readers for box in plan.boxes)
 
 
 def test_copies_of_one_rank_spread_over_several_holders() -> None:
@@ -93,8 +93,9 @@ def test_layouts_are_owners_and_spans() -> None:
 
 def test_an_owner_that_does_not_read_the_bucket_takes_part_in_its_sum() -> None:
     workload = chain(4, 8)
-    boxes = tuple(PlannedBox(i, Span(0, b.numel), Rank(1)) for i, b in enumerate(workload.buckets))
     tiles = even_columns(workload, 1, 2, 4)
+    owned = [Box(i, Span(0, b.numel), Rank(1)) for i, b in enumerate(workload.buckets)]
+    boxes = with_readers(owned, workload, tiles)
     plan = make_plan(local_topology(2), workload, tiles, "all owned by the last stage", boxes=boxes)
     check_plan(plan)
     lists = [step_program(plan, rank).instructions for rank in plan.ranks]

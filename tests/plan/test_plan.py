@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
-from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.planner import Parallel, plan_rows, plan_uniform
 from elaswave_fx.plan.tiling import Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
@@ -33,11 +35,28 @@ def test_json_brings_back_the_same_plan(tiling: tuple[Workload, Tiling]) -> None
 
 
 def test_text_that_is_no_plan_is_refused() -> None:
-    for text in ("", "[]", "{}", '{"format": 2}'):
+    for text in ("", "[]", "{}", '{"format": 3}'):
         with pytest.raises(PlanError, match="plan: the text is not a plan"):
             Plan.from_json(text)
-    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 2"):
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 3"):
         Plan.from_json('{"format": 99}')
+
+
+def small_text(reason: str = "small") -> str:
+    workload = chain(2, 4)
+    return make_plan(local_topology(2), workload, even_columns(workload, 1, 2, 2), reason).to_json()
+
+
+def test_the_hash_is_that_of_the_text() -> None:
+    assert plan_hash(small_text()) == plan_hash(Plan.from_json(small_text()).to_json())
+    assert plan_hash(small_text("another")) != plan_hash(small_text())
+    assert 0 <= plan_hash(small_text()) < 2**63
+
+
+def test_the_hash_does_not_depend_on_the_process() -> None:
+    code = "from tests.plan.test_plan import *\nprint(plan_hash(small_text()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == plan_hash(small_text())
 
 
 def test_the_table_of_equal_tiles(golden: Golden) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
@@ -39,7 +39,7 @@ def caught_up(plan: Plan) -> Have:
 
 def at_once(plan: Plan) -> Have:
     """Copies before anybody has caught up."""
-    return {n: (box.owner, *(r for r in box.holders if r not in box.catching)) for n, box in enumerate(plan.boxes)}
+    return {n: tuple(r for r in box.replica_ranks if r not in box.catching_up) for n, box in numbered(plan.boxes)}
 
 
 def without(plan: Plan, *lost: int) -> tuple[Rank, ...]:
@@ -69,15 +69,15 @@ def check_boxes(before: Plan, after: Plan, have: Have, count: int) -> None:
     assert [(b.bucket, b.span) for b in after.boxes] == [(b.bucket, b.span) for b in before.boxes]
     for number, (old, new) in enumerate(zip(before.boxes, after.boxes, strict=True)):
         copies = alive & set(have[number])
-        group = set(after.groups[after.workload.buckets[new.bucket].name])
+        group = set(new.readers)
         assert new.owner in copies
         assert new.owner in group or not copies & group
         if old.owner in copies and (old.owner in group or not copies & group):
             assert new.owner == old.owner
         kept = {new.owner, *new.holders}
-        assert set(new.catching) == set(new.holders) - copies
+        assert set(new.catching_up) == set(new.holders) - copies
         assert len(new.holders) >= min(count, len(alive) - 1)
-        if new.catching:
+        if new.catching_up:
             assert copies <= kept
         else:
             assert len(new.holders) == min(count, len(alive) - 1)
@@ -132,7 +132,7 @@ def test_copies_come_to_rest(job: tuple[Plan, list[int], int]) -> None:
     assert rounds <= 2
     for box in after.boxes:
         assert len(box.holders) == min(count, len(members) - 1)
-        assert box.owner in after.groups[after.workload.buckets[box.bucket].name] or not count
+        assert box.owner in box.readers or not count
 
 
 @settings(deadline=None, max_examples=40)
@@ -227,8 +227,7 @@ def test_columns_with_cuts_of_their_own_are_cut_anew() -> None:
 
 
 def outside(plan: Plan) -> int:
-    groups = [set(plan.groups[plan.workload.buckets[b.bucket].name]) for b in plan.boxes]
-    return sum(b.owner not in group for b, group in zip(plan.boxes, groups, strict=True))
+    return sum(box.owner not in box.readers for box in plan.boxes)
 
 
 def orphaned() -> Plan:
@@ -248,9 +247,9 @@ def test_an_owner_outside_of_the_group_hands_over_to_a_reader_that_caught_up() -
     after = lose(before, 1, have=have)
     assert len(after.tiles) == 2 and outside(after) > 0
     for box in after.boxes:
-        group = after.groups[after.workload.buckets[box.bucket].name]
+        group = box.readers
         if box.owner not in group:
-            assert set(box.catching) & set(group)
+            assert set(box.catching_up) & set(group)
     assert wants_move(after, caught_up(after), 1) and not wants_move(after, at_once(after), 1)
     at_rest, rounds = settle(after)
     assert rounds == 1 and outside(at_rest) == 0 and at_rest.tiles == after.tiles
@@ -274,7 +273,7 @@ def test_a_surplus_holder_stays_until_nobody_is_catching_up() -> None:
     boxes = (replace(before.boxes[0], holders=(Rank(1),)), *before.boxes[1:])
     before = replace(before, boxes=boxes)
     first = lose(before)
-    assert first.boxes[0].holders == (1, 2) and first.boxes[0].catching == (2,)
+    assert first.boxes[0].holders == (1, 2) and first.boxes[0].catching_up == (2,)
     assert wants_move(first, caught_up(first), 1)
     second = lose(first)
     assert second.boxes[0].holders == (2,) and not wants_move(second, caught_up(second), 1)
@@ -285,7 +284,7 @@ def test_a_holder_that_lost_its_copy_gets_it_again() -> None:
     holder = before.boxes[0].holders[0]
     after = lose(before, have={**caught_up(before), 0: (before.boxes[0].owner,)})
     assert after.tiles == before.tiles
-    assert after.boxes == (replace(before.boxes[0], catching=(holder,)), *before.boxes[1:])
+    assert after.boxes == (replace(before.boxes[0], catching_up=(holder,)), *before.boxes[1:])
     assert (
         after.reason
         == "the same ranks; tiles as before; 1 of 18 boxes (0) have a single copy until rank 2 has caught up"
@@ -296,7 +295,7 @@ def test_an_owner_that_lost_its_copy_is_replaced_and_catches_up() -> None:
     before = uniform(2, 2)
     old, holder = before.boxes[0].owner, before.boxes[0].holders[0]
     after = lose(before, have={**caught_up(before), 0: (holder,)})
-    assert (after.boxes[0].owner, after.boxes[0].holders, after.boxes[0].catching) == (holder, (old,), (old,))
+    assert (after.boxes[0].owner, after.boxes[0].holders, after.boxes[0].catching_up) == (holder, (old,), (old,))
 
 
 def test_a_rank_that_comes_back_gets_a_tile() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.copies import with_readers
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
@@ -50,7 +51,8 @@ def test_a_moved_cut_moves_units_and_parameters_only() -> None:
 
     def cut_at(unit: int, like: Plan | None = None) -> Plan:
         tiles = columns([Column((Rank(0), Rank(1)), (0, unit, 4), Span(0, 8))], 2, 1)
-        return make_plan(local_topology(2), workload, tiles, "cut", boxes=like.boxes if like else None)
+        boxes = with_readers(like.boxes, workload, tiles) if like else None
+        return make_plan(local_topology(2), workload, tiles, "cut", boxes=boxes)
 
     before = cut_at(2)
     change = Transition.of(before, cut_at(3, before))
@@ -74,8 +76,8 @@ def test_what_travels_is_what_the_plans_say(shape: tuple[int, int], lost: int) -
     assert change.lost == (lost,) and change.joined == () and change.epochs == (0, 1)
     assert {h.box for h in change.handovers} == {n for n, b in enumerate(before.boxes) if b.owner == lost}
     assert all(h == Handover(h.box, Rank(lost), after.boxes[h.box].owner) for h in change.handovers)
-    catching = {(n, r) for n, b in enumerate(after.boxes) for r in b.catching}
-    assert {(t.box, t.target) for t in change.copies} == catching
+    catching_up = {(n, r) for n, b in enumerate(after.boxes) for r in b.catching_up}
+    assert {(t.box, t.target) for t in change.copies} == catching_up
     assert all(t == CopyTask(t.box, after.boxes[t.box].owner, t.target, 12 * len(after.boxes[t.box].span))
                for t in change.copies)  # fmt: skip
     assert set(change.opened) <= set(change.links) and all(a < b and lost not in (a, b) for a, b in change.links)

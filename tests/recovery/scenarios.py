@@ -244,4 +244,4 @@ def assert_survived_or_rolled_back(run: Finished, undisturbed: Finished, lost: s
 def had_no_copy(run: Finished, epoch: int, lost: set[int]) -> bool:
     """Whether a box of that epoch may have had all its copies at the ranks lost; whoever was catching up had none."""
     plan = Plan.from_json((run.folder / f"plan-{epoch}.json").read_text())
-    return any({box.owner, *set(box.holders) - set(box.catching)} <= lost for box in plan.boxes)
+    return any(box.local_materializers <= lost for box in plan.boxes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.plan import PlannedBox
+from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.worker.recovery import unchecked_parts
@@ -34,5 +34,5 @@ def test_parts_made_from_copies_that_are_kept_no_more(
 ) -> None:
     plan = plan_uniform(chain(), local_topology(3), Parallel(3, 1))
     first, *rest = plan.boxes
-    old, new = (replace(plan, boxes=(PlannedBox(first.bucket, first.span, *roles), *rest)) for roles in (before, after))
+    old, new = (replace(plan, boxes=(Box(first.bucket, first.span, *roles), *rest)) for roles in (before, after))
     assert unchecked_parts(ME, old, new) == ({first.bucket} if found else set())

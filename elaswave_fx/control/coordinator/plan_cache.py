@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from elaswave_fx.control.protocol.types import Assignment, BoxId
+from elaswave_fx.control.protocol.types import Assignment
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import BoxId
 from elaswave_fx.plan.topology import Rank
+
+if TYPE_CHECKING:
+    from elaswave_fx.plan.plan import Plan
 
 Held = Mapping[BoxId, tuple[Rank, ...]]
 """Ranks with a copy of each box."""
@@ -38,7 +42,7 @@ class Planning(Protocol):
         ...
 
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        """The plan of the next epoch; one that `ends` the job if none is possible for so few."""
+        """The plan of the next epoch; a terminal one if none is possible for so few."""
         ...
 
     def wants_move(self, before: Planned, held: Held) -> bool:
@@ -53,29 +57,31 @@ class Planner:
     copies: int
 
     def read(self, text: str) -> Planned:
-        from elaswave_fx.control.assignment import assignment_of
         from elaswave_fx.plan.plan import Plan
 
-        plan = Plan.from_json(text)
-        return Planned(text, assignment_of(plan), plan.reason, plan)
+        return _planned(Plan.from_json(text), text)
 
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        from elaswave_fx.control.assignment import assignment_of
         from elaswave_fx.plan import replan
         from elaswave_fx.plan.transition import Transition
 
-        copies = {int(box): ranks for box, ranks in held.items()}
         try:
-            plan = replan.replan(before.plan, members, copies, self.copies)
+            plan = replan.replan(before.plan, members, held, self.copies)
             lines = Transition.of(before.plan, plan).lines()
         except PlanError as error:
-            plan, lines = replan.terminal_plan(before.plan, members, copies, str(error)), ()
-        return Planned(plan.to_json(), assignment_of(plan), plan.reason, plan, tuple(lines))
+            plan, lines = replan.terminal_plan(before.plan, members, held, str(error)), ()
+        return _planned(plan, plan.to_json(), lines)
 
     def wants_move(self, before: Planned, held: Held) -> bool:
         from elaswave_fx.plan import replan
 
-        return replan.wants_move(before.plan, {int(box): ranks for box, ranks in held.items()}, self.copies)
+        return replan.wants_move(before.plan, held, self.copies)
+
+
+def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
+    from elaswave_fx.plan.plan import plan_hash
+
+    return Planned(text, Assignment(plan.ranks, plan.tiles, plan.boxes, plan_hash(text)), plan.reason, plan, lines)
 
 
 class PlanCache:

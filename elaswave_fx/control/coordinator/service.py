@@ -25,7 +25,7 @@ from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
-from elaswave_fx.control.protocol.decide import decide, replica_ranks
+from elaswave_fx.control.protocol.decide import decide
 from elaswave_fx.control.protocol.events import EVENT_TYPES
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
 from elaswave_fx.control.protocol.messages import Activate, Ended, Exited, Heartbeat, Saved, Send, Tick
@@ -34,6 +34,7 @@ from elaswave_fx.control.protocol.types import Assignment, BoxId, Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.errors import CommError, PlanError
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 
 TICK_S, IDLE_S = 0.05, 0.2
@@ -326,8 +327,8 @@ class Service:
         boxes = state.register.activation.assignment.boxes
         complete = {rank for rank, heard in state.detector.heard.items() if heard.heartbeat.complete}
         held = {
-            plan.box: tuple(rank for rank in replica_ranks(plan) if rank not in plan.catching or rank in complete)
-            for plan in boxes
+            box_id: tuple(rank for rank in box.replica_ranks if rank not in box.catching_up or rank in complete)
+            for box_id, box in numbered(boxes)
         }
         self._thinks = self._plan_cache.precompute_next(self._plan(state.register.key.plan_hash), held)
 
@@ -335,7 +336,8 @@ class Service:
         """Asked with every tick while nothing is under way; the answer changes with the plan only."""
         plan_hash = register.key.plan_hash
         if self._moves is None or self._moves[0] != plan_hash:
-            held = {plan.box: replica_ranks(plan) for plan in register.activation.assignment.boxes}
+            boxes = register.activation.assignment.boxes
+            held = {box_id: box.replica_ranks for box_id, box in numbered(boxes)}
             self._moves = (plan_hash, self._spec.planning.wants_move(self._plan(plan_hash), held))
         return self._moves[1]
 

@@ -20,12 +20,12 @@ from elaswave_fx.control.protocol.types import (
     Activation,
     Assignment,
     BoxId,
-    BoxPlan,
     Certificate,
     Report,
     Stamp,
     Version,
 )
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 
 Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]
@@ -103,19 +103,15 @@ def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
     return frozenset(found)
 
 
-def replica_ranks(plan: BoxPlan) -> tuple[Rank, ...]:
-    """The ranks that should have a copy of the box."""
-    return (plan.owner, *plan.holders)
-
-
 def still_absent(
     register: Register, present: frozenset[Rank], gone: frozenset[Rank], version: Version
 ) -> tuple[Absent, ...]:
     """Ranks left out that may hold copies as new as `version`: excluded now, or before and nothing happened since."""
     found = [a for a in register.absent if a.rank not in present | gone and a.version == version]
+    kept = register.activation.assignment.boxes
     for rank in register.members:
         if rank not in present | gone:
-            boxes = frozenset(p.box for p in register.activation.assignment.boxes if rank in replica_ranks(p))
+            boxes = frozenset(box_id for box_id, box in numbered(kept) if rank in box.replica_ranks)
             found.append(Absent(rank, boxes, version))
     return tuple(found)
 
@@ -135,7 +131,7 @@ def decide(
     assignment = register.activation.assignment
     members = tuple(sorted(reports))
     absent = still_absent(register, frozenset(members), gone, resume.version)
-    held: dict[BoxId, tuple[Rank, ...]] = {plan.box: () for plan in assignment.boxes}
+    held: dict[BoxId, tuple[Rank, ...]] = {box_id: () for box_id, _ in numbered(assignment.boxes)}
     for rank in members:
         for box in sources(reports[rank], previous, resume):
             held[box] = (*held[box], rank)

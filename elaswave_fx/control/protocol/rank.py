@@ -44,6 +44,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 
 LINES_PER_HEARTBEAT = 256
@@ -339,7 +340,7 @@ def install(state: RankState, activation: Activation) -> RankState:
     The ledger has every line up to `resume`, since both came with one swap.
     """
     boxes = activation.assignment.boxes
-    kept = frozenset(plan.box for plan in boxes if state.rank in (plan.owner, *plan.holders))
+    kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
     copies, records = _leading_to(state, activation, kept)
     return replace(
         state,

@@ -5,6 +5,7 @@ In: the assignment of the epoch. Out: `RankState`, and pure answers: which updat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from elaswave_fx.control.protocol.messages import Frame, Heartbeat, Instruction
@@ -16,7 +17,6 @@ from elaswave_fx.control.protocol.types import (
     Assignment,
     Ballot,
     BoxId,
-    BoxPlan,
     Certificate,
     Copy,
     Record,
@@ -25,7 +25,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 
 APPLY, GATHER, COMPUTE, REDUCE, VOTED = "apply", "gather", "compute", "reduce", "voted"
@@ -56,9 +56,9 @@ class View:
     `made`: those whose parameters it makes from its copy; `senders`: the owners who send it the others'.
     """
 
-    owned: tuple[BoxPlan, ...]
-    kept: tuple[BoxPlan, ...]
-    made: tuple[BoxPlan, ...]
+    owned: Mapping[BoxId, Box]
+    kept: Mapping[BoxId, Box]
+    made: frozenset[BoxId]
     owners: frozenset[Rank]
     senders: frozenset[Rank]
     others: tuple[Rank, ...]
@@ -70,11 +70,11 @@ class View:
         """The view of a member."""
         tile = next(tile for tile in assignment.tiles if tile.rank == rank)
         return View(
-            owned=tuple(b for b in assignment.boxes if b.owner == rank),
-            kept=tuple(b for b in assignment.boxes if b.owner == rank or rank in b.holders),
-            made=tuple(b for b in assignment.boxes if rank in b.makers),
-            owners=frozenset(b.owner for b in assignment.boxes),
-            senders=frozenset(b.owner for b in assignment.boxes if rank not in b.makers),
+            owned={box_id: box for box_id, box in numbered(assignment.boxes) if box.owner == rank},
+            kept={box_id: box for box_id, box in numbered(assignment.boxes) if rank in box.replica_ranks},
+            made=frozenset(box_id for box_id, box in numbered(assignment.boxes) if rank in box.local_materializers),
+            owners=frozenset(box.owner for box in assignment.boxes),
+            senders=frozenset(box.owner for box in assignment.boxes if rank not in box.local_materializers),
             others=tuple(r for r in assignment.members if r != rank),
             units=tile.units,
             samples=tile.samples,
@@ -137,9 +137,9 @@ def is_stale(state: RankState, epoch: Epoch) -> bool:
     return epoch < state.epoch
 
 
-def owned_boxes(state: RankState) -> tuple[BoxPlan, ...]:
+def owned_boxes(state: RankState) -> Mapping[BoxId, Box]:
     """The boxes this rank owns."""
-    return state.view.owned if state.view else ()
+    return state.view.owned if state.view else {}
 
 
 def is_committed(state: RankState) -> bool:
@@ -148,55 +148,55 @@ def is_committed(state: RankState) -> bool:
     return all((version, rank) in votes for rank in state.members)
 
 
-def due_update(state: RankState) -> BoxPlan | None:
+def due_update(state: RankState) -> BoxId | None:
     """The first box whose base lags behind the committed version although its next record is here."""
     if state.view is None:
         return None
-    for plan in state.view.kept:
-        pending = state.records.get(plan.box)
-        if pending and plan.box in state.copies:
-            version = state.copies[plan.box].stamp.version
+    for box_id in state.view.kept:
+        pending = state.records.get(box_id)
+        if pending and box_id in state.copies:
+            version = state.copies[box_id].stamp.version
             if pending[0].stamp.version == version + 1 <= state.committed.version:
-                return plan
+                return box_id
     return None
 
 
 def ready_boxes(state: RankState) -> frozenset[BoxId]:
     """Boxes with the right base and the record of the step in flight: these a yes vouches for."""
     found = []
-    for plan in state.view.kept if state.view else ():
-        copy, pending = state.copies.get(plan.box), state.records.get(plan.box)
+    for box_id in state.view.kept if state.view else ():
+        copy, pending = state.copies.get(box_id), state.records.get(box_id)
         if copy is None or not pending or copy.stamp != state.committed:
             continue
         record = pending[0]
         if record.stamp.version == state.next_version and record.base_digest == copy.digest:
-            found.append(plan.box)
+            found.append(box_id)
     return frozenset(found)
 
 
 def may_vote(state: RankState) -> bool:
     """Whether all boxes that this rank has vouched for before, or owns, are ready again."""
     ready = ready_boxes(state)
-    return state.complete <= ready and all(plan.box in ready for plan in owned_boxes(state))
+    return state.complete <= ready and ready.issuperset(owned_boxes(state))
 
 
-def wrong_boxes(state: RankState) -> tuple[BoxPlan, ...]:
+def wrong_boxes(state: RankState) -> tuple[BoxId, ...]:
     """Held boxes whose digest differs from the owner's at the same version, or that fell behind."""
     found = []
-    for plan in state.view.kept if state.view else ():
-        copy, pending = state.copies.get(plan.box), state.records.get(plan.box)
-        if plan.owner == state.rank or plan.box in state.fetching or not pending or copy is None:
+    for box_id, box in state.view.kept.items() if state.view else ():
+        copy, pending = state.copies.get(box_id), state.records.get(box_id)
+        if box.owner == state.rank or box_id in state.fetching or not pending or copy is None:
             continue
         record = pending[0]
         differs = record.stamp.version == copy.stamp.version + 1 and record.base_digest != copy.digest
         if differs or record.stamp.version > copy.stamp.version + 1:
-            found.append(plan)
+            found.append(box_id)
     return tuple(found)
 
 
-def computed_with(state: RankState, boxes: tuple[BoxPlan, ...]) -> bool:
+def computed_with(state: RankState, boxes: tuple[BoxId, ...]) -> bool:
     """Whether any of these copies is one that parameters are made from."""
-    return state.view is not None and any(plan in state.view.made for plan in boxes)
+    return state.view is not None and not state.view.made.isdisjoint(boxes)
 
 
 def awaited(state: RankState) -> Rank | None:
@@ -210,12 +210,12 @@ def awaited(state: RankState) -> Rank | None:
     if state.phase == VOTED:
         return next((r for r in state.members if (version, r) not in state.votes), None)
     if state.phase == REDUCE:
-        for plan in view.kept:
-            if plan.owner != state.rank:
-                if not state.records.get(plan.box) or plan.box in state.fetching:
-                    return plan.owner
-            elif not state.records.get(plan.box):
-                return next((r for r in plan.group if (version, r) not in state.gradients), None)
+        for box_id, box in view.kept.items():
+            if box.owner != state.rank:
+                if not state.records.get(box_id) or box_id in state.fetching:
+                    return box.owner
+            elif not state.records.get(box_id):
+                return next((r for r in box.readers if (version, r) not in state.gradients), None)
     return None
 
 
@@ -231,7 +231,7 @@ def heartbeat(state: RankState) -> Heartbeat:
         awaited(state),
         state.suspect,
         state.joining,
-        state.view is not None and all(plan.box in state.complete for plan in state.view.kept),
+        state.view is not None and state.complete.issuperset(state.view.kept),
         state.certificates[:LINES_PER_BEAT] if writes else (),
     )
 
@@ -259,11 +259,10 @@ def install(state: RankState, activation: Activation) -> RankState:
     """
     assignment, resume = activation.assignment, activation.resume
     view = View.of(assignment, state.rank)
-    kept = {plan.box for plan in view.kept}
     copies, records = {}, {}
     for box, copy in state.copies.items():
         pending = state.records.get(box, ())
-        if box not in kept or activation.rollback:
+        if box not in view.kept or activation.rollback:
             continue
         if copy.stamp == resume:
             copies[box] = copy
@@ -280,14 +279,14 @@ def install(state: RankState, activation: Activation) -> RankState:
         certificates=(),
         copies=copies,
         records=records,
-        complete=frozenset(kept if activation.rollback else copies),
+        complete=frozenset(view.kept if activation.rollback else copies),
         fetching=frozenset(),
         gradients={},
         params={},
         votes={},
         running=None,
-        loads=tuple(sorted(kept)) if activation.rollback else (),
-        owed=tuple((plan.box, rank) for plan in view.owned for rank in plan.catching),
+        loads=tuple(sorted(view.kept)) if activation.rollback else (),
+        owed=tuple((box_id, rank) for box_id, box in view.owned.items() for rank in box.catching_up),
         suspect=None,
         stop_after=None,
         answer=False,

@@ -12,7 +12,7 @@ and the report counts for every attempt to follow that epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from elaswave_fx.control.protocol import rank_state
@@ -56,7 +56,8 @@ from elaswave_fx.control.protocol.rank_state import (
     install,
     report,
 )
-from elaswave_fx.control.protocol.types import BoxPlan, Certificate, Copy, Part, Record, Stamp, Vote
+from elaswave_fx.control.protocol.types import BoxId, Certificate, Copy, Part, Record, Stamp, Vote
+from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.topology import Epoch, Rank
 
 HELD_FRAMES = 256
@@ -77,12 +78,12 @@ class Rules:
     """The guards on which safety rests, as a value: the simulator takes them away one by one and must notice."""
 
     is_stale: Callable[[RankState, Epoch], bool] = rank_state.is_stale
-    owned: Callable[[RankState], tuple[BoxPlan, ...]] = rank_state.owned_boxes
+    owned: Callable[[RankState], Mapping[BoxId, Box]] = rank_state.owned_boxes
     is_committed: Callable[[RankState], bool] = rank_state.is_committed
-    due_update: Callable[[RankState], BoxPlan | None] = rank_state.due_update
+    due_update: Callable[[RankState], BoxId | None] = rank_state.due_update
     may_vote: Callable[[RankState], bool] = rank_state.may_vote
-    wrong_boxes: Callable[[RankState], tuple[BoxPlan, ...]] = rank_state.wrong_boxes
-    computed_with: Callable[[RankState, tuple[BoxPlan, ...]], bool] = rank_state.computed_with
+    wrong_boxes: Callable[[RankState], tuple[BoxId, ...]] = rank_state.wrong_boxes
+    computed_with: Callable[[RankState, tuple[BoxId, ...]], bool] = rank_state.computed_with
 
 
 RULES = Rules()
@@ -117,8 +118,8 @@ def _next(state: RankState, now_s: float, rules: Rules) -> Result:
             return _run(replace(state, loads=state.loads[1:]), Load(state.serial + 1, state.loads[0], state.committed))
         due = rules.due_update(state)
         if due is not None:
-            copy, record = state.copies[due.box], state.records[due.box][0]
-            return _run(state, Update(state.serial + 1, due.box, copy, record))
+            copy, record = state.copies[due], state.records[due][0]
+            return _run(state, Update(state.serial + 1, due, copy, record))
     if state.phase == APPLY:
         return _publish(state, rules) if state.running is None else (state, ())
     if state.phase == GATHER:
@@ -138,15 +139,15 @@ def _publish(state: RankState, rules: Rules) -> Result:
     """All copies stand at the committed version: parameters to readers without a copy, bases to new holders."""
     assert state.view is not None
     view, version, copies = state.view, state.committed.version, state.copies
-    owned = [plan for plan in rules.owned(state) if plan.box in copies]
+    owned = [(box_id, box) for box_id, box in rules.owned(state).items() if box_id in copies]
     actions: list[Action] = [
         Send(target, Shard(state.epoch, box, copies[box]), bulk=True) for box, target in state.owed
     ]
     for other in view.others:
-        digests = tuple((plan.box, copies[plan.box].digest) for plan in owned if other not in plan.makers)
+        digests = tuple((i, copies[i].digest) for i, box in owned if other not in box.local_materializers)
         if digests:
             actions.append(Send(other, Params(state.epoch, version, digests)))
-    own = tuple((plan.box, copies[plan.box].digest) for plan in view.made if plan.box in copies)
+    own = tuple((box_id, copies[box_id].digest) for box_id in sorted(view.made) if box_id in copies)
     state = replace(state, phase=GATHER, params={**state.params, (version, state.rank): own}, owed=())
     return (state, tuple(actions)) if actions else _gather(state)
 
@@ -166,14 +167,14 @@ def _reduce(state: RankState, now_s: float, rules: Rules) -> Result:
     version = state.next_version
     actions: list[Action] = []
     records = state.records
-    for plan in rules.owned(state):
-        if records.get(plan.box) or plan.box not in state.copies:
+    for box_id, box in rules.owned(state).items():
+        if records.get(box_id) or box_id not in state.copies:
             continue
-        if all((version, rank) in state.gradients for rank in plan.group):
-            parts = tuple(Part(rank, state.gradients[version, rank]) for rank in plan.group)
-            record = Record(Stamp(version, state.epoch), parts, state.copies[plan.box].digest)
-            records = {**records, plan.box: (record,)}
-            actions += [Send(h, RecordOf(state.epoch, plan.box, record)) for h in plan.holders if h != state.rank]
+        if all((version, rank) in state.gradients for rank in box.readers):
+            parts = tuple(Part(rank, state.gradients[version, rank]) for rank in box.readers)
+            record = Record(Stamp(version, state.epoch), parts, state.copies[box_id].digest)
+            records = {**records, box_id: (record,)}
+            actions += [Send(h, RecordOf(state.epoch, box_id, record)) for h in box.holders if h != state.rank]
     if records is not state.records:
         return replace(state, records=records), tuple(actions)
     wrong = rules.wrong_boxes(state)
@@ -184,16 +185,17 @@ def _reduce(state: RankState, now_s: float, rules: Rules) -> Result:
     return _vote(state)
 
 
-def _drop_wrong(state: RankState, wrong: tuple[BoxPlan, ...], rules: Rules) -> Result:
+def _drop_wrong(state: RankState, wrong: tuple[BoxId, ...], rules: Rules) -> Result:
     """Copies that differ go. One that was computed with takes the step with it; others are fetched before the vote."""
-    boxes = frozenset(plan.box for plan in wrong)
-    note = Note(f"rank {state.rank}: boxes {sorted(boxes)} differ from their owners")
-    state = replace(state, copies={box: copy for box, copy in state.copies.items() if box not in boxes})
+    assert state.view is not None
+    view = state.view
+    note = Note(f"rank {state.rank}: boxes {sorted(wrong)} differ from their owners")
+    state = replace(state, copies={box: copy for box, copy in state.copies.items() if box not in wrong})
     if rules.computed_with(state, wrong):
         state, actions = _call_off(state, None)
         return state, (note, *actions)
-    fetches = tuple(Send(plan.owner, Fetch(state.epoch, plan.box)) for plan in wrong)
-    return replace(state, fetching=state.fetching | boxes), (note, *fetches)
+    fetches = tuple(Send(view.kept[box_id].owner, Fetch(state.epoch, box_id)) for box_id in wrong)
+    return replace(state, fetching=state.fetching.union(wrong)), (note, *fetches)
 
 
 def _paused(state: RankState, now_s: float) -> bool:

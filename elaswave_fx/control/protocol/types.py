@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import Box, BoxId, Span
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 
@@ -20,9 +20,6 @@ Version = NewType("Version", int)
 
 Term = NewType("Term", int)
 """Grows by one with every coordinator process that takes over."""
-
-BoxId = NewType("BoxId", int)
-"""A piece of optimizer state that moves whole; index into the job's table of boxes."""
 
 
 STOPPED = "stopped"
@@ -94,32 +91,15 @@ class Certificate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BoxPlan:
-    """Copies of one box: `owner` and `holders` in full; those in `catching` are holders that have no base yet.
-
-    `group` are the ranks whose tiles contribute to its gradient.
-    """
-
-    box: BoxId
-    unit: int
-    owner: Rank
-    holders: tuple[Rank, ...]
-    catching: tuple[Rank, ...]
-    group: tuple[Rank, ...]
-
-    @property
-    def makers(self) -> frozenset[Rank]:
-        """Who makes its working parameters from a copy of its own; the others get them from the owner."""
-        return frozenset((self.owner, *self.holders)) - frozenset(self.catching)
-
-
-@dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who computes and who keeps what in one epoch; drawn from the epoch's Plan, whose hash it carries."""
+    """What control needs of the epoch's Plan: who computes and who keeps what, and the hash of the plan's text.
+
+    The place of a box in `boxes` is its BoxId.
+    """
 
     members: tuple[Rank, ...]
     tiles: tuple[Tile, ...]
-    boxes: tuple[BoxPlan, ...]
+    boxes: tuple[Box, ...]
     plan_hash: int
 
 
