@@ -8,7 +8,7 @@ from pathlib import Path
 
 BENCHES = {
     "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
-    "communicator_edit": "lose one rank: from the abort to checked all-reduces on the new groups, against gloo",
+    "communicator_edit": "lose one rank: from the abort to checked exchanges in the new epoch, against gloo",
     "collectives": "all-reduce, reduce-scatter, all-gather, send/recv: shared memory and TCP against gloo",
     "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",

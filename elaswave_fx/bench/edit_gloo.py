@@ -1,4 +1,4 @@
-"""One loss with torch.distributed and gloo, clocked as ours: from the abort's delivery to the last checked all-reduce.
+"""One loss with torch.distributed and gloo, clocked as ours: from the abort's delivery to the last checked exchange.
 
 In: the number of ranks, and which way. Out: seconds. The survivors are told who is left, free of charge: gloo has no
 agreement. A process of its own keeps the TCPStore, which nobody loses.
@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -78,7 +80,7 @@ def _rank_body(rank: int, views: Views, victim: int, way: str, port: int) -> Cal
         on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
         groups = _build("first", store, views, rank)
-        _check_all(Checks(rank, groups), groups)
+        _check_all(rank, Checks(rank, groups), groups)
         after = views.less(victim)
         checks = Checks(rank, after.of(rank) if rank != victim else ())
         channel.send("ready")
@@ -110,7 +112,7 @@ def _build(prefix: str, store: Any, views: Views, rank: int) -> dict[Group, Any]
 
 def _full(store: Any, after: Views, rank: int, checks: Checks) -> float:
     dist.destroy_process_group()
-    _check_all(checks, _build("second", store, after, rank))
+    _check_all(rank, checks, _build("second", store, after, rank))
     return time.monotonic()
 
 
@@ -124,12 +126,16 @@ def _partial(groups: dict[Group, Any], before: Views, after: Views, rank: int, c
         group = dist.new_group(list(members), timeout=_TIMEOUT)
         if rank in members:
             groups[members] = group
-    _check_all(checks, {members: groups[members] for members in (stage, pipeline)})
+    _check_all(rank, checks, {members: groups[members] for members in (stage, pipeline)})
     affected = time.monotonic()
-    _check_all(checks, {world: dist.new_group(list(world), timeout=_TIMEOUT)})
+    _check_all(rank, checks, {world: dist.new_group(list(world), timeout=_TIMEOUT)})
     return affected
 
 
-def _check_all(checks: Checks, groups: dict[Group, Any]) -> None:
+def _check_all(rank: int, checks: Checks, groups: dict[Group, Any]) -> None:
     for members, group in groups.items():
-        checks(members, lambda data, group=group: dist.all_reduce(data, group=group))
+        checks(members, partial(_all_gather, members.index(rank), group))
+
+
+def _all_gather(place: int, group: Any, data: torch.Tensor, spans: list[tuple[int, int]]) -> None:
+    dist.all_gather_into_tensor(data, data[slice(*spans[place])].clone(), group=group)

@@ -1,275 +1,154 @@
-"""One loss with our own parts: native endpoints, an agent per rank, the coordinator process and its store.
+"""One loss in a job of ours: the real launcher, coordinator, store, planner, agents, engines and links.
 
-In: the number of ranks. Out: `Edit`, seconds of each part between the abort's delivery and the last checked all-reduce.
-Only plans and steps are small: a box per rank with one copy, as the simulator assigns them, and no engine. Ranks stand
-in an all-reduce that the victim never enters; the launcher's word that it is gone reaches the coordinator as in a job.
+In: the number of ranks. Out: `Edit`, seconds of each part between the first sign of the loss and the last survivor's
+checked exchange. The job is what `train` runs, but that its ranks take no step: they stand in a barrier which the
+victim never enters, so that what is timed is the edit alone: leave, report, agree, plan, install the plan in every
+engine, put the links and the group of all ranks in their new state, gather parameters that are missing.
 
     lose_own(ranks=16, depth=2, victim=5)   ->  Edit(total_s=0.021, parts={"notice": …, "report": …, …}, …)
 """
 
 from __future__ import annotations
 
-import secrets
-import select
+import json
+import os
+import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from elaswave_fx import _native
-from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, meet
-from elaswave_fx.bench.views import Checks, Group, Views, summand
-from elaswave_fx.control.agent.agent import Agent, Go, Holdings, Progress
-from elaswave_fx.control.coordinator.plan_cache import Held, Planned
-from elaswave_fx.control.coordinator.service import CoordinatorSpec, Service, plan_path
-from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import SEED, Activation, Assignment, Copy, Term
-from elaswave_fx.control.store.file_store import FileStore
-from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message
+from elaswave_fx.bench.own_job import OwnJob, Variant
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
+from elaswave_fx.bench.views import Checks
+from elaswave_fx.bench.workload import Workload
+from elaswave_fx.config.types import Config
+from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CommError
-from elaswave_fx.launch.channel import Channel
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim import cluster
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.worker.loop import Training
+from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
+from elaswave_fx.worker.worker import Worker, set_up
 
-RANKS_PER_HOST = 2
-HEARD_S = 0.35
-"""So that every rank has sent a few heartbeats before the loss."""
+SETTLE_S = 0.5
+"""Every rank has sent a few heartbeats, and plans for the loss of a rank are made ahead, before one is lost."""
 
-PARTS = ("notice", "report", "store", "activate", "views", "all-reduce")
-"""abort delivered -> the coordinator knows -> all have reported and it has decided -> the epoch is in the store -> the
-last survivor knows -> groups are made -> the last checked all-reduce is done."""
+PLAN_S = 0.1
+"""Allowed for making one of them ahead; one that was not made in time is made in `plan`."""
+
+PARTS = ("notice", "report", "plan", "store", "activate", "install", "exchange")
+"""first sign -> the coordinator knows -> all survivors have reported -> the next plan is there -> the epoch is in the
+store -> the last survivor knows -> it has installed the plan and its links -> the last checked exchange is done."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One measured loss. `counts`: messages and links of the edit, by kind."""
+    """One measured loss. `links_opened`, `bytes_moved`: of all survivors, from the agreement to the first exchange."""
 
     total_s: float
     parts: dict[str, float]
-    counts: dict[str, int]
-
-
-class BenchPlanning:
-    """The simulator's planner; the text of a plan is its assignment."""
-
-    def read(self, text: str) -> Planned:
-        return Planned(text, msgspec.json.decode(text, type=Assignment), "first", None)
-
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        assignment = cluster.replan(members, held, before.assignment)
-        return Planned(msgspec.json.encode(assignment).decode(), assignment, f"over {len(members)} ranks", None)
-
-    def wants_move(self, before: Planned, held: Held) -> bool:
-        return False
-
-
-class CountingSocket(CoordinatorSocket):
-    """Counts messages by kind, both ways."""
-
-    def __init__(self, url: str, token: str) -> None:
-        super().__init__(url, token)
-        self.counts: Counter[str] = Counter()
-
-    def send(self, rank: int, message: Message) -> None:
-        self.counts[type(message).__name__] += 1
-        super().send(rank, message)
-
-    def receive(self) -> Message | None:
-        message = super().receive()
-        if message is not None:
-            self.counts[type(message).__name__] += 1
-        return message
+    links_opened: int
+    bytes_moved: int
 
 
 def lose_own(ranks: int, depth: int, victim: int) -> Edit:
-    """Start a job, kill `victim`, and take the time until all survivors have their new groups. Raises BenchFailed."""
-    names = [f"rank-{rank}" for rank in range(ranks)]
-    survivors = [name for rank, name in enumerate(names) if rank != victim]
-    with Processes() as processes:
-        address = ControlAddress(f"ipc://@elaswave-bench-{secrets.token_hex(8)}", "t" * 32, processes.folder)
-        first = _first_epoch(processes.folder, ranks)
-        processes.fork("coordinator", lambda channel: _coordinate(address, processes.folder, channel))
-        for rank, name in enumerate(names):
-            processes.fork(name, _rank_body(rank, Views.first(ranks, depth), victim, address, first))
-        processes.introduce(names)
-        processes.hear(names, "ready")
-        time.sleep(HEARD_S)
-        processes.kill(names[victim])
-        select.select([processes[names[victim]].pidfd], [], [], TEST_TIMEOUT_S)
-        processes.tell(["coordinator"], "exited", rank=victim)
-        laps = processes.hear(survivors, "done")
-        processes.tell(["coordinator"], "counts")
-        said = _coordinator_says(processes)
-        return _edit(list(laps.values()), said)
-
-
-def _first_epoch(folder: Path, ranks: int) -> Activation:
-    assignment = cluster.first_assignment(ranks, units=2)
-    first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
-    FileStore.create(folder, Register(Term(0), first, SEED, SEED, None, SEED))
-    plan_path(folder, 0).write_text(msgspec.json.encode(assignment).decode())
-    return first
-
-
-# --- The coordinator
-
-
-class _LauncherSide:
-    """The channel to the launcher, which here also asks what was counted."""
-
-    def __init__(self, channel: Channel, socket: CountingSocket) -> None:
-        self._channel, self._socket = channel, socket
-        self.closed = False
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    def send(self, kind: str, **fields: Any) -> None:
-        self._channel.send(kind, **fields)
-
-    def drain(self) -> list[Any]:
-        messages = self._channel.drain()
-        self.closed = self._channel.closed
-        if any(message.kind == "counts" for message in messages):
-            self._channel.send("counts", **self._socket.counts)
-        return messages
-
-
-def _coordinate(address: ControlAddress, folder: Path, channel: Channel) -> None:
-    socket = CountingSocket(address.url, address.token)
-    spec = CoordinatorSpec(address=address, run_dir=folder, planning=BenchPlanning())
-    Service(spec, socket, _LauncherSide(channel, socket)).run()
-
-
-MOMENTS = {"detected": "knew_s", "stopped": "decided_s", "agreed": "agreed_s"}
-"""What events of the coordinator are called here."""
-
-
-def _coordinator_says(processes: Processes) -> dict[str, Any]:
-    """When it knew, decided and had the epoch in the store; what it counted."""
-    said: dict[str, Any] = {}
-    end = time.monotonic() + TEST_TIMEOUT_S
-    while "counts" not in said and time.monotonic() < end:
-        message = processes["coordinator"].channel.receive(1.0)
-        if message is None:
-            continue
-        fields = message.fields
-        if message.kind == "counts":
-            said["counts"] = dict(fields)
-        elif message.kind == "event" and fields["event"] in MOMENTS:
-            said.setdefault(MOMENTS[fields["event"]], fields["at_s"])
-    if not {"knew_s", "decided_s", "agreed_s", "counts"} <= said.keys():
-        raise BenchFailed(f"bench: the coordinator said only {sorted(said)}")
-    return said
+    """Start a job, kill `victim`, and take the time until all survivors stand in the new epoch. Raises BenchFailed."""
+    workload = Workload(
+        layers=2, width=16, heads=2, seq_len=8, global_batch=ranks, ranks=ranks, stages=depth, micro_batch=1,
+        ranks_per_host=2,
+    )  # fmt: skip
+    with OwnJob(workload, Variant(), steps=1, work=partial(_work, victim)) as job:
+        ready = [job.hear("ready") for _ in range(ranks)]
+        time.sleep(SETTLE_S + PLAN_S * ranks)
+        os.kill(next(report["pid"] for report in ready if report["rank"] == victim), signal.SIGKILL)
+        laps = [job.hear("done") for _ in range(ranks - 1)]
+        return _edit(laps, _moments(job.folder / "events.jsonl", laps))
 
 
 # --- A rank
 
 
-def _rank_body(
-    rank: int, views: Views, victim: int, address: ControlAddress, first: Activation
-) -> Callable[[Channel], None]:
-    def body(channel: Channel) -> None:
-        endpoint = _native.Endpoint(rank, address.token, host_id=host_of(rank))
-        meet(endpoint, channel, host_of)
-        agent = Agent(
-            Rank(rank), first, address, interrupt=endpoint.abort, progress=lambda: Progress("reduce", None),
-            lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(TEST_TIMEOUT_S),
-        )  # fmt: skip
-        agent.start()
-        groups = groups_of(endpoint, views.of(rank), int(first.epoch))
-        check_all(Checks(rank, views.of(rank)), groups)
-        channel.send("ready")
-        if rank == victim:
-            _wait(channel)  # for ever
-        channel.send("done", **_survive(rank, views, victim, endpoint, agent, groups[0], first))
-        _wait(channel)
-
-    return body
+def _work(victim: int, reports: Reports, config: Config, context: WorkerContext) -> Mapping[str, Any]:
+    """Everything that `run_worker` does but steps; ends when it is killed."""
+    make_device(config.device).set_up(threads=1)
+    worker = set_up(config, context)
+    Training(worker).start()
+    reports.say("ready", rank=context.rank, pid=os.getpid())
+    if context.rank != victim:
+        reports.say("done", rank=context.rank, **_survive(worker))
+        context.report_event("edit_timed", worker.plan.epoch, monotonic_s=time.monotonic())
+    while True:
+        signal.pause()
 
 
-def host_of(rank: int) -> str:
-    """Neighbours share a host."""
-    return f"host-{rank // RANKS_PER_HOST}"
-
-
-def _wait(channel: Channel) -> Any:
-    message = channel.receive(TEST_TIMEOUT_S)
-    return message.fields if message is not None else {}
-
-
-def _survive(
-    rank: int, views: Views, victim: int, endpoint: Any, agent: Agent, world: Any, first: Activation
-) -> dict[str, Any]:
-    """Stand in a step, leave it, agree, take the new views; the moments of it."""
-    after = views.less(victim).of(rank)
-    checks = Checks(rank, after)
-    delivered, error = stand(rank, world, victim)
-    suspect = getattr(error, "rank", -1)
-    links = set(endpoint.peers) - {victim}
-    endpoint.broadcast_abort(suspect)
-    decision = agent.report_and_wait(_holdings(rank, first), Rank(suspect) if suspect >= 0 else None)
-    if not isinstance(decision, Go):
-        raise ValueError(f"rank {rank}: {decision}")
-    agreed, sent = time.monotonic(), endpoint.bytes_sent
-    epoch = int(decision.activation.epoch)
-    endpoint.disconnect(victim)
-    endpoint.advance(epoch)
-    groups = groups_of(endpoint, after, epoch)
-    viewed, moved = time.monotonic(), endpoint.bytes_sent - sent
-    check_all(checks, groups)
-    done = time.monotonic()
-    opened = len(set(endpoint.peers) - links)
-    return {"delivered": delivered, "agreed": agreed, "viewed": viewed, "done": done, "opened": opened, "moved": moved}
-
-
-def stand(rank: int, world: Any, victim: int) -> tuple[float, CommError]:
-    """In an all-reduce that `victim` never enters: when it was left, and why."""
+def _survive(worker: Worker) -> dict[str, Any]:
+    """Stand in a barrier, leave it, agree, install what comes next; the moments of it."""
     try:
-        world.all_reduce(summand(rank), TEST_TIMEOUT_S)
+        worker.group.barrier(TEST_TIMEOUT_S)
     except CommError as error:
-        return time.monotonic(), error
-    raise ValueError(f"rank {rank}: an all-reduce went through without rank {victim}")
+        left_s, failed = time.monotonic(), error
+    else:
+        raise BenchFailed(f"rank {worker.rank}: a barrier opened without the lost rank")
+    links = set(worker.endpoint.peers)
+    go = report_and_wait(worker, suspect_of(failed))
+    told_s, sent = time.monotonic(), worker.endpoint.bytes_sent
+    install_epoch(worker, go, lambda result, certificate: None)
+    installed_s, moved = time.monotonic(), worker.endpoint.bytes_sent - sent
+    groups = _groups(worker.plan)
+    checks = Checks(worker.rank, (members for members in groups if worker.rank in members))
+    for members in checks.groups:
+        number = _FIRST_GROUP + groups.index(members)
+        group = _native.Group(worker.endpoint, number, list(members), int(worker.plan.epoch))
+        checks(members, lambda data, spans, group=group: group.all_gather(data, spans, TEST_TIMEOUT_S))
+    opened = len(set(worker.endpoint.peers) - links)
+    return {
+        "left_s": left_s, "told_s": told_s, "installed_s": installed_s, "done_s": time.monotonic(),
+        "opened": opened, "moved": moved,
+    }  # fmt: skip
 
 
-def groups_of(endpoint: Any, views: Iterable[Group], epoch: int) -> list[Any]:
-    """A rank's groups of an epoch."""
-    return [_native.Group(endpoint, 1 + number, list(group), epoch) for number, group in enumerate(views)]
+_FIRST_GROUP = 100
+"""The ids of the groups that are made for checks; the worker's own come before."""
 
 
-def check_all(checks: Checks, groups: Iterable[Any]) -> None:
-    """A checked all-reduce on each."""
-    for group in groups:
-        checks(tuple(group.ranks), lambda data, group=group: group.all_reduce(data, TEST_TIMEOUT_S))
+def _groups(plan: Plan) -> list[tuple[int, ...]]:
+    """All ranks, and the ranks that reduce a bucket of parameters together; equal on all ranks."""
+    found = {tuple(plan.ranks), *(tuple(group) for group in plan.groups.values())}
+    return sorted(tuple(int(member) for member in group) for group in found if len(group) > 1)
 
 
-def _holdings(rank: int, first: Activation) -> Holdings:
-    boxes = [box_id for box_id, box in numbered(first.assignment.boxes) if rank in box.replica_ranks]
-    copies = {box: Copy(SEED, int(box) + 1) for box in boxes}
-    return Holdings(SEED, copies, {}, (), frozenset(boxes))
+# --- The coordinator, by the run's events
 
 
-def _edit(laps: list[Any], said: dict[str, Any]) -> Edit:
+def _moments(path: Path, laps: list[Mapping[str, Any]]) -> dict[str, float]:
+    """When it knew, had all reports, had the plan and had the epoch in the store, by the ranks' clock."""
+    end = time.monotonic() + TEST_TIMEOUT_S
+    while True:
+        events = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        timed = next((event for event in events if event["kind"] == "edit_timed"), None)
+        if timed is not None:
+            break
+        if time.monotonic() > end:
+            raise BenchFailed(f"bench: no rank reported its edit; {len(laps)} have timed it")
+        time.sleep(0.01)
+    began_s = timed["monotonic_s"] - timed["t_ms"] / 1e3
+    at_s = {event["kind"]: began_s + event["t_ms"] / 1e3 for event in events if event["kind"] in ("stopped", "agreed")}
+    detected = min(event["t_ms"] for event in events if event["kind"] == "detected")
+    planned = next(event for event in events if event["kind"] == "planned" and event["epoch"] == 1)
+    return {**at_s, "detected": began_s + detected / 1e3, "plan_s": planned["plan_ms"] / 1e3}
+
+
+def _edit(laps: list[Mapping[str, Any]], coordinator: Mapping[str, float]) -> Edit:
     """Between the first sign of the loss, at a survivor or at the coordinator, and the last survivor's end."""
-    began = min(said["knew_s"], *(lap["delivered"] for lap in laps))
-    told, viewed = max(lap["agreed"] for lap in laps), max(lap["viewed"] for lap in laps)
-    done = max(lap["done"] for lap in laps)
-    moments = [began, said["knew_s"], said["decided_s"], said["agreed_s"], told, viewed, done]
+    began = min(coordinator["detected"], *(lap["left_s"] for lap in laps))
+    reported = coordinator["stopped"]
+    moments = (
+        began, coordinator["detected"], reported, reported + coordinator["plan_s"], coordinator["agreed"],
+        *(max(lap[moment] for lap in laps) for moment in ("told_s", "installed_s", "done_s")),
+    )  # fmt: skip
     parts = {name: later - sooner for name, sooner, later in zip(PARTS, moments, moments[1:], strict=False)}
-    counts = said["counts"]
-    return Edit(
-        done - began,
-        parts,
-        {
-            "links opened": sum(lap["opened"] for lap in laps),
-            "bytes between ranks": sum(lap["moved"] for lap in laps),
-            "Prepare": counts.get("Prepare", 0),
-            "Prepared": counts.get("Prepared", 0),
-            "Activate": counts.get("Activate", 0),
-        },
-    )
+    return Edit(moments[-1] - began, parts, sum(lap["opened"] for lap in laps), sum(lap["moved"] for lap in laps))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -77,18 +77,25 @@ class Run:
     resident: tuple[Resident, ...]
 
 
-class OwnJob:
-    """A job that runs in a child until it is over or the block is left. `folder`: its run directory."""
+Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any]]
+"""What a rank does: it reports, and returns its share of the summary."""
 
-    def __init__(self, workload: Workload, variant: Variant, steps: int, overrides: tuple[str, ...] = ()) -> None:
-        config = workload.config(f"steps={steps}", *variant.overrides(), *overrides)
+
+class OwnJob:
+    """A job that runs in a child until it is over or the block is left. `folder`: its run directory. `work`: what its
+    ranks do; if not given, they train and tell of every step.
+    """
+
+    def __init__(self, workload: Workload, variant: Variant, steps: int, work: Work | None = None) -> None:
+        config = workload.config(f"steps={steps}", *variant.overrides())
+        work = work or partial(_work, variant)
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
         self.folder.mkdir()
 
         def body(channel: Channel) -> None:
             self._reports.close_reader()
-            train(Job(config, self.folder, {}, ()), partial(_work, variant, self._reports))
+            train(Job(config, self.folder, {}, ()), partial(work, self._reports))
 
         self._child = self._processes.fork("train", body)
         self._reports.close_writer()

@@ -1,4 +1,4 @@
-"""The groups of a dp x pp job before and after a loss, and an all-reduce whose result is known to the bit.
+"""The groups of a dp x pp job before and after a loss, and an exchange whose result is known to the bit.
 
 In: the ranks, the depth of the pipelines, who is lost. Out: the groups of each rank: all ranks, the ranks of its stage
 (data parallel), the ranks of its pipeline.
@@ -16,10 +16,8 @@ import torch
 
 Group = tuple[int, ...]
 
-ELEMENTS = 1024
-"""Of the checked all-reduce, fp32."""
-
-_PRIME = 1009
+WORD = 64
+"""Elements, int64, that a rank contributes to a checked exchange."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,29 @@ class Views:
         return tuple(group for group in (*self.stages, *self.pipelines) if group not in old)
 
 
-def summand(rank: int) -> torch.Tensor:
-    """Whole numbers, so that their sum is exact in any order."""
-    return ((torch.arange(ELEMENTS) * (rank + 3)) % _PRIME).float()
+def word(member: int, size: int) -> torch.Tensor:
+    """What a member of a group of that size says."""
+    return torch.arange(WORD) + 1009 * member + size
 
 
 class Checks:
-    """All-reduces of one rank with known results; what can be made before the clock runs is made here."""
+    """Exchanges of one rank with known results: each member of a group says a word, and everybody gets all of them."""
 
     def __init__(self, rank: int, groups: Iterable[Group]) -> None:
+        self.groups = tuple(groups)
         self._rank = rank
-        self._data = {members: summand(rank) for members in groups}
-        self._sums = {members: torch.stack([summand(member) for member in members]).sum(0) for members in self._data}
+        self._wanted = {
+            members: torch.cat([word(member, len(members)) for member in members]) for members in self.groups
+        }
 
-    def __call__(self, members: Group, all_reduce: Callable[[torch.Tensor], object]) -> None:
-        """All-reduce the members' summands; raises ValueError unless every bit of the sum is right."""
-        data = self._data[members].clone()
-        all_reduce(data)
-        if not torch.equal(data, self._sums[members]):
-            raise ValueError(f"rank {self._rank}: the all-reduce over {list(members)} gave another sum")
+    def __call__(self, members: Group, all_gather: Callable[[torch.Tensor, list[tuple[int, int]]], object]) -> None:
+        """All-gather; `all_gather` takes the tensor with this rank's word in its place, and all members' intervals.
+        Raises ValueError unless every bit is right.
+        """
+        place, wanted = members.index(self._rank), self._wanted[members]
+        spans = [(WORD * at, WORD * (at + 1)) for at in range(len(members))]
+        data = torch.zeros_like(wanted)
+        data[slice(*spans[place])] = word(self._rank, len(members))
+        all_gather(data, spans)
+        if not torch.equal(data, wanted):
+            raise ValueError(f"rank {self._rank}: the all-gather over {list(members)} gave something else")

@@ -89,15 +89,15 @@ class Training:
     def _go_on(self) -> Mapping[str, Any]:
         worker = self._worker
         if not worker.started:
-            self._start()
+            self.start()
         while worker.committed.version < worker.config.steps and not self._stopped:
             self._between_steps()
             self._step(worker.committed.version)
         self._between_steps()
         return self._finish()
 
-    def _start(self) -> None:
-        """The state that the run begins with, on all ranks."""
+    def start(self) -> None:
+        """Take the state that the run begins with, on all ranks; `run` does it if that has not been done."""
         worker, context = self._worker, self._worker.context
         worker.group.barrier(CONNECT_S)
         path = context.build.data.get("resume_from")
