@@ -67,6 +67,6 @@ class DeadlineExceeded(CommError):
 class PeerLost(CommError):
     """A peer died or its link broke; `rank` says who."""
 
-    def __init__(self, message: str, rank: int = -1) -> None:
+    def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank

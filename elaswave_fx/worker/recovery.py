@@ -37,8 +37,8 @@ Report = Callable[[Any, Certificate], None]
 
 def suspect_of(error: BaseException) -> Rank | None:
     """Whom an error accuses; None: nobody."""
-    rank = getattr(error, "rank", -1)
-    return Rank(rank) if rank >= 0 else None
+    rank = getattr(error, "rank", None)
+    return None if rank is None else Rank(rank)
 
 
 def report_and_wait(worker: Worker, suspect: Rank | None) -> Go:

@@ -1,4 +1,4 @@
-"""What a rank has to be sent anew when an epoch begins."""
+"""Whom a failed step accuses, and what a rank has to be sent anew when an epoch begins."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from elaswave_fx.errors import Aborted, CommError, DeadlineExceeded, PeerLost
 from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.topology import Rank, local_topology
-from elaswave_fx.worker.recovery import unchecked_parts
+from elaswave_fx.worker.recovery import suspect_of, unchecked_parts
 from tests.plan.samples import chain
 
 ME, OTHER, THIRD = Rank(0), Rank(1), Rank(2)
@@ -36,3 +37,17 @@ def test_parts_made_from_copies_that_are_kept_no_more(
     first, *rest = plan.boxes
     old, new = (replace(plan, boxes=(Box(first.bucket, first.span, *roles), *rest)) for roles in (before, after))
     assert unchecked_parts(ME, old, new) == ({first.bucket} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("error", "suspect"),
+    [
+        (PeerLost("gone", rank=2), Rank(2)),
+        (Aborted("told so", rank=0), Rank(0)),
+        (Aborted("nobody is accused"), None),
+        (DeadlineExceeded("late"), None),
+        (CommError("a link"), None),
+    ],
+)
+def test_whom_an_error_accuses(error: BaseException, suspect: Rank | None) -> None:
+    assert suspect_of(error) == suspect
