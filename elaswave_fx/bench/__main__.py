@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 BENCHES = {
-    "executor": "transformer blocks, forward and backward: native unit programs against eager autograd",
+    "executor": "transformer blocks, forward and backward: native unit programs against eager autograd and inductor",
     "communicator_edit": "lose one rank: from the abort to checked exchanges in the new epoch, against gloo",
     "collectives": "all-reduce, reduce-scatter, all-gather, send/recv: shared memory and TCP against gloo",
     "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",

@@ -1,7 +1,9 @@
-"""executor: forward and backward of transformer blocks, the native unit programs against eager autograd.
+"""executor: forward and backward of transformer blocks, native unit programs against eager autograd and inductor.
 
-One thread, same weights and inputs, dropout 0; both compute the gradients of all parameters. What the calls take
-without the arithmetic is measured with the same blocks over two tokens of width 8.
+One thread, same weights and inputs, dropout 0; all compute the gradients of all parameters. Inductor compiles the whole
+model for its one shape (`torch.compile(fullgraph=True, dynamic=False)`), ours consists of unit programs as a step runs
+them; what either takes to compile is not counted. What the calls take without the arithmetic is measured with the same
+blocks over two tokens of width 8.
 """
 
 from __future__ import annotations
@@ -24,14 +26,19 @@ _LAYERS = 4
 _HEADS = 4
 
 
+Model = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Input -> loss sum and count; eager or compiled."""
+
+
 @dataclass(frozen=True)
 class _Case:
-    """A size, how often it is run, and the least ratio wanted."""
+    """A size, how often it is run, and the least ratios wanted against eager autograd and against inductor."""
 
     width: int
     tokens: int
     runs: int
     wanted: float | None
+    of_inductor: float | None
 
     @property
     def name(self) -> str:
@@ -44,8 +51,13 @@ class _Case:
         return 3.0 * _LAYERS * forward
 
 
-_CASES = (_Case(64, 32, 200, 2.5), _Case(64, 256, 60, 1.3), _Case(512, 256, 12, 0.98))
-_CALLS_ALONE = _Case(8, 2, 200, None)
+_CASES = (
+    _Case(64, 32, 200, 2.5, 1.0),
+    _Case(64, 256, 60, 1.3, 1.0),
+    _Case(256, 256, 30, None, None),
+    _Case(512, 256, 12, 0.98, None),
+)
+_CALLS_ALONE = _Case(8, 2, 200, None, None)
 
 
 class Stack(nn.Module):
@@ -62,12 +74,12 @@ class Stack(nn.Module):
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """All cases; `progress` is told what is being measured."""
     torch.set_num_threads(1)
-    calls = _measure(_CALLS_ALONE, progress, options)
+    calls = _against_eager(_CALLS_ALONE, progress, options)
     rate = _product_rate()
     entries, notes = [], ["", "outside of kernels (the same calls with next to no arithmetic), and the products' limit"]
     for case in _CASES[: 1 if options.tiny else None]:
-        entry = _measure(case, progress, options)
-        entries.append(entry)
+        entry = _against_eager(case, progress, options)
+        entries += [entry, _against_inductor(case, progress, options)]
         least_ms = 1e3 * case.product_flops / rate
         notes.append(
             f"  {case.name}: ours {calls.ours:.3f} ms, {calls.ours / entry.ours:.0%}; eager {calls.peer:.3f} ms, "
@@ -77,13 +89,25 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     return Outcome(entries, notes)
 
 
-def _measure(case: _Case, progress: Callable[[str], None], options: Options) -> Entry:
+def _against_eager(case: _Case, progress: Callable[[str], None], options: Options) -> Entry:
     progress(case.name)
+    model, x = _model_and_input(case)
+    eager = _autograd_step(model, list(model.parameters()), x)
+    return compare(case.name, _native_step(model, x), eager, options.repeats or case.runs, target=case.wanted)
+
+
+def _against_inductor(case: _Case, progress: Callable[[str], None], options: Options) -> Entry:
+    progress(f"{case.name}, inductor, which compiles first")
+    model, x = _model_and_input(case)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    inductor = _autograd_step(compiled, list(model.parameters()), x)
+    runs, name = options.repeats or case.runs, f"{case.name}, inductor"
+    return compare(name, _native_step(model, x), inductor, runs, target=case.of_inductor)
+
+
+def _model_and_input(case: _Case) -> tuple[Stack, Tensor]:
     torch.manual_seed(0)
-    model = Stack(case.width).train()
-    x = torch.randn(1, case.tokens, case.width)
-    runs = options.repeats or case.runs
-    return compare(case.name, _native_step(model, x), _eager_step(model, x), runs, target=case.wanted)
+    return Stack(case.width).train(), torch.randn(1, case.tokens, case.width)
 
 
 def _product_rate() -> float:
@@ -97,9 +121,7 @@ def _product_rate() -> float:
     return 2.0 * 256 * 512 * 512 / best_s
 
 
-def _eager_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    params = list(model.parameters())
-
+def _autograd_step(model: Model, params: list[nn.Parameter], x: Tensor) -> Callable[[], None]:
     def step() -> None:
         loss, _ = model(x)
         torch.autograd.grad(loss, params)

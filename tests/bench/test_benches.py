@@ -192,7 +192,8 @@ def test_points_are_spread_evenly_over_a_step() -> None:
 
 def test_executor(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "executor", "--tiny", "--repeats", "2")
-    assert [entry["name"] for entry in entries] == ["width 64, 32 tokens"] and entries[0]["target"] == 2.5
+    assert [entry["name"] for entry in entries] == ["width 64, 32 tokens", "width 64, 32 tokens, inductor"]
+    assert [entry["target"] for entry in entries] == [2.5, 1.0]
     assert "outside of kernels" in shown and "GFLOP/s" in shown
 
 
