@@ -4,11 +4,18 @@ Captures and partitions the model, prints the plan as a table, and writes `graph
 program) and `plan.json` to `out`.
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elaswave_fx.config.compose import Job, run_hydra
 from elaswave_fx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elaswave_fx.plan.plan import Plan
+    from elaswave_fx.program.artifact import Artifact
 
 
 def inspect(job: Job) -> int:
@@ -28,20 +35,20 @@ def inspect(job: Job) -> int:
     plan = plan_of(job.config, artifact)
     (out / "graph.txt").write_text(graph_text(artifact, plan))
     (out / "plan.json").write_text(plan.to_json())
-    print(describe(plan))
+    print(f"{built.origin}\npipeline: {artifact.pipeline}\n\n{describe(plan)}")
     print(f"\nwrote {out / 'graph.txt'} and {out / 'plan.json'}")
     return 0
 
 
-def graph_text(artifact: object, plan: object) -> str:
-    """The stages of the plan, then the program's units."""
-    lines = []
-    for tile in plan.tiles:  # type: ignore[attr-defined]
+def graph_text(artifact: Artifact, plan: Plan) -> str:
+    """The pipeline, the stages of the plan, then the program's units."""
+    lines = [f"pipeline: {artifact.pipeline}", ""]
+    for tile in plan.tiles:
         lines.append(
             f"rank {tile.rank}: units {tile.units.lo}..{tile.units.hi - 1}, "
             f"samples {tile.samples.lo}..{tile.samples.hi - 1} in {len(tile.micro_batches)} micro-batches"
         )
-    return "\n".join(lines) + "\n\n" + artifact.text  # type: ignore[attr-defined]
+    return "\n".join(lines) + "\n\n" + artifact.text
 
 
 if __name__ == "__main__":

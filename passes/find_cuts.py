@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from elaswave_fx.config.schema import constrained
 from elaswave_fx.errors import PassError
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import Program, ResultKind, calls, flops_of, output_nodes, set_unit, value_of
@@ -32,9 +33,9 @@ class FindCuts:
     """
 
     name: ClassVar[str] = "find_cuts"
-    heavy_share: float = 2e-3
-    slack: float = 1.25
-    least: int = 4
+    heavy_share: float = constrained(above=0, at_most=1, default=2e-3)
+    slack: float = constrained(at_least=1, default=1.25)
+    least: int = constrained(at_least=1, default=4)
 
     def apply(self, program: Program) -> Program:
         program = program.clone()

@@ -1,19 +1,27 @@
-"""The pass pipeline: order, verification, timing and dumps of every pass.
+"""The pipeline: which passes run in which order, as a value that prints as text; and the runner.
 
-    run_passes(capture(...), front_passes()) -> keyed and foldable; find_couplings() decides on granules;
-    run_passes(..., back_passes("none"))     -> units and the split derivative of each kind; then `lower`
+    str(STANDARD)                              ->  "normalize,…,find_cuts{heavy_share=0.002 slack=1.25 least=4},…"
+    Pipeline.parse(str(STANDARD)) == STANDARD
+    run_passes(capture(...), STANDARD.passes)  ->  units and the split derivative of each kind; then `lower`
 
-assign_stages comes later, per topology.
+The text has every option, also those that nobody set: kept in a recipe or in an artifact it means the same when a
+default has changed. Passes of the user's are written as their import paths. assign_stages is no pass of a pipeline: it
+works on the artifact, for every topology anew.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from elaswave_fx.config.schema import hint, read
+from elaswave_fx.errors import ConfigError, PassError
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
 from elaswave_fx.program.verify import verify
@@ -22,22 +30,116 @@ from passes.cut_units import CutUnits
 from passes.differentiate import Differentiate
 from passes.estimate_cost import EstimateCost
 from passes.expand_attention import ExpandAttention
+from passes.find_couplings import FindCouplings
 from passes.find_cuts import FindCuts
 from passes.fold_buffers import FoldBuffers
 from passes.normalize import Normalize
+from passes.pipeline_text import PassText, read_text, write_pass
 from passes.recognize_causal import RecognizeCausal
-from passes.recompute import Policy, Recompute
+from passes.recompute import Recompute
 from passes.replicate_invariants import ReplicateInvariants
 from passes.rewrite_rng import RewriteRng
 from passes.simplify import Simplify
+from passes.user_pass import load_pass_class
 
 
 class Pass(Protocol):
-    """A frozen value with a name, a reason (its docstring) and one effect."""
+    """A frozen dataclass with a name, a reason (its docstring) and one effect. Its fields are its options."""
 
     name: ClassVar[str]
 
     def apply(self, program: Program) -> Program: ...
+
+
+BUILT_IN: Mapping[str, Any] = {
+    each.name: each
+    for each in (
+        Normalize, ReplicateInvariants, RecognizeCausal, ExpandAttention, RewriteRng, FoldBuffers, FindCouplings,
+        EstimateCost, FindCuts, CutUnits, Differentiate, Simplify, ChooseKernels, Recompute,
+    )
+}  # fmt: skip
+"""The passes of the compiler by name, in their order."""
+
+_DISPENSABLE = ("replicate_invariants", "recognize_causal", "expand_attention", "simplify", "choose_kernels")
+_NEEDED = tuple(name for name in BUILT_IN if name not in _DISPENSABLE)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in the order in which they run."""
+
+    passes: tuple[Pass, ...]
+
+    def __str__(self) -> str:
+        return ",".join(write_pass(_written_name(step), _options(step)) for step in self.passes)
+
+    @staticmethod
+    def parse(text: str, base: Pipeline | None = None) -> Pipeline:
+        """The pipeline of a text. Options that it leaves out are those of `base`, else the defaults.
+
+        Raises ConfigError that names the column, the pass or option, and the nearest valid one.
+        """
+        return Pipeline(tuple(_parse_pass(written, base or STANDARD) for written in read_text(text)))
+
+    def before(self, name: str) -> Pipeline:
+        """The passes that run before the first one of this name."""
+        return Pipeline(self.passes[: self._names().index(name)])
+
+    def with_pass(self, step: Pass, *, after: str | None = None, before: str | None = None) -> Pipeline:
+        """This pipeline and a pass more, right after the last or before the first one of a name.
+
+        Raises ConfigError for a name that no pass has; the nearest valid one is named.
+        """
+        names = self._names()
+        name = after if after is not None else before
+        if name not in names:
+            raise ConfigError(f"{name}: no pass of that name in the pipeline; {hint(str(name), names, 'name')}")
+        place = len(names) - names[::-1].index(name) if after is not None else names.index(name)
+        return Pipeline((*self.passes[:place], step, *self.passes[place:]))
+
+    def refuse_incomplete(self) -> None:
+        """Raise ConfigError if a pass that others or lowering need is missing, doubled, or out of its place."""
+        found = [name for name in self._names() if name in _NEEDED]
+        for wanted, name in itertools.zip_longest(_NEEDED, found):
+            if wanted not in found:
+                raise ConfigError(f"{wanted} is missing; these are needed, in this order: {', '.join(_NEEDED)}")
+            if wanted != name:
+                raise ConfigError(f"{name} is out of place; these are needed, in this order: {', '.join(_NEEDED)}")
+
+    def _names(self) -> list[str]:
+        return [step.name for step in self.passes]
+
+
+def is_users(step: Pass) -> bool:
+    """Whether a pass is none of the compiler's."""
+    return type(step) is not BUILT_IN.get(step.name)
+
+
+def _written_name(step: Pass) -> str:
+    kind = type(step)
+    return f"{kind.__module__}.{kind.__qualname__}" if is_users(step) else step.name
+
+
+def _options(step: Any) -> dict[str, object]:
+    return {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+
+
+def _parse_pass(written: PassText, base: Pipeline) -> Pass:
+    try:
+        if "." in written.name:
+            kind = load_pass_class(written.name, BUILT_IN)
+        elif written.name in BUILT_IN:
+            kind = BUILT_IN[written.name]
+        else:
+            raise ConfigError(f"{written.name}: no such pass; {hint(written.name, BUILT_IN, 'name')}")
+        defaults = next((_options(step) for step in base.passes if type(step) is kind), {})
+        return read(kind, {**defaults, **written.options}, written.name)
+    except ConfigError as error:
+        raise ConfigError(f"column {written.column}: {error}") from error
+
+
+STANDARD = Pipeline(tuple(kind() for kind in BUILT_IN.values()))
+"""All passes of the compiler with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +149,45 @@ class Report:
     seconds: tuple[tuple[str, float], ...]
 
 
-def front_passes() -> tuple[Pass, ...]:
-    """Capture's graph to one with keyed randomness and foldable buffers; sample analysis runs on its result."""
-    return (Normalize(), ReplicateInvariants(), RecognizeCausal(), ExpandAttention(), RewriteRng(), FoldBuffers())
+def run_passes(program: Program, passes: Sequence[Pass], dump: Path | None = None) -> tuple[Program, Report]:
+    """Apply passes in order and verify after each.
 
-
-def back_passes(recompute: Policy) -> tuple[Pass, ...]:
-    """From there to split derivatives of every distinct unit."""
-    return (
-        EstimateCost(), FindCuts(), CutUnits(), Differentiate(), Simplify(), ChooseKernels(), Recompute(recompute)
-    )  # fmt: skip
-
-
-def run_passes(
-    program: Program, passes: Sequence[Pass], dump: Path | None = None, first: int = 0
-) -> tuple[Program, Report]:
-    """Apply passes in order; verify after each; write `NN-name.txt` to `dump`.
+    `dump`: a folder for the graphs, `00-capture.txt` and `NN-NAME.txt` after each pass; those of an earlier run go.
+    What a pass that fails was given is there when it fails.
 
     Raises PassError or CaptureError from the pass or the verifier.
     """
     seconds = []
-    for number, step in enumerate(passes, start=first):
+    if dump is not None:
+        _clear(dump)
+        _dump(dump, 0, "capture", program)
+    for number, step in enumerate(passes, start=1):
         start = time.perf_counter()
         program = step.apply(program)
         seconds.append((step.name, time.perf_counter() - start))
+        if not isinstance(program, Program):
+            raise PassError(f"{step.name}: apply returns a {type(program).__name__}; a pass returns the program")
         verify(program, step.name)
         if dump is not None:
-            dump.mkdir(parents=True, exist_ok=True)
-            (dump / f"{number:02d}-{step.name}.txt").write_text(render(program))
+            _dump(dump, number, step.name, program)
     return program, Report(tuple(seconds))
+
+
+def _clear(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("[0-9][0-9]-*.txt"):
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"passes.dump={folder}: cannot be written ({error.strerror})") from error
+
+
+def _dump(folder: Path, number: int, name: str, program: Program) -> None:
+    """Write one file; a reader sees all of it or none."""
+    path = folder / f"{number:02d}-{name}.txt"
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(render(program))
+    partial.replace(path)
 
 
 def render(program: Program) -> str:

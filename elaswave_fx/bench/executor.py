@@ -20,7 +20,7 @@ from elaswave_fx.build.unit_sequence import Chain
 from elaswave_fx.models.gpt import Block
 from elaswave_fx.program.capture import capture
 from passes.lower import lower
-from passes.pipeline import back_passes, front_passes, run_passes
+from passes.pipeline import STANDARD, run_passes
 
 _LAYERS = 4
 _HEADS = 4
@@ -132,8 +132,7 @@ def _autograd_step(model: Model, params: list[nn.Parameter], x: Tensor) -> Calla
 def _native_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     """The same work as a chain of unit programs."""
     batches = ({"x": torch.randn(2, *x.shape[1:])}, {"x": torch.randn(3, *x.shape[1:])})
-    program, _ = run_passes(capture(model, batches, 1), front_passes())
-    program, _ = run_passes(program, back_passes("none"))
+    program, _ = run_passes(capture(model, batches, 1), STANDARD.passes)
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}
     chain = Chain(lower(program, lambda name, spec: 0, True), program.tensors, params.__getitem__)
     keys = torch.ones(1, dtype=torch.int64)

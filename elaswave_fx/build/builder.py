@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from elaswave_fx.build.pipeline import user_pass_sources, user_passes_of
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
@@ -57,7 +58,8 @@ class Built:
     state: Path | None
     source: Source
     seconds: dict[str, float]
-    cached: bool
+    origin: str
+    """Where the program comes from, in words."""
 
 
 def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
@@ -84,11 +86,11 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     key = program_key(config, model, batches[0])
     target = (config.cache.path / "programs" if config.cache.path else folder or Path(tempfile.mkdtemp())) / key
     cached = (target / "artifact.json").is_file()
-    if not cached:
+    dump = Path(config.passes.dump) if config.passes.dump else None
+    if not cached or dump is not None:
         # Importing torch.export and the passes takes seconds, which a program from the cache spares.
         from elaswave_fx.build.compile import compile_model
 
-        dump = Path(config.passes.dump) if config.passes.dump else None
         artifact, constants = compile_model(config, model, batches, dump)
         target.parent.mkdir(parents=True, exist_ok=True)
         artifact.save(target, constants)
@@ -98,7 +100,14 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
 
         Artifact.save_costs(target, measure(config, model, target, batches[0]))
         clock.lap("measuring")
-    return Built(target, state, source, clock.laps, cached)
+    return Built(target, state, source, clock.laps, _origin(cached, dump))
+
+
+def _origin(cached: bool, dump: Path | None) -> str:
+    if dump is None:
+        return "program from the cache" if cached else "program captured"
+    again = ", though the cache has it," if cached else ""
+    return f"program captured{again} with its graphs in {dump}"
 
 
 def update_program(config: Config) -> Mapping[str, Any]:
@@ -153,14 +162,14 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     }
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
-    program = "program from the cache" if built.cached else "program captured"
     return BuildResult(
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
         data={**data, **_checkpoint_fields(config, run_dir, built, artifact, start)},
         lines=(
-            f"{program}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
             *start.lines,
@@ -235,7 +244,8 @@ def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
     """What the program depends on: the model and the batch, options, versions, and the code that compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
-        config.precision, config.recompute, config.parallel.granule, config.optimizer.no_decay,
+        config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
+        config.passes.options, config.passes.extra, user_pass_sources(config.passes),
         torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elaswave_fx.build.pipeline import make_pipeline
 from elaswave_fx.build.unit_sequence import Chain, measure_kinds
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import cast_inputs
@@ -26,13 +27,12 @@ from elaswave_fx.optim.optimizer import GROUPS, group_of
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
-from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
 from passes.evaluate import evaluation_agrees
 from passes.lower import lower
 from passes.normalize import Normalize
-from passes.pipeline import back_passes, front_passes, run_passes
+from passes.pipeline import is_users, run_passes
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -41,22 +41,23 @@ Batch = dict[str, torch.Tensor]
 def compile_model(
     config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
 ) -> tuple[Artifact, State]:
-    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads."""
+    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads.
+
+    Raises ConfigError for passes that cannot be made, before anything is captured.
+    """
+    pipeline = make_pipeline(config.passes)
     _check_forward(model, batches[0])
     _to_precision(model, config.precision)
     batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
     program = capture(model, batches, config.parallel.granule)
     part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
     check_gradients(model, Normalize().apply(program), part)
-    program, front = run_passes(program, front_passes(), dump)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    state = {name: tensor.detach() for name, tensor in state.items()}
-    program = replace(program, batch_coupled=find_couplings(program, state, batches[0]))
-    program, back = run_passes(program, back_passes(config.recompute), dump, first=len(front.seconds))  # type: ignore[arg-type]
-    exact = evaluation_agrees(program, model, state, batches[0])
+    program, report = run_passes(program, pipeline.passes, dump)
+    exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)
-    artifact = replace(artifact, modules=defining_modules(artifact, model))
-    return replace(artifact, seconds=front.seconds + back.seconds), program.tensors
+    own = [step for step in pipeline.passes if is_users(step)]
+    modules = defining_modules(artifact, (*model.modules(), *own))
+    return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors
 
 
 def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:

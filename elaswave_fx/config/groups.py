@@ -16,7 +16,14 @@ from typing import Any
 
 from elaswave_fx.config import schema
 from elaswave_fx.config.schema import constrained, keys_of_kind, nearest, nearest_key, show
-from elaswave_fx.config.types import DataConfig, OptimizerConfig, Options, ScheduleConfig, default_cache_dir
+from elaswave_fx.config.types import (
+    DataConfig,
+    OptimizerConfig,
+    Options,
+    PassesConfig,
+    ScheduleConfig,
+    default_cache_dir,
+)
 from elaswave_fx.errors import ConfigError
 
 TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
@@ -69,7 +76,7 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     """`plain` with its groups in the form of the dataclasses. Raises `ConfigError`."""
     groups = dict(plain)
     readers = {"model": _model, "data": _data, "optimizer": _optimizer, "schedule": _schedule}
-    readers |= {"tokenizer": _tokenizer, "cache": _cache}
+    readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes}
     for name, reader in readers.items():
         if name not in groups:
             continue  # said by `schema.read`
@@ -152,6 +159,14 @@ def _cache(node: Mapping[str, Any]) -> dict[str, Any]:
     folder = node.get("dir")
     path = default_cache_dir() if folder is None else str(folder)
     return {**node, "dir": os.path.abspath(os.path.expanduser(path))}
+
+
+def _passes(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the compiler itself, and groups of keys that are named after passes."""
+    own = keys_of_kind(PassesConfig, "") - {"options"}
+    options = {name: value for name, value in node.items() if isinstance(value, Mapping) and name not in own}
+    schema.refuse_unknown(node, {*own, *options}, "passes")
+    return {**{name: node[name] for name in own if name in node}, "options": options}
 
 
 def _kind(group: str, key: str, node: Mapping[str, Any], kinds: tuple[str, ...]) -> str:

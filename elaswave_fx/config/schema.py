@@ -7,8 +7,8 @@ would have been accepted:
 
     read(Parallel, {"dp": 0}, "parallel")   ->  ConfigError("parallel.dp=0: must be at least 1; nearest valid: 1")
 
-Types that a field may have: int, float, bool, str, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, a mapping (taken as it
-is), or another dataclass.
+Types that a field may have: int, float, bool, str, `Literal["a", "b"]`, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
+a mapping (taken as it is), or another dataclass.
 """
 
 import dataclasses
@@ -122,6 +122,26 @@ def read(cls: type[T], node: object, place: str, extra: Iterable[str] = ()) -> T
     return cls(**values)
 
 
+def unreadable_fields(cls: type) -> list[str]:
+    """`NAME: TYPE` for each field of a dataclass whose values no text can give: none of the types above but mappings
+    and dataclasses."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return [f"{name}: {hints[name]}" for name in names if not _is_readable(hints[name])]
+
+
+def _is_readable(wanted: Any) -> bool:
+    origin, parts = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (types.UnionType, typing.Union):
+        inner = [part for part in parts if part is not type(None)]
+        return len(inner) == 1 and _is_readable(inner[0])
+    if origin is typing.Literal:
+        return all(isinstance(part, str) for part in parts)
+    if origin is tuple:
+        return bool(parts) and all(part is Ellipsis or _is_readable(part) for part in parts)
+    return wanted in (int, float, bool, str)
+
+
 def refuse_unknown(node: Mapping[Any, object], known: Iterable[str], place: str) -> None:
     """Raise `ConfigError` for the first key of `node` that is not in `known`."""
     names = set(known)
@@ -137,6 +157,8 @@ def _convert(wanted: Any, value: object, key: str, rule: Rule) -> object:
     if origin in (types.UnionType, typing.Union):
         (inner,) = [part for part in typing.get_args(wanted) if part is not type(None)]
         return None if value is None else _convert(inner, value, key, rule)
+    if origin is typing.Literal:
+        return _within(_convert_scalar(str, value, key), key, Rule(choices=typing.get_args(wanted)))
     if origin is tuple:
         return _convert_tuple(typing.get_args(wanted), value, key, rule)
     if dataclasses.is_dataclass(wanted):
@@ -154,7 +176,7 @@ def _convert_tuple(parts: tuple[Any, ...], value: object, key: str, rule: Rule) 
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{key}={show(value)}: must be a list such as [a,b]")
     if parts[-1] is Ellipsis:
-        nested = dataclasses.is_dataclass(parts[0])
+        nested = not _is_readable(parts[0])
         places = [f"{key}[{number}]" if nested else key for number in range(len(value))]
         return tuple(_convert(parts[0], item, place, rule) for item, place in zip(value, places, strict=True))
     if len(value) != len(parts):

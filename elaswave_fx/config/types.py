@@ -133,7 +133,12 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PassesConfig:
+    """The compiler. `options`: those of each pass by its name, checked against the pass where it is made."""
+
     dump: str | None  # folder for the numbered graphs between passes
+    pipeline: str | None  # the whole pipeline as text; None: the standard one
+    extra: tuple[Options, ...]  # passes of the user's: `_target_`, `after` or `before`, options
+    options: Mapping[str, Options]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +216,7 @@ class Config:
     schedule: ScheduleConfig
     clip_norm: float | None = constrained(above=0)
     precision: str = constrained(choices=("fp32", "bf16"))
-    recompute: str = constrained(choices=("none", "light", "full"))
+    recompute: str = constrained(choices=("none", "light", "full"))  # passes.recompute.policy, unless set itself
     passes: PassesConfig
     eval: EvalConfig
     init_from: str | None

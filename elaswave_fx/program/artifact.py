@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from elaswave_fx.errors import PlanError
 
-FORMAT = 4
+FORMAT = 5
 Binding = tuple[Any, ...]
 """("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
 ("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
@@ -120,6 +120,8 @@ class Artifact:
     draws: tuple[tuple[int, int], ...]
     evaluation_exact: bool
     text: str
+    pipeline: str = ""
+    """The passes that made it, with their options, as text."""
     seconds: tuple[tuple[str, float], ...] = ()
     measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """Seconds per sample (forward, backward) by kind, where measured."""

@@ -30,6 +30,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
 from elaswave_fx.program.ir import (
+    Example,
     ParamSpec,
     Program,
     Result,
@@ -92,7 +93,7 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
         exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
         raise _NotThisWay(_export_message(model, error)) from error
-    program = _to_program(model, exported, granule, dynamic=size is not None)
+    program = _to_program(model, exported, Example(_state(model), batches[0]), granule, dynamic=size is not None)
     try:
         for batch in small if size is None else (*batches, small[0]):
             check_against_eager(model, program, batch)
@@ -103,6 +104,12 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
 
 def _first(batch: Batch, samples: int) -> dict[str, torch.Tensor]:
     return {name: tensor[:samples].clone() for name, tensor in batch.items()}
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by their first names; the tensors are the model's own."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -179,7 +186,7 @@ def failing_line(error: Exception) -> str:
     return max(enumerate(frames), key=lambda item: (item[1][0], item[0]))[1][1] if frames else ""
 
 
-def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynamic: bool) -> Program:
+def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, granule: int, dynamic: bool) -> Program:
     owner, params = _parameters(model)
     buffer_owner = _first_names(model.named_buffers(remove_duplicate=False))
     stored = dict(model.named_buffers())
@@ -208,7 +215,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, granule: int, dynam
             raise CaptureError(f"model: reads {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")
     results = _results(exported, buffer_owner)
     _merge_duplicate_sources(graph)
-    return Program(graph, results, params, buffers, tensors, granule, dynamic)
+    return Program(graph, results, params, buffers, tensors, granule, dynamic, example)
 
 
 def _first_names(named: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +32,34 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(line.encode())
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def class_sources(kind: type) -> str:
+    """Hexadecimal SHA-256 of the files that define a class, its bases, and what their modules name of their own folder.
+
+    Files of other packages count where they define a base: those have versions, which whoever asks knows.
+    """
+    file = getattr(sys.modules[kind.__module__.split(".")[0]], "__file__", None)
+    home = Path(file).parent if file is not None else None
+    found: dict[str, Path] = {}
+    waiting = [base.__module__ for base in kind.__mro__]
+    while waiting:
+        name = waiting.pop()
+        source = getattr(sys.modules.get(name), "__file__", None)
+        if name in found or source is None or name.split(".")[0] in ("torch", "elaswave_fx", "passes"):
+            continue
+        found[name] = Path(source)
+        if home in found[name].parents and "site-packages" not in found[name].parts:
+            waiting += [str(_module_name(value)) for value in vars(sys.modules[name]).values()]
+    digest = hashlib.sha256()
+    for name, path in sorted(found.items()):
+        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _module_name(value: object) -> object:
+    """The module that a value is, or is defined in."""
+    return value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
 
 
 def _lines(model: nn.Module) -> Iterator[str]:

@@ -148,6 +148,15 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What a model was captured with, for analyses that run the program: parameters and buffers by their first names,
+    inputs [samples, ...] by name, at least two granules of them."""
+
+    state: Mapping[str, torch.Tensor]
+    batch: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Program:
     """The captured model. `tensors` holds the data of constants; parameters and buffers are only described."""
 
@@ -158,6 +167,7 @@ class Program:
     tensors: Mapping[str, torch.Tensor]
     granule: int
     dynamic_batch: bool
+    example: Example
     batch_coupled: tuple[str, ...] = ()
     num_units: int = 0
     folds: tuple[Fold, ...] = ()

@@ -6,8 +6,7 @@ unit programs that call mine::swish, a model of class net.Net   ->   ("net",)
 from __future__ import annotations
 
 import importlib
-
-from torch import nn
+from collections.abc import Iterable
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
@@ -21,11 +20,12 @@ def foreign_operators(artifact: Artifact) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e["op"] for e in instructions if e["op"].split("::")[0] not in _KNOWN))
 
 
-def defining_modules(artifact: Artifact, model: nn.Module) -> tuple[str, ...]:
-    """The Python modules of the model's classes, if it calls foreign operators: what ran with these imported runs."""
+def defining_modules(artifact: Artifact, parts: Iterable[object]) -> tuple[str, ...]:
+    """The Python modules of the classes of `parts` (a model's modules, a user's passes), if the programs call foreign
+    operators: what ran with these imported runs."""
     if not foreign_operators(artifact):
         return ()
-    names = dict.fromkeys(type(part).__module__ for part in model.modules())
+    names = dict.fromkeys(type(part).__module__ for part in parts)
     return tuple(name for name in names if name.split(".")[0] != "torch")
 
 

@@ -69,6 +69,37 @@ def test_the_pass_and_its_test_work(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+def test_the_pass_runs_from_a_recipe(tmp_path: Path) -> None:
+    write_files("passes.md", tmp_path)
+    common = ("--config-dir", ".", "recipe=unscaled", f"cache.dir={tmp_path / 'cache'}")
+    done = run(tmp_path, "elaswave_fx.train", *common, "hydra.run.dir=run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pass of yours: drop_unit_scale.DropUnitScale{divisions=false}" in done.stdout
+    seen = run(tmp_path, "elaswave_fx.inspect", *common, "out=seen", "passes.dump=graphs")
+    assert seen.returncode == 0, seen.stdout + seen.stderr
+    assert seen.stdout.startswith("program captured, though the cache has it, with its graphs in graphs\n")
+    text = "normalize,drop_unit_scale.DropUnitScale{divisions=false},replicate_invariants,"
+    assert f"pipeline: {text}" in seen.stdout
+    assert (tmp_path / "seen" / "graph.txt").read_text().startswith(f"pipeline: {text}")
+    assert (tmp_path / "graphs" / "02-drop_unit_scale.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["passes.find_cuts.slak=2", 'passes.pipeline="normalize,find_cutz"',
+     "passes.extra=[{_target_: drop_unit_scale.calls}]",
+     "passes.extra=[{_target_: drop_unit_scale.DropUnitScale, division: false}]",
+     "passes.extra=[{_target_: drop_unit_scale.DropUnitScale, after: normalise}]"],
+)  # fmt: skip
+def test_a_pipeline_that_cannot_be_is_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
+    write_files("passes.md", tmp_path)
+    done = run(tmp_path, "elaswave_fx.inspect", words, "data=synthetic", f"cache.dir={tmp_path / 'cache'}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    page = " ".join((ROOT / "docs" / "passes.md").read_text().split())
+    quoted = f"'{words}'" if set(words) & set('{"') else words
+    assert f"{quoted} {' '.join(done.stderr.split())}" in page
+
+
 def leaves(node: object, place: str = "") -> set[str]:
     if not isinstance(node, DictConfig) or not node:
         return {place}

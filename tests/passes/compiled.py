@@ -18,10 +18,10 @@ from torch import fx, nn
 from elaswave_fx.build.unit_sequence import Chain
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.coupling import find_couplings, graph_input
+from elaswave_fx.program.coupling import graph_input
 from elaswave_fx.program.ir import Program, ResultKind, Role, Source, placeholders, source_of
 from passes.lower import lower
-from passes.pipeline import back_passes, front_passes, run_passes
+from passes.pipeline import STANDARD, run_passes
 from passes.recompute import Derivative, Policy, Recompute
 
 Tensors = dict[str, torch.Tensor]
@@ -82,7 +82,7 @@ def run_graph(
 
 def front(model: nn.Module, make: MakeBatch, granule: int = 1) -> Program:
     """Capture and the passes before units exist, without judging couplings."""
-    return run_passes(captured(model, make, granule), front_passes())[0]
+    return run_passes(captured(model, make, granule), STANDARD.before("find_couplings").passes)[0]
 
 
 def compile_model(model: nn.Module, make: MakeBatch, granule: int = 1) -> Compiled:
@@ -90,9 +90,7 @@ def compile_model(model: nn.Module, make: MakeBatch, granule: int = 1) -> Compil
     torch.manual_seed(0)
     batch = make(2 * granule, 1)
     state = state_of(model)
-    program = front(model, make, granule)
-    program = replace(program, batch_coupled=find_couplings(program, state, batch))
-    differentiated, _ = run_passes(program, back_passes("none")[:-1])
+    differentiated, _ = run_passes(captured(model, make, granule), STANDARD.before("recompute").passes)
     return Compiled(model, Recompute("none").apply(differentiated), differentiated, state, batch)
 
 

@@ -1,0 +1,25 @@
+"""find_couplings: find operators that couple the samples of a batch, and refuse losses that are means.
+
+The analysis (`program/coupling.py`) runs the program on the batch that it was captured with, whole and in parts. The
+graph stays as it is; a program that is coupled runs granule by granule from here on.
+
+    batch_norm over [B, 16, 8, 8]   ->   batch_coupled = ("aten._native_batch_norm_legit.no_stats in stem_norm",)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from elaswave_fx.program.coupling import find_couplings
+from elaswave_fx.program.ir import Program
+
+
+@dataclass(frozen=True)
+class FindCouplings:
+    """Tell which samples can be computed apart, so that nobody separates the others."""
+
+    name: ClassVar[str] = "find_couplings"
+
+    def apply(self, program: Program) -> Program:
+        return replace(program, batch_coupled=find_couplings(program, program.example.state, program.example.batch))
