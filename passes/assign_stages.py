@@ -21,7 +21,8 @@ from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.topology import Topology
 from elaswave_fx.program.artifact import Artifact, UnitSpec
 
-# Analytic rates for what was not measured: a modest core. Only ratios of costs decide where stages are cut.
+# These analytic rates, of a modest core, stand in for what was not measured. Only ratios of costs decide where stages
+# are cut.
 _OPERATIONS_PER_S = 2e10
 _BACKWARD_OVER_FORWARD = 2.0
 _CALL_S = 2e-6

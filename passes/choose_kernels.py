@@ -27,7 +27,7 @@ _KERNELS: dict[str, tuple[Any, int]] = {
 
 @dataclass(frozen=True)
 class ChooseKernels:
-    """Own kernels where they are faster; results agree to rounding."""
+    """Call own kernels where they are faster; results agree to rounding."""
 
     name: ClassVar[str] = "choose_kernels"
 

@@ -76,7 +76,7 @@ def operations(node: fx.Node) -> float:
         return 4.0 * out * _one_sample(keys.shape[-2])
     matrices = [each for each in node.all_input_nodes if _is_matrix(value_of(each))]
     if not str(node.target).startswith("aten.") and len(matrices) > 1:
-        return 2.0 * out * _inner(matrices[0])  # somebody's own operator on two matrices: most likely their product
+        return 2.0 * out * _inner(matrices[0])  # an operator of a user's on two matrices is most likely their product
     return float(out)
 
 

@@ -74,7 +74,8 @@ class FindCuts:
         return self._rises(widths, number, -1) and self._rises(widths, number, 1)
 
     def _rises(self, widths: list[int], number: int, step: int) -> bool:
-        """Whether the first candidate of another width, walking away by `step`, is a wider one. Also at an end."""
+        """Whether the first candidate of another width, walking away by `step`, is a wider one; true if there is
+        none."""
         here, at = widths[number], number + step
         while 0 <= at < len(widths):
             if widths[at] > self.slack * here:

@@ -27,7 +27,7 @@ _TRANSPOSES = ("aten.t", "aten.transpose", "aten.permute")
 
 @dataclass(frozen=True)
 class Simplify:
-    """Fewer calls for the same numbers: every kernel sees the operands that it saw before."""
+    """Make fewer calls for the same numbers: every kernel sees the operands that it saw before."""
 
     name: ClassVar[str] = "simplify"
 
@@ -102,7 +102,7 @@ def _reshaped_from_first(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _sum_without_axis(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """A sum that keeps its axis, only for a reshape to drop it."""
+    """A call that drops its axis, instead of a sum that keeps it only for a reshape to drop it."""
     total = node.args[0] if is_aten(node, "aten.reshape") else None
     if not isinstance(total, fx.Node) or not is_aten(total, "aten.sum.dim_IntList") or len(total.users) > 1:
         return None

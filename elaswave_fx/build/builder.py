@@ -255,7 +255,8 @@ def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
 
 @functools.cache
 def _code_digest() -> bytes:
-    # By a module's own file: an editable package's __path__ names the folder of the installation, not of the sources.
+    # The folders are found by a module's own file: an editable package's __path__ names the folder of the installation,
+    # not of the sources.
     roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
     code = hashlib.sha256()
     for path in sorted(path for root in roots for path in root.glob("*.py")):

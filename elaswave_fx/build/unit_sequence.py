@@ -103,11 +103,11 @@ class Chain:
 def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Seconds per sample (forward, backward) of every kind of unit: the fastest run, averaged over its units.
 
-    Many runs where they are quick: a kind with a single unit would else look slower than one with many.
+    There are many runs where they are quick: a kind with a single unit would else look slower than one with many.
     """
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
-    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # nothing else, or memory would be new each time
+    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # keeping outputs would make memory new
     end = time.perf_counter() + _MEASURE_S
     while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
         step = chain.step(batch, keys)

@@ -65,7 +65,7 @@ def sweep(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder, on disk."""
+    """Make sure that the names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

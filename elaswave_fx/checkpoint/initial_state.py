@@ -29,8 +29,8 @@ class InitialState:
         self._file: Any = safe_open(str(path), framework="pt")
 
     def let_go(self) -> None:
-        """Of the pages read so far, which count as this process's memory as long as they are mapped. The file must
-        still be there: it is mapped anew."""
+        """Give back the pages that were read so far, which count as this process's memory as long as they are mapped.
+        The file must still be there: it is mapped anew."""
         self._file = safe_open(str(self._path), framework="pt")
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -51,7 +51,8 @@ class Piece:
 
 
 def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype) of everything in a checkpoint. `state_tensors`: of the optimizer, per parameter."""
+    """Name -> (shape, dtype) of everything in a checkpoint. `state_tensors`: how many the optimizer keeps per
+    parameter."""
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for bucket in artifact.buckets:
         for param in bucket.params:

@@ -38,7 +38,7 @@ Snapshot = Mapping[Slice, torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Where checkpoints go. `manifest`: of this run, its step and files yet to be filled in."""
+    """Where checkpoints go. `manifest` is this run's; its step and files are yet to be filled in."""
 
     folder: Path
     every: int  # 0: only the last one
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Links:
-    """This rank among the ranks of the plan. `group`: all of them."""
+    """This rank and the ranks of the plan; `group` holds all of them."""
 
     rank: int
     ranks: tuple[int, ...]
@@ -92,14 +92,16 @@ class Saver:
         self._writing: _Writing | None = None
 
     def after_step(self, done: int) -> None:
-        """After `done` committed steps. Raises CommError when a peer was lost while writing."""
+        """Begin a checkpoint if one is due after `done` committed steps. Raises CommError when a peer was lost while
+        writing."""
         if self._writing is not None and not self._writing.thread.is_alive():
             self._collect(last=False)
         if self._target.every and done % self._target.every == 0:
             self._save(done)
 
     def finish(self, done: int) -> None:
-        """The last checkpoint, complete when this returns. Raises CheckpointError if it could not be written."""
+        """Make the last checkpoint, which is complete when this returns. Raises CheckpointError if it could not be
+        written."""
         if done > self._saved:
             self._save(done)
         if self._writing is not None:
@@ -110,7 +112,7 @@ class Saver:
             self._links.group.barrier(WRITE_S)
 
     def abandon(self) -> None:
-        """Before another saver takes over, after a rank was lost: what is being written is given up, on this rank."""
+        """Give up what this rank is writing, because a rank was lost and another saver takes over."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -156,7 +158,8 @@ class Saver:
         )
 
     def _copy(self) -> Snapshot:
-        """What this rank owns between two steps. Updates leave held tensors alone, so only buffers are copied."""
+        """A copy of what this rank owns between two steps. Updates leave held tensors alone, so only buffers are
+        copied."""
         copies: dict[Slice, torch.Tensor] = {}
         for piece in self._own:
             if piece.slice in copies:
@@ -169,7 +172,7 @@ class Saver:
         return copies
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
-        """In the thread. What the first rank has completed; None on the others."""
+        """Write the pieces, in the thread. Returns what the first rank has completed, None on the others."""
         started = time.perf_counter()
         partial = folders.partial_path(self._target.folder, done)
         links = self._links

@@ -37,7 +37,7 @@ def checkpoint_folder(config: Config, run_dir: Path) -> Path | None:
 
 
 def find_start(config: Config, run_dir: Path) -> Start:
-    """Raises ConfigError for a checkpoint that is not there, or cannot be gone on from with this configuration."""
+    """The start that `resume` asks for. Raises ConfigError for a checkpoint that is not there or does not fit."""
     folder = checkpoint_folder(config, run_dir)
     start = ANEW
     if config.resume == "auto":

@@ -60,7 +60,7 @@ _IN_AN_INDEX = {
 
 
 class ShardFiles:
-    """One rank's part in writing one checkpoint to `folder`. `all_pieces`: of every rank, in rank order.
+    """One rank's part in writing one checkpoint to `folder`. `all_pieces` are those of every rank, in rank order.
 
     Raises OSError.
     """
@@ -151,7 +151,7 @@ class _LoadPlanner(LoadPlanner):
         self._targets = targets
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Everything was said to the constructor."""
+        """Nothing is left to do: the constructor was told everything."""
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan([])
@@ -169,7 +169,7 @@ class _LoadPlanner(LoadPlanner):
         return self._targets[read_item.dest_index].narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """It was read into its place."""
+        """Nothing is left to do: the tensor was read into its place."""
 
 
 class _Reader(FileSystemReader):

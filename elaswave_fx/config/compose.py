@@ -46,9 +46,9 @@ class Job:
     """One run as the user asked for it. `extra` holds the keys that only this command has (`inspect`: out, lose)."""
 
     config: Config
-    run_dir: Path  # exists and is writable
+    run_dir: Path  # it exists and can be written to
     extra: Mapping[str, Any]
-    overrides: tuple[str, ...]  # as typed, without Hydra's own
+    overrides: tuple[str, ...]  # as they were typed, without Hydra's own
 
 
 def conf_dir() -> Path:

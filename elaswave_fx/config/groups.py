@@ -79,7 +79,7 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes}
     for name, reader in readers.items():
         if name not in groups:
-            continue  # said by `schema.read`
+            continue  # `schema.read` says so
         node = groups[name]
         if not isinstance(node, Mapping):
             raise ConfigError(f"{name}={show(node)}: must be a group of keys, not a single value")

@@ -73,7 +73,7 @@ def _refuse_later(config: Config) -> None:
 
 
 def _check_shape(config: Config) -> None:
-    """dp, granule, micro-batch and global batch must leave every rank with samples."""
+    """Refuse a shape that leaves a rank without samples, or that splits a granule."""
     batch, shape = config.global_batch, config.parallel
     if batch % shape.granule:
         below, above = batch - batch % shape.granule, batch - batch % shape.granule + shape.granule
@@ -110,7 +110,7 @@ def _check_init_from(config: Config) -> None:
 
 
 def _check_checkpoint(config: Config) -> None:
-    """Words that name nothing. Whether a checkpoint is there is looked at when the run starts."""
+    """Refuse words that name nothing. Whether a checkpoint is there is looked at when the run starts."""
     if not config.resume:
         raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
     if config.checkpoint.dir == "":

@@ -90,7 +90,7 @@ def hint(word: str, candidates: Iterable[str], kind: str) -> str:
 
 
 def nearest_key(dotted: str, known: Iterable[str]) -> str:
-    """The same for dotted keys: `optimizer.lrr` is compared as a whole and by its last part within its parent."""
+    """A hint for dotted keys: `optimizer.lrr` is compared as a whole and by its last part within its parent."""
     names = sorted(set(known))
     parent, _, leaf = dotted.rpartition(".")
     siblings = [name for name in names if name.rpartition(".")[0] == parent]

@@ -36,7 +36,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model. `options`: sizes of an own model, overrides of a Hugging Face configuration, or the keyword
+    """The model. `options`: sizes of an own model, overrides of a Hugging Face configuration, or the keyword
     arguments of the user's class (then `kind` is "target" and `name` its import path)."""
 
     kind: str
@@ -52,7 +52,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`), `options` for "target"."""
+    """The samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`), `options` for "target"."""
 
     kind: str
     paths: tuple[str, ...] = constrained(kinds=("files", "memmap", "hf"), default=())
@@ -90,7 +90,8 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """As in PyTorch. `target` (else None) is the import path of the user's optimizer and `options` its arguments."""
+    """The optimizer, with the keys of PyTorch's. `target` (else None) is the import path of the user's optimizer and
+    `options` its arguments."""
 
     name: str = constrained(choices=("adamw", "sgd", "target"))
     lr: float = constrained(above=0)
@@ -144,7 +145,7 @@ class PassesConfig:
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     enabled: bool
-    dir: str  # absolute once read
+    dir: str  # an absolute path, once it was read
 
     @property
     def path(self) -> Path | None:
@@ -160,11 +161,11 @@ class LaunchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The state on disk. Made when `dir` or `every` is set; the last one at the end in any case."""
+    """The state on disk. Checkpoints are made if `dir` or `every` is set; the last one is then made in any case."""
 
     dir: str | None  # None: RUN/checkpoints
     every: int = constrained(at_least=0)  # steps between checkpoints; 0: only the last one, if `dir` is set
-    keep: int = constrained(at_least=1)  # so many newest ones stay
+    keep: int = constrained(at_least=1)  # how many of the newest ones stay
 
 
 @dataclass(frozen=True, kw_only=True)

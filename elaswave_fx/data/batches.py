@@ -40,10 +40,9 @@ def step_loader(dataset: Dataset, order: Order, global_batch: int, lo: int, hi: 
 class Prefetcher(Generic[Loaded]):
     """Loads the batches (or what else `load` makes) of steps [first_step, last_step) in a thread.
 
-    At most `depth` ahead of the last one taken. One thread owns it. Steps are usually taken in order; any other step
-    starts the loading anew from there. What loading raises comes out of `take`. Make it after forking, never before:
-    threads do not survive a fork.
-    """
+    It is at most `depth` steps ahead of the last one taken. One thread owns it. Steps are usually taken in order; any
+    other step starts the loading anew from there. What loading raises comes out of `take`. Make it after forking, never
+    before: threads do not survive a fork."""
 
     def __init__(self, load: Callable[[int], Loaded], first_step: int, last_step: int, depth: int = 2) -> None:
         assert depth >= 1

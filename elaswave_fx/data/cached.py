@@ -40,7 +40,7 @@ def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np
 
 
 def cached_text(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
-    """The text."""
+    """The text, from the cache if it is there."""
     if folder is None:
         return make()
     path = folder / f"{name}-{key}.json"

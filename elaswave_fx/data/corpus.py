@@ -26,7 +26,7 @@ def stdlib_documents(limit_mb: float | None) -> list[bytes]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """Below `root`; not even looked into are installed packages, which may be ten thousands of files."""
+    """The sources below `root`. Installed packages, which may be ten thousands of files, are not even looked into."""
     for folder, inside, names in os.walk(root):
         inside[:] = [name for name in inside if name not in _SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))

@@ -32,7 +32,8 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Shuffled anew in every data epoch; each epoch visits each of the samples 0..num_samples-1 once."""
+    """An order that is shuffled anew in every data epoch; each epoch visits each of the samples 0..num_samples-1
+    once."""
 
     seed: int
     num_samples: int

@@ -31,7 +31,7 @@ class Source:
     dataset: Dataset
     train: SampleOrder
     held_out: HeldOutOrder
-    eval_batches: int  # 0 if nothing is evaluated
+    eval_batches: int  # this is 0 if nothing is evaluated
 
 
 def open_source(config: Config, tokenizer: Tokenizer | None = None) -> Source:
@@ -107,7 +107,7 @@ def _user_dataset(config: Config) -> Dataset:
     dataset = MapDataset(wrapped, config.data.fields, name)
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
-    dataset.sample(0)  # complains about fields now rather than in a worker
+    dataset.sample(0)  # wrong fields are refused now rather than in a worker
     return dataset
 
 

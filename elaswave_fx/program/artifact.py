@@ -67,7 +67,7 @@ class ValueSpec:
 class UnitSpec:
     """A unit's programs by name, and where inputs, outputs and gradients are bound.
 
-    `flops` per sample forward; `saved_bytes` per sample between forward and backward.
+    `flops` counts a sample's operations in the forward pass, `saved_bytes` what is kept of it for the backward pass.
     """
 
     index: int
@@ -161,7 +161,7 @@ class Artifact:
 
     @staticmethod
     def load_constants(folder: Path) -> dict[str, torch.Tensor]:
-        """Constants by name."""
+        """The lifted constants by name."""
         return load_file(folder / "constants.safetensors")
 
 

@@ -113,7 +113,8 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    """One dtype for what is trained, everything on the CPU, and no strides that a flat copy would lose."""
+    """Refuse parameters of several dtypes or not on the CPU, and make those contiguous whose strides a copy would
+    lose."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         raise CaptureError(f"model: {type(model).__name__} has no parameter to train")
@@ -254,7 +255,7 @@ def _results(exported: ExportedProgram, buffer_owner: Mapping[str, str]) -> tupl
 
 
 def _merge_duplicate_sources(module: fx.GraphModule) -> None:
-    """One placeholder per logical tensor, none for what is not read."""
+    """Leave one placeholder per logical tensor, and none for what is not read."""
     seen: dict[Source, fx.Node] = {}
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
         first = seen.setdefault(source_of(node), node)

@@ -104,7 +104,7 @@ def _plain(value: Any, depth: int = 0) -> str:
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
     if isinstance(value, nn.Module):
-        return _class_name(type(value))  # has lines of its own
+        return _class_name(type(value))  # a module has lines of its own
     if isinstance(value, functools.partial):
         return _plain((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):

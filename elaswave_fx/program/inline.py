@@ -21,7 +21,7 @@ _WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 def inline_wrappers(module: fx.GraphModule) -> None:
     """Replace wrap_with_set_grad_enabled and its like by their bodies; results of a no-grad body are detached.
 
-    Done on the captured graph while it still owns the bodies, before anything is copied.
+    This is done on the captured graph while it still owns the bodies, before anything is copied.
     """
     for node in list(calls(module.graph)):
         name = getattr(node.target, "__name__", "")

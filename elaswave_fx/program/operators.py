@@ -30,7 +30,7 @@ def defining_modules(artifact: Artifact, parts: Iterable[object]) -> tuple[str, 
 
 
 def import_modules(artifact: Artifact) -> None:
-    """What `defining_modules` found. Raises ConfigError that names operator and module."""
+    """Import what `defining_modules` found. Raises ConfigError that names operator and module."""
     for name in artifact.modules:
         try:
             importlib.import_module(name)
