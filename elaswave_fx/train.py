@@ -55,6 +55,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
             builder=builder,
             worker=worker,
             port=config.launch.port,
+            exit_words=config.launch.exit_words,
             preload=(*_PRELOAD, "elaswave_fx.checkpoint.saver") if writes_or_reads else _PRELOAD,
             first_step=start.step,
             same_run=start.same_run,

@@ -157,6 +157,7 @@ class CacheConfig:
 class LaunchConfig:
     kind: str = constrained(choices=("local", "env"))
     port: int = constrained(at_least=0, at_most=65535)  # 0: any
+    exit_words: bool  # tell the coordinator of processes that end; off: it must find out by itself
 
 
 @dataclass(frozen=True, kw_only=True)

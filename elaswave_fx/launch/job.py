@@ -158,6 +158,8 @@ class JobSpec:
         copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live.
         faults: each must have been told of by its victim when the run ends.
         planning: the planner; None: that of `elaswave_fx.plan`.
+        exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
+            would if the launcher were on another machine, or gone.
     """
 
     hosts: tuple[str, ...]
@@ -174,6 +176,7 @@ class JobSpec:
     allow_rollback: bool = False
     faults: tuple[Fault, ...] = ()
     planning: Planning | None = None
+    exit_words: bool = True
 
     @property
     def ranks(self) -> int:

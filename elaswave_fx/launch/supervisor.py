@@ -173,7 +173,7 @@ class Supervisor:
             self._on_readable(rank)
         if rank in self._done:
             self._coordination.finished(rank)
-        elif not self._is_ending:
+        elif not self._is_ending and self._spec.exit_words:
             self._coordination.exited(rank)
         told_to = self._ending_since is not None and -os.waitstatus_to_exitcode(status) in (
             signal.SIGTERM,

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.control.protocol import failure_detector
 from elaswave_fx.control.store.ledger import covers_once
 from elaswave_fx.sim.cluster import BATCH
-from tests.control.toy_job import UNITS, ToyJob, value_at
+from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
 
 
 def check(job: ToyJob, results: dict[int, dict[str, Any]], survivors: set[int]) -> None:
@@ -49,6 +50,17 @@ def test_a_killed_rank(tmp_path: Path, victim: int, tells: bool) -> None:
         assert agreed[0]["members"] == sorted({0, 1, 2, 3} - {victim}) and agreed[0]["steps_redone"] in (0, 1)
         assert job.events("planned")[0]["lines"] == ["moved"]
         assert (tmp_path / "plan-1.json").exists()
+
+
+def test_a_killed_rank_is_left_out_by_its_connections_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tells, and no deadline would pass while the test lasts: all connections of the rank have closed."""
+    for floor in ("SILENT_FLOOR_S", "ACCUSED_FLOOR_S", "STALLED_FLOOR_S"):
+        monkeypatch.setattr(failure_detector, floor, 10 * WAIT_S)
+    with ToyJob(tmp_path, world=4, steps=300, tells=False) as job:
+        job.until_committed(20)
+        job.signal(2, signal.SIGKILL)
+        check(job, job.wait(), {0, 1, 3})
+        assert "all connections of rank 2 are broken" in job.logs()
 
 
 def test_the_coordinator_dies_and_nobody_notices(tmp_path: Path) -> None:

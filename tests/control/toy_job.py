@@ -123,13 +123,12 @@ class ToyRank:
         self.phase, self.awaited = "start", None
         self.redone = self.epochs = 0
         self.stopped = False  # somebody's vote said so
-        self.broken: set[Rank] = set()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / f"{rank}.sock"))
         self.socket.settimeout(0.005)
         self.agent = Agent(
             self.rank, first, address, interrupt=self._interrupt, progress=self._progress,
-            lost=lambda: self.broken, mend=lambda: None,
+            lost=self._links_down, mend=lambda: None,
         )  # fmt: skip
 
     def _interrupt(self, reason: str) -> None:
@@ -276,7 +275,7 @@ class ToyRank:
             except TimeoutError:
                 continue  # its queue is full
             except (ConnectionRefusedError, FileNotFoundError):
-                self._lost(peer)
+                raise Lost(peer) from None
 
     def _probe(self, peer: Rank) -> None:
         """Whether the peer's process is there."""
@@ -284,11 +283,17 @@ class ToyRank:
             try:
                 probe.connect(self._path(peer))
             except (ConnectionRefusedError, FileNotFoundError):
-                self._lost(peer)
+                raise Lost(peer) from None
 
-    def _lost(self, peer: Rank) -> None:
-        self.broken.add(peer)
-        raise Lost(peer)
+    def _links_down(self) -> list[Rank]:
+        """The peers whose process is gone; called from the agent's thread."""
+        down = []
+        for peer in self.activation.assignment.members:
+            try:
+                self._probe(peer)
+            except Lost:
+                down.append(peer)
+        return down
 
     def _path(self, peer: Rank) -> str:
         return str(self.folder / f"{peer}.sock")

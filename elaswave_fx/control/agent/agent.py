@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from elaswave_fx.control.agent.warm_up import warm_up
+from elaswave_fx.control.lifeline import Lifeline
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
 from elaswave_fx.control.protocol.messages import Ack, Activate, Over, Prepare, ProbeStore, Send, StoreSeen
@@ -171,10 +172,10 @@ class Agent:
     # --- The thread ---
 
     def _run(self) -> None:
-        socket = RankSocket(self._address)
+        socket, lifeline = RankSocket(self._address), Lifeline(self._address, self._state.rank)
         try:
             warm_up(self._state, self._first)
-            self._serve(socket)
+            self._serve(socket, lifeline)
         except BaseException as error:
             self._failure = error
             self._may_step.set()
@@ -182,14 +183,16 @@ class Agent:
             raise
         finally:
             socket.close(LINGER_MS if self._state.closed and self._state.finished else 0)
+            lifeline.close()
 
-    def _serve(self, socket: RankSocket) -> None:
+    def _serve(self, socket: RankSocket, lifeline: Lifeline) -> None:
         poller = zmq.Poller()
         poller.register(socket.pollable, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         next_s = time.monotonic()
         while not self._state.closed:
             if time.monotonic() >= next_s:
+                lifeline.keep()
                 self._feed(socket, HeartbeatDue(self._progress(), self._orphaned()))
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
             poller.poll(max(0, math.ceil(1e3 * (next_s - time.monotonic()))))

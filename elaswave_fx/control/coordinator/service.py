@@ -23,6 +23,7 @@ import zmq
 
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning
+from elaswave_fx.control.lifeline import Lifelines
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import decide
@@ -101,6 +102,7 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
             spec.address.job_file.unlink(missing_ok=True)
         return code
     finally:
+        service.close()
         socket.close(200)
 
 
@@ -125,6 +127,7 @@ class Service:
     def __init__(self, spec: CoordinatorSpec, socket: CoordinatorSocket, channel: Channel | None) -> None:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store)
+        self._lifelines = Lifelines(spec.address)
         self._heartbeats = HeartbeatStats()
         self._plans: dict[int, Planned] = {}
         self._moves: tuple[int, bool] | None = None
@@ -148,6 +151,7 @@ class Service:
         """Until nobody needs it any more; the exit code."""
         poller = zmq.Poller()
         poller.register(self._socket.pollable, zmq.POLLIN)
+        poller.register(self._lifelines.fileno(), zmq.POLLIN)
         if self._channel is not None:
             poller.register(self._channel.fileno(), zmq.POLLIN)
         while self._state.phase != membership.RETIRED:
@@ -163,6 +167,8 @@ class Service:
                     self._heartbeats.heard(message, now)
                 self._heard_s = now
                 self._feed(message)
+            for event in self._lifelines.events():
+                self._feed(event)
             if self._channel is not None:
                 self._listen(poller, self._channel)
             if now >= self._tick_s + self._pause_s:
@@ -171,6 +177,10 @@ class Service:
                 if self._is_alone(now):
                     return ENDED
         return SUPERSEDED
+
+    def close(self) -> None:
+        """Ranks see that this coordinator is gone. The socket of the messages is the caller's to close."""
+        self._lifelines.close()
 
     @property
     def is_last(self) -> bool:

@@ -1,0 +1,29 @@
+"""Losses that the launcher does not tell of, found by connections alone: as on another machine, or without it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.control.protocol import failure_detector
+from tests.recovery.harness import WAIT_S, Job, job_config
+from tests.recovery.invariants import assert_survived
+from tests.recovery.references import References
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_a_killed_rank_is_left_out_without_a_deadline(
+    per_host: int, tmp_path: Path, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All deadlines are longer than the test: only closed connections can tell. Links over TCP and shared memory."""
+    for floor in ("SILENT_FLOOR_S", "ACCUSED_FLOOR_S", "STALLED_FLOOR_S"):
+        monkeypatch.setattr(failure_detector, floor, 10 * WAIT_S)
+    config = job_config((2, 2), "steps=60", f"parallel.ranks_per_host={per_host}", "launch.exit_words=false")
+    with Job(config, tmp_path) as job:
+        job.await_step(8)
+        assert job.signal_rank(2, signal.SIGKILL)
+        run = job.wait()
+    assert_survived(run, references.of(config), {2})
+    assert "all connections of rank 2 are broken" in (tmp_path / "logs" / "coordinator.log").read_text()
