@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": set(),
     "checkpoint": {"config", "plan", "program"},
-    "launch": {"config", "control", "observe", "plan"},
+    "launch": {"_liveness", "config", "control", "observe", "plan"},
     "control": {"observe", "plan"},
     "sim": {"control", "plan"},
 }

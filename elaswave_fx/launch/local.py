@@ -17,6 +17,7 @@ import select
 import sys
 from collections.abc import Callable
 
+from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
@@ -124,19 +125,20 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
         address=job.address(), run_dir=spec.run_dir, planning=planning, allow_rollback=spec.allow_rollback
     )
     coordination = Coordination(service, recorder.directory.log("coordinator"))
+    liveness = LivenessTable(spec.ranks)
     workers: list[Child] = []
     try:
         with frozen_memory():
             coordination.start(())
             for rank in range(spec.ranks):
                 name = f"rank-{rank}"
-                body = _worker_body(spec, built, job, first, rank)
+                body = _worker_body(spec, built, job, first, rank, liveness)
                 others = (*workers, *coordination.children())
                 workers.append(fork_child(name, body, recorder.directory.log(name), others))
     except OSError:
         end_children((*workers, *coordination.children()))
         raise
-    return Supervisor(spec, workers, coordination, recorder, progress, stop)
+    return Supervisor(spec, workers, coordination, liveness, recorder, progress, stop)
 
 
 def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
@@ -146,9 +148,10 @@ def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
 
 
 def _worker_body(
-    spec: JobSpec, built: BuildResult, job: JobFile, first: Activation, rank: int
+    spec: JobSpec, built: BuildResult, job: JobFile, first: Activation, rank: int, liveness: LivenessTable
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
+        liveness.hold(rank)
         context = WorkerContext(
             rank=rank,
             hosts=spec.hosts,

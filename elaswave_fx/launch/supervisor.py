@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.errors import Excluded
 from elaswave_fx.launch.channel import ChannelClosed, Message
 from elaswave_fx.launch.coordination import Coordination
@@ -33,7 +34,7 @@ TICK_S = 0.1
 SETTLE_S = 3.0
 """How long after a failure its cause may take to show."""
 
-COORDINATOR = -1
+COORDINATOR, LIVENESS = -1, -2
 """Beside the ranks, as the selector's data."""
 
 
@@ -45,15 +46,18 @@ class Supervisor:
         spec: JobSpec,
         children: list[Child],
         coordination: Coordination,
+        liveness: LivenessTable,
         recorder: Recorder,
         progress: StepProgress,
         stop: Stop,
     ) -> None:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
+        self._liveness = liveness
         self._progress, self._stop = progress, stop
         self._ports: dict[int, int] = {}
         self._detached: set[int] = set()  # their agents run
         self._done: set[int] = set()
+        self._gone: set[int] = set()  # whose end the coordinator was told of
         self._failures: dict[int, Failure] = {}
         self._lost: dict[int, Failure] = {}  # gone, and the others go on
         self._members = set(range(len(children)))
@@ -72,6 +76,8 @@ class Supervisor:
         self._progress.phase("starting")
         for rank, child in enumerate(self._children):
             self._watch(child, rank)
+            self._liveness.watch(rank)
+        self._selector.register(self._liveness, selectors.EVENT_READ, LIVENESS)
         for child in self._coordination.children():
             self._watch(child, COORDINATOR)
         try:
@@ -104,7 +110,10 @@ class Supervisor:
 
     def _on_ready(self, key: selectors.SelectorKey) -> None:
         exited = isinstance(key.fileobj, int)
-        if key.data == COORDINATOR:
+        if key.data == LIVENESS:
+            for rank in self._liveness.ended():
+                self._on_ending(rank)
+        elif key.data == COORDINATOR:
             self._on_coordinator_exit() if exited else self._on_coordinator_readable()
         elif exited:
             self._on_exit(key.data)
@@ -164,6 +173,23 @@ class Supervisor:
             for other in range(self._spec.ranks):
                 self._tell(other, "peers", places=places)
 
+    def _on_ending(self, rank: int) -> None:
+        """The kernel has begun to end the process, which can be waited for when its memory has been given back.
+
+        That may take a tenth of a second, and nothing that the process could still do is worth waiting for: its threads
+        do not run any more, and what is under way on its links belongs to the epoch that ends now.
+        """
+        if not self._children[rank].channel.closed:
+            self._on_readable(rank)
+        if rank not in self._done:
+            self._tell_end(rank)
+
+    def _tell_end(self, rank: int) -> None:
+        """The coordinator hears once of the end of a process that the others can go on without."""
+        if rank not in self._gone and not self._is_ending and self._spec.exit_words:
+            self._gone.add(rank)
+            self._coordination.exited(rank)
+
     def _on_exit(self, rank: int) -> None:
         """A process has ended: take what it still said, then judge."""
         child = self._children[rank]
@@ -173,8 +199,8 @@ class Supervisor:
             self._on_readable(rank)
         if rank in self._done:
             self._coordination.finished(rank)
-        elif not self._is_ending and self._spec.exit_words:
-            self._coordination.exited(rank)
+        else:
+            self._tell_end(rank)
         told_to = self._ending_since is not None and -os.waitstatus_to_exitcode(status) in (
             signal.SIGTERM,
             signal.SIGKILL,

@@ -1,4 +1,5 @@
-# The Python module `_native`: exec/, kernels/ and bindings/ on top of the torch of the Python that builds.
+# The Python modules: `_native`, that is exec/, kernels/ and bindings/ on top of the torch of the Python that builds; and
+# `_liveness`, which takes nothing but pybind11's headers from it, and runs without.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 
 # Asked for at every configuration: a build folder outlives the environment it was first configured in, and CMake would
@@ -32,3 +33,8 @@ endif()
 # torch is imported before the module, which finds its libraries already loaded: no path of this machine goes in.
 set_target_properties(_native PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "")
 install(TARGETS _native LIBRARY DESTINATION elaswave_fx COMPONENT module)
+
+Python_add_library(_liveness MODULE WITH_SOABI liveness/module.cc)
+target_include_directories(_liveness SYSTEM PRIVATE ${TORCH_INCLUDE_DIRS})
+target_link_libraries(_liveness PRIVATE elaswave_liveness)
+install(TARGETS _liveness LIBRARY DESTINATION elaswave_fx COMPONENT module)

@@ -192,6 +192,14 @@ def test_a_step_that_was_left_is_reported_without_being_asked_and_again_when_ask
     assert report_in(rank.feed(PREPARE)) == replace(report, broken=frozenset())
 
 
+def test_links_that_break_after_the_report_are_reported_too() -> None:
+    rank = Driver()
+    assert rank.feed(LinksDown(frozenset())) == []
+    assert report_in(rank.feed(StepLeft(holdings(), PEER))).broken == frozenset()
+    assert report_in(rank.feed(LinksDown(frozenset({PEER})))).broken == {PEER}
+    assert rank.feed(LinksDown(frozenset({PEER}))) == [] and rank.feed(LinksDown(frozenset())) == []
+
+
 def test_asked_for_its_report_a_rank_starts_to_mend_its_links() -> None:
     rank = Driver()
     rank.feed(StepLeft(holdings(), PEER))

@@ -63,6 +63,9 @@ LIMITS = Limits(
 
 LINGER_MS = 500
 
+LINKS_S = 0.005
+"""Between two looks at the links while the main thread waits for the next epoch: more may break after the first one."""
+
 _Said = Certificate | StepLeft | CaughtUp | Closing
 
 
@@ -195,7 +198,10 @@ class Agent:
                 lifeline.keep()
                 self._feed(socket, HeartbeatDue(self._progress(), self._orphaned()))
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
-            poller.poll(max(0, math.ceil(1e3 * (next_s - time.monotonic()))))
+            wake_s = min(next_s, time.monotonic() + LINKS_S) if self._state.waiting else next_s
+            poller.poll(max(0, math.ceil(1e3 * (wake_s - time.monotonic()))))
+            if self._state.waiting and (links := self._links_down()).peers != self._state.broken:
+                self._feed(socket, links)
             if select.select([self._wake_read], [], [], 0)[0]:
                 os.read(self._wake_read, 4096)
             self._hear_main_thread(socket)
@@ -210,7 +216,7 @@ class Agent:
         return bool(self._address.launcher) and os.getppid() != self._address.launcher
 
     def _links_down(self) -> LinksDown:
-        return LinksDown(frozenset(Rank(rank) for rank in self._lost()))
+        return LinksDown(frozenset(map(Rank, self._lost())).intersection(self._state.members))
 
     def _hear_main_thread(self, socket: RankSocket) -> None:
         while self._said:

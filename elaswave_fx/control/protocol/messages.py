@@ -203,7 +203,12 @@ class StoreSeen:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The launcher to the coordinator: the process of `rank` has ended, or the kernel is ending it."""
+    """The launcher to the coordinator: the process of `rank` has ended, or the kernel has begun to end it.
+
+    The latter is as certain: its memory is lost, and none of its threads comes back from the kernel. One that ran on
+    another core may have sent something some microseconds after; like whatever is still on its links, that carries the
+    old epoch. Until a survivor has reported it counts, and the report says so; after that it is refused.
+    """
 
     rank: Rank
 

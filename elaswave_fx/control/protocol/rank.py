@@ -531,7 +531,10 @@ def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Re
 
 
 def _on_links_down(state: RankState, event: LinksDown, now_s: float) -> Result:
-    return replace(state, broken=event.peers.intersection(state.members)), ()
+    """A rank that has reported says so if more links have gone down since: they break one by one."""
+    broken = event.peers.intersection(state.members)
+    more = state.stopped and not state.joining and not broken <= state.broken
+    return _report_if_owed(replace(state, broken=broken, report_owed=state.report_owed or more))
 
 
 def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
