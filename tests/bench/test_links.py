@@ -29,6 +29,8 @@ def test_connections_between_two_processes_are_cut_and_others_stay() -> None:
         try:
             assert cut_links(child, [os.getpid()]) == 1
         except CannotCut as error:
+            if os.geteuid() == 0:
+                raise
             pytest.skip(str(error))
         finally:
             mine.close()

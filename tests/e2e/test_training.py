@@ -1,14 +1,17 @@
 """What else a run promises: the same bits twice, evaluation, bf16, weights from a folder, tiles that do not line up."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from elaswave_fx.build.builder import build_job
+from elaswave_fx.build.builder import build_job, make_model
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
+from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch
 from elaswave_fx.plan.plan import Plan
@@ -47,19 +50,46 @@ def test_running_statistics_serve_evaluation(tmp_path: Path) -> None:
     run = run_job(config, tmp_path)
     assert run.code == 0
     (line,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    assert line["loss"] < run.losses[0]
+    statistics = {name for name in run.tensors if "running_" in name}
+    assert statistics
+    assert line["loss"] == pytest.approx(held_out_loss(config, run.tensors), rel=1e-5)
+    without = {name: tensor for name, tensor in run.tensors.items() if name not in statistics}
+    assert held_out_loss(config, without) != pytest.approx(line["loss"], rel=1e-2), "the first statistics would not do"
+
+
+def held_out_loss(config: Config, tensors: Mapping[str, Tensor]) -> float:
+    """By plain PyTorch: the model in evaluation mode with those parameters and buffers; others as at the beginning."""
+    source = open_source(config)
+    model = make_model(config, source.dataset)
+    model.load_state_dict(tensors, strict=False)
+    model.eval()
+    loss = count = 0.0
+    with torch.no_grad():
+        for number in range(source.eval_batches):
+            first = number * config.global_batch
+            found = model(**load_batch(source.dataset, source.held_out, first, config.global_batch))
+            loss, count = loss + float(found[0]), count + float(found[1])
+    return loss / count
 
 
 def test_bf16_follows_fp32_and_keeps_an_fp32_master(tmp_path: Path) -> None:
-    losses = {}
+    runs = {}
     for precision in ("fp32", "bf16"):
         config = small_config("gpt_stdlib", "parallel.dp=2", "parallel.pp=2", f"precision={precision}")
-        run = run_job(config, tmp_path / precision)
+        runs[precision] = run = run_job(config, tmp_path / precision)
         assert run.code == 0
         assert all(tensor.dtype == torch.float32 for tensor in run.tensors.values())
-        losses[precision] = run.losses
-    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2e-2)
-    assert losses["bf16"] != losses["fp32"]
+        untrained = make_model(config, open_source(config).dataset).state_dict()
+    fp32, bf16 = runs["fp32"], runs["bf16"]
+    assert bf16.losses != fp32.losses
+    assert bf16.losses == pytest.approx(fp32.losses, rel=1e-3)
+    # Measured by how far training has moved the parameters: 0.01 of it, where a bf16 master would lose most of it.
+    assert relative_difference(moved(bf16, untrained), moved(fp32, untrained)) < 0.03
+
+
+def moved(run: Run, untrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What training has added to each parameter."""
+    return {name: tensor - untrained[name] for name, tensor in run.tensors.items()}
 
 
 @pytest.mark.parametrize("recompute", ["full"])

@@ -115,13 +115,14 @@ def test_a_working_copy_in_bfloat16(model: Model) -> None:
     for step in range(3):
         inputs = {name: tensor.bfloat16() for name, tensor in batch(step).items()}
         taken.append(engine.step(step, inputs, [[LR]], 0.5, TEST_TIMEOUT_S))
-    expected = reference(3)
-    assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=0.05)
+    expected, untrained = reference(3), initial()
+    assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=5e-3)
     for number, (name, tensor) in enumerate(expected.params.items()):
         master, _ = engine.base(number)
         assert master.dtype == torch.float32
         assert torch.equal(engine.bucket_work(name), master.bfloat16())
-        torch.testing.assert_close(master, tensor, rtol=0.1, atol=0.02)
+        # Against the way that training has gone: parameters that were left alone would be off by all of it.
+        assert (master - tensor).norm() < 0.01 * (tensor - untrained[name]).norm(), name
 
 
 def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks]) -> None:

@@ -1,5 +1,6 @@
 """One of each kind of disturbance: see catalogue.py for the list, scenarios.py and moments.py for what they do."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,4 +16,6 @@ def test_the_run_survives(scenario: Scenario, tmp_path: Path, references: Refere
     try:
         scenario.check(tmp_path, references)
     except CannotCut as error:
+        if os.geteuid() == 0:
+            raise
         pytest.skip(str(error))
