@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"program", "plan", "config.schema"},  # options of passes are read as keys are
     # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": set(),
-    "checkpoint": {"config", "plan", "program"},
+    "checkpoint": {"_native", "config", "plan", "program"},
     "launch": {"_liveness", "config", "control", "observe", "plan"},
     "control": {"observe", "plan"},
     "sim": {"control", "plan"},

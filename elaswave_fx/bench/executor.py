@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, compare
-from elaswave_fx.build.unit_sequence import Chain
+from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.models.gpt import Block
 from elaswave_fx.program.capture import capture
 from passes.lower import lower
@@ -134,10 +134,10 @@ def _native_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     batches = ({"x": torch.randn(2, *x.shape[1:])}, {"x": torch.randn(3, *x.shape[1:])})
     program, _ = run_passes(capture(model, batches, 1), STANDARD.passes)
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    chain = Chain(lower(program, lambda name, spec: 0, True), program.tensors, params.__getitem__)
+    units = UnitSequence(lower(program, lambda name, spec: 0, True), program.tensors, params.__getitem__)
     keys = torch.ones(1, dtype=torch.int64)
 
     def step() -> None:
-        chain.step({"x": x}, keys)
+        units.step({"x": x}, keys)
 
     return step

@@ -167,6 +167,6 @@ def _tell(worker: Worker, reports: Reports, report: StepReport) -> None:
         ranks=report.world_size,
         loss=report.loss,
         sent_bytes=worker.endpoint.bytes_sent,
-        copied_bytes=worker.engine.native.copied_bytes,
+        copied_bytes=worker.engine.native.holdings().copied_bytes,
         cpu_s=time.process_time(),
     )

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.build.pipeline import make_pipeline
-from elaswave_fx.build.unit_sequence import Chain, measure_kinds
+from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import cast_inputs
 from elaswave_fx.devices import make_device
@@ -66,9 +66,9 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
     _to_precision(model, config.precision)
     artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    chain = Chain(artifact, constants, lambda name: tensors[name].detach())
+    units = UnitSequence(artifact, constants, lambda name: tensors[name].detach())
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
-    return measure_kinds(chain, artifact, cast_inputs(part, config.precision))
+    return measure_kinds(units, artifact, cast_inputs(part, config.precision))
 
 
 def _check_forward(model: nn.Module, batch: Batch) -> None:

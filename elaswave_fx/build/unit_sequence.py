@@ -1,7 +1,7 @@
 """All units of an artifact in one process, one after another: for measuring and for comparing, not for training.
 
-chain = Chain(artifact, constants, tensor_of)
-chain.step(batch, keys)   ->  loss, count; gradients by parameter, seconds by unit
+units = UnitSequence(artifact, constants, tensor_of)
+units.step(batch, keys)   ->  loss, count; gradients by parameter, seconds by unit
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MEASURE_S = 1.0
 
 
 @dataclass(frozen=True)
-class ChainStep:
+class SequenceStep:
     """One forward and backward pass: sums, gradients by parameter, seconds of each unit's two programs."""
 
     loss: torch.Tensor
@@ -42,7 +42,7 @@ class _Places:
         return self.of.setdefault(key, len(self.of))
 
 
-class Chain:
+class UnitSequence:
     """Unit programs bound to tensors. `tensor_of(name)` gives parameters and buffers in the dtype they compute in."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Chain:
         self._name = lambda binding: places[binding[1], binding[2]] if binding[0] == "param" else binding[1]
         self._values, self._gradients = _Places(), _Places()
         self._loss, self._count = self._values(("loss",)), self._values(("count",))
-        self._units = _native.Chain()
+        self._units = _native.UnitSequence()
         for unit in artifact.units:
             self._add(unit)
 
@@ -87,7 +87,7 @@ class Chain:
             return self._held[name] if binding[0] == "constant" else self._tensor_of(name)
         return None
 
-    def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> ChainStep:
+    def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> SequenceStep:
         """Forward and backward of one batch; `keys` int64 [samples] serve every unit alike."""
         given = {("keys",): keys, ("step_keys",): keys[:1], **{("input", name): batch[name] for name in batch}}
         values, gradients, forward_s, backward_s = self._units.step(
@@ -97,10 +97,10 @@ class Chain:
             loss_gradient=self._gradients.of.get(("loss",), len(self._gradients.of)),
         )
         named = {key: gradients[place] for key, place in self._gradients.of.items() if isinstance(key, str)}
-        return ChainStep(values[self._loss], values[self._count], named, tuple(forward_s), tuple(backward_s))
+        return SequenceStep(values[self._loss], values[self._count], named, tuple(forward_s), tuple(backward_s))
 
 
-def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def measure_kinds(units: UnitSequence, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Seconds per sample (forward, backward) of every kind of unit: the fastest run, averaged over its units.
 
     There are many runs where they are quick: a kind with a single unit would else look slower than one with many.
@@ -110,7 +110,7 @@ def measure_kinds(chain: Chain, artifact: Artifact, batch: Mapping[str, torch.Te
     times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # keeping outputs would make memory new
     end = time.perf_counter() + _MEASURE_S
     while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
-        step = chain.step(batch, keys)
+        step = units.step(batch, keys)
         times.append((step.forward_s, step.backward_s))
     found: dict[str, list[tuple[float, float]]] = {}
     for unit in artifact.units:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from elaswave_fx import _native
 from elaswave_fx.checkpoint import folder as folders
 from elaswave_fx.checkpoint.layout import MASTER, Piece, Slice
 from elaswave_fx.checkpoint.manifest import Manifest, file_digest, write_manifest
@@ -52,8 +53,8 @@ class Links:
 
     rank: int
     ranks: tuple[int, ...]
-    endpoint: Any
-    group: Any
+    endpoint: _native.Endpoint
+    group: _native.Group
 
     @property
     def is_first(self) -> bool:
@@ -81,7 +82,7 @@ class Saver:
     """
 
     def __init__(
-        self, target: Target, pieces: Sequence[tuple[Piece, ...]], engine: Any, links: Links,
+        self, target: Target, pieces: Sequence[tuple[Piece, ...]], engine: _native.Engine, links: Links,
         report: Callable[..., None], saved: int = 0,
     ) -> None:  # fmt: skip
         self._target, self._pieces, self._engine, self._links = target, pieces, engine, links
@@ -165,10 +166,14 @@ class Saver:
             if piece.slice in copies:
                 continue
             if piece.is_buffer:
-                copies[piece.slice] = self._engine.table(piece.source).detach().clone().view(-1)
+                buffer = self._engine.read(piece.source)
+                assert buffer is not None, f"every rank keeps {piece.source}"
+                copies[piece.slice] = buffer.clone().view(-1)
             else:
-                master, state = self._engine.base(piece.box)
-                copies[piece.slice] = master if piece.state == MASTER else state[piece.state]
+                assert piece.box is not None
+                box = self._engine.read(piece.box)
+                assert box is not None, f"this rank owns box {piece.box}"
+                copies[piece.slice] = box.master if piece.state == MASTER else box.state[piece.state]
         return copies
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from elaswave_fx import _native
 from elaswave_fx.devices.cpu import CpuDevice
 from elaswave_fx.plan.cost import UnitCost
 from elaswave_fx.plan.plan import Plan
@@ -62,20 +63,20 @@ class Faithfulness:
         self._spans_s: list[float] = []
         self._modelled_s = self._overslept_s = 0.0
 
-    def step(self, plan: Plan, result: Mapping[str, Any], seconds: float) -> None:
+    def step(self, plan: Plan, result: _native.StepResult, seconds: float) -> None:
         """A committed step that took `seconds`. One that was finished after it had been left is not counted."""
-        emulated = result["emulated"]
-        if not emulated["kernels"]:
+        emulated = result.emulated
+        if not emulated.kernels:
             return
         if self._plan is None or plan.epoch != self._plan.epoch:
             self.__init__()
             self._plan = plan
         self._steps_s.append(seconds)
-        self._spans_s.append(emulated["span_seconds"])
-        self._modelled_s += emulated["modelled_seconds"]
-        self._overslept_s += emulated["overslept_seconds"]
+        self._spans_s.append(emulated.span_s)
+        self._modelled_s += emulated.modelled_s
+        self._overslept_s += emulated.overslept_s
 
-    def report(self, plan: Plan, rank: Rank, group: Any) -> dict[str, Any]:
+    def report(self, plan: Plan, rank: Rank, group: _native.Group) -> dict[str, Any]:
         """The same on all ranks of the plan, all of which call it; empty without a step in its epoch.
 
         Raises CommError when one of them is lost.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elaswave_fx import _native
 from elaswave_fx.checkpoint.folder import sweep
 from elaswave_fx.checkpoint.initial_state import InitialState, tensor_digest
 from elaswave_fx.checkpoint.layout import (
@@ -57,7 +58,9 @@ def check_start(start: Start, contents: Contents, config: Config) -> None:
         check_model(read_manifest(start.path), contents, config, start.path)
 
 
-def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: Any) -> None:
+def restore(
+    path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: _native.Engine
+) -> None:
     """Set what a rank keeps to the state of a checkpoint. Working copies are to be refreshed after it."""
     from elaswave_fx.checkpoint.storage import read_pieces
 
@@ -66,7 +69,9 @@ def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Op
     def target(piece: Piece) -> torch.Tensor:
         if piece.slice not in found:
             if piece.box is None:
-                found[piece.slice] = torch.empty_like(engine.table(piece.source))
+                buffer = engine.read(piece.source)
+                assert buffer is not None, f"every rank keeps {piece.source}"
+                found[piece.slice] = torch.empty_like(buffer)
             else:
                 found[piece.slice] = torch.empty(len(plan.boxes[piece.box].span))
         return found[piece.slice].view(-1).narrow(0, piece.start, len(piece.span))
@@ -74,10 +79,10 @@ def restore(path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Op
     read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
     for source, box, state in found:
         if box is None:
-            engine.set_buffer(source, found[source, box, state])
+            engine.load(source, found[source, box, state])
         elif state == MASTER:
             states = [found[source, box, number] for number in range(_state_tensors(optimizer))]
-            engine.set_base(box, found[source, box, MASTER], states)
+            engine.load(box, found[source, box, MASTER], states)
 
 
 class Checkpoints:
@@ -85,7 +90,7 @@ class Checkpoints:
 
     def __init__(
         self, config: Config, context: WorkerContext, artifact: Artifact, plan: Plan, optimizer: Optimizer,
-        engine: Any, endpoint: Any, group: Any,
+        engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
     ) -> None:  # fmt: skip
         self._saver = None
         folder = checkpoint_folder(config, context.run_dir)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import (
     InitialState,
     gather_parameters,
@@ -27,8 +28,8 @@ _TAG = 7 << 56  # the kind of tag for handing state back, apart from those of a 
 
 
 def export_model(
-    artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: Any, endpoint: Any, run_dir: Path,
-    copy_mode: str, timeout_s: float,
+    artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: _native.Engine,
+    endpoint: _native.Endpoint, run_dir: Path, copy_mode: str, timeout_s: float,
 ) -> Mapping[str, Any]:  # fmt: skip
     """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
 
@@ -42,8 +43,7 @@ def export_model(
     }
     if rank != first:
         return {}
-    # Every rank keeps every mutable buffer.
-    tensors = gather_parameters(artifact, initial, flat.get, lambda name: engine.table(name).clone())
+    tensors = gather_parameters(artifact, initial, flat.get, engine.read)  # every rank keeps every mutable buffer
     write_model(run_dir / "model.safetensors", tensors)
     digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
     return {
@@ -53,8 +53,15 @@ def export_model(
 
 
 def _collect(
-    plan: Plan, bucket: int, numel: int, rank: int, first: int, engine: Any, endpoint: Any, timeout_s: float
-) -> torch.Tensor | None:
+    plan: Plan,
+    bucket: int,
+    numel: int,
+    rank: int,
+    first: int,
+    engine: _native.Engine,
+    endpoint: _native.Endpoint,
+    timeout_s: float,
+) -> torch.Tensor | None:  # fmt: skip
     """A bucket's masters, flat, at rank `first`."""
     flat = torch.empty(numel) if rank == first else None
     pending = []
@@ -62,7 +69,9 @@ def _collect(
         if box.bucket != bucket:
             continue
         if box.owner == rank:
-            master = engine.base(number)[0]
+            state = engine.read(number)
+            assert state is not None, f"rank {rank} owns box {number}"
+            master = state.master
             if flat is not None:
                 flat[box.span.lo : box.span.hi] = master
             else:

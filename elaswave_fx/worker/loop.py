@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401 - the native module finds its libraries loaded
+
+from elaswave_fx import _native
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
-from elaswave_fx.control.protocol.types import BoxId, Certificate, Stamp, Version
+from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import Faithfulness
 from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
@@ -104,17 +107,17 @@ class Training:
         if path is not None:
             native, plan = worker.engine.native, worker.plan
             restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
-            native.refresh_work([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
-        worker.engine.native.version = worker.committed.version
+            native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
         worker.started = True
         worker.group.barrier(_READ_S)
         if worker.is_first:
             shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
 
     def _recover(self, error: BaseException) -> None:
-        worker, native = self._worker, self._worker.engine.native
-        if native.version > worker.committed.version:  # the step was committed before it failed
-            self._committed(native.last_committed)
+        worker = self._worker
+        held = worker.engine.native.holdings()
+        if held.last_committed is not None and held.version > worker.committed.version:
+            self._committed(held.last_committed)  # the step was committed before it failed
         if isinstance(error, CopyDiffers):
             worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
         go = report_and_wait(worker, suspect_of(error))
@@ -151,7 +154,7 @@ class Training:
         for number in range(worker.context.build.data["eval_batches"]):
             # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
             result = worker.engine.native.evaluate(number, worker.feed.held_out(number), self._deadline.seconds)
-            loss, count = loss + result["loss"], count + result["count"]
+            loss, count = loss + result.loss, count + result.count
         if worker.is_first:
             worker.context.report_eval(done, loss / count if count else float("nan"), int(count))
 
@@ -163,64 +166,63 @@ class Training:
         fed = worker.feed.next_batch(step)
         fault = self._faults.pop(step, None)
         try:
-            result = worker.engine.native.step(
-                step,
-                fed.inputs,
-                self._hyper(step),
-                config.clip_norm,
+            options = _native.StepOptions(
                 self._deadline.seconds,
+                config.clip_norm,
                 stop_wanted=worker.context.stop_wanted,
                 content=fed.content,
-                fault=self._strike(fault) if fault else None,
+                fault=self._native_fault(fault) if fault else None,
             )
+            result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
         except (CommError, CopyDiffers):
             if fault is not None:
                 self._faults[step] = fault  # something else came first
             raise
         self._committed(result)
         if worker.catching_up:
-            arrived = worker.catching_up - frozenset(worker.engine.native.catching)
+            arrived = worker.catching_up - frozenset(worker.engine.native.holdings().catching_up)
             worker.catching_up -= arrived
             if arrived:
-                worker.agent.caught_up(frozenset(BoxId(number) for number in arrived))
+                worker.agent.caught_up(arrived)
 
     def _hyper(self, step: int) -> list[list[float]]:
         worker = self._worker
         lr = worker.config.optimizer.lr * worker.schedule(step)
         return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
 
-    def _strike(self, fault: Fault) -> tuple[str, int, int, bytes]:
+    def _native_fault(self, fault: Fault) -> _native.Fault:
         """Where the engine is to raise which signal on this process, and whom it tells at the last moment."""
-        return _phase_of(fault), int(fault.signal), *self._worker.context.fault_words(fault, self._worker.plan.epoch)
+        pipe, words = self._worker.context.fault_words(fault, self._worker.plan.epoch)
+        return _native.Fault(_phase_of(fault), int(fault.signal), pipe, words)
 
-    def _committed(self, result: Any) -> None:
+    def _committed(self, result: _native.StepResult) -> None:
         """A step was committed here."""
         worker = self._worker
-        worker.committed = Stamp(Version(result["version"]), worker.plan.epoch)
-        certificate = certificate_of(worker.committed, result["votes"])
+        worker.committed = Stamp(Version(result.version), worker.plan.epoch)
+        certificate = certificate_of(worker.committed, result.votes)
         worker.agent.committed(certificate)
         self._report(result, certificate)
 
-    def _report(self, result: Any, certificate: Certificate) -> None:
+    def _report(self, result: _native.StepResult, certificate: Certificate) -> None:
         """Of a committed step, to the launcher and the user."""
         worker, context = self._worker, self._worker.context
-        self._stopped = self._stopped or result["stop"]
+        self._stopped = self._stopped or result.stop
         self._failures = 0
         now = time.perf_counter()
         seconds, self._lap = now - self._lap, now
         self._deadline.measured(seconds)
         if self._emulation is not None:
             self._emulation.step(worker.plan, result, seconds)
-        step, count = result["step"], result["count"]
+        step, count = result.step, result.count
         votes = certificate.votes
         report = StepReport(
             step=step,
-            loss=result["loss"] / count if count else float("nan"),
+            loss=result.loss / count if count else float("nan"),
             tokens=int(count),
             step_ms=1e3 * seconds,
             lr=worker.config.optimizer.lr * worker.schedule(step),
-            grad_norm=result["grad_norm"],
-            memory_peak_mb=result["memory_bytes"] / 2**20,
+            grad_norm=result.grad_norm,
+            memory_peak_mb=result.memory_bytes / 2**20,
             epoch=worker.plan.epoch,
             consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
             world_size=len(votes),
@@ -231,8 +233,8 @@ class Training:
             self._on_step(report)
         if not worker.is_first:
             return
-        if not result["updated"]:
-            context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result["grad_norm"])
+        if not result.updated:
+            context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result.grad_norm)
         if self._resumes:
             context.report_event("resumed", worker.plan.epoch, step=step)
         self._resumes = False

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from elaswave_fx import _native
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control.agent import agent
@@ -31,7 +31,7 @@ from elaswave_fx.worker.worker import Worker, vote_of
 TRANSFER_S = 60.0
 """For moving parameters in a transition. A lost peer ends it at once."""
 
-Report = Callable[[Any, Certificate], None]
+Report = Callable[[_native.StepResult, Certificate], None]
 """Takes the engine's result of a step that was finished after it had been left, and the votes that finished it."""
 
 
@@ -71,19 +71,14 @@ def _drain_transfers(worker: Worker) -> None:
 
 def holdings_of(worker: Worker) -> Holdings:
     """What a decision may need of this rank: copies, records and votes of the step in flight."""
-    native, committed = worker.engine.native, worker.committed
-    kept = [
-        number
-        for number, _ in numbered(worker.plan.boxes)
-        if worker.started and number not in worker.damaged and native.base(number) is not None
-    ]
-    copies = {number: Copy(committed, native.digest(number)) for number in kept}
-    if not native.pending:
+    held, committed = worker.engine.native.holdings(), worker.committed
+    kept = [each for each in held.boxes if worker.started and each.box not in worker.damaged]
+    copies = {each.box: Copy(committed, each.digest) for each in kept}
+    if not held.pending:
         return Holdings(committed, copies, {}, (), frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
-    recorded = frozenset(native.recorded)
-    records = {box: (Record(flight, (), copy.digest),) for box, copy in copies.items() if box in recorded}
-    votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(native.votes.items()))
+    records = {each.box: (Record(flight, (), each.digest),) for each in kept if each.recorded}
+    votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(held.votes.items()))
     return Holdings(committed, copies, records, votes, frozenset(copies))
 
 
@@ -101,11 +96,10 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
         _park(worker, plan, saves=not activation.rollback)
     before = worker.plan
     worker.stale |= unchecked_parts(worker.rank, before, plan)
-    worker.stale |= {worker.engine.bucket_index(name) for name in worker.engine.native.stale_buckets}
     if activation.rollback:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()
-    worker.stale |= worker.engine.install(plan, anew=activation.rollback)
+    worker.stale |= worker.engine.install(plan, activation.resume.version if activation.rollback else None)
     worker.begin_epoch(plan)
     if activation.rollback:
         _roll_back(worker, activation.resume)
@@ -126,15 +120,16 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
 def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:
     """The step in flight: finished where the epoch starts after it, given up otherwise."""
     native, resume = worker.engine.native, activation.resume
-    if activation.rollback or native.version >= resume.version:
-        native.drop_pending()
+    held = native.holdings()
+    if activation.rollback or held.version >= resume.version:
+        native.drop()
         return
     certificate = activation.certificate
-    if certificate is None or not native.pending or native.version + 1 != resume.version:
+    if certificate is None or not held.pending or held.version + 1 != resume.version:
         raise RuntimeError(
-            f"rank {worker.rank}: stands at version {native.version} and cannot follow to {resume.version}"
+            f"rank {worker.rank}: stands at version {held.version} and cannot follow to {resume.version}"
         )
-    result = native.commit_pending({vote.rank: vote.payload for vote in certificate.votes})
+    result = native.finish({vote.rank: vote.payload for vote in certificate.votes})
     worker.committed = resume
     report(result, certificate)
 
@@ -186,7 +181,7 @@ def _gather_parameters(worker: Worker) -> int:
     intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
     worker.group.all_gather(wanted.view(-1), intervals, TRANSFER_S)
     takers = [[r for place, r in enumerate(plan.ranks) if wanted[place, index]] for index in range(len(buckets))]
-    native.refresh_work(takers, TRANSFER_S)
+    native.refresh(takers, TRANSFER_S)
     worker.stale.clear()
     itemsize = plan.workload.work_bytes_per_element
     return itemsize * sum(bucket.numel * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
@@ -194,15 +189,12 @@ def _gather_parameters(worker: Worker) -> int:
 
 def _start_copies(worker: Worker) -> int:
     """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
-    native, plan, rank = worker.engine.native, worker.plan, worker.rank
+    native, plan = worker.engine.native, worker.plan
     bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-    for number, box in numbered(plan.boxes):
-        if rank in box.catching_up:
-            native.expect_base(number, box.owner)
-        elif rank == box.owner:
-            for holder in box.catching_up:
-                native.send_base(number, holder)
-    worker.catching_up = frozenset(native.catching)
+    native.replicate(
+        [(number, box.owner, holder) for number, box in numbered(plan.boxes) for holder in box.catching_up]
+    )
+    worker.catching_up = frozenset(native.holdings().catching_up)
     return bytes_each * sum(len(box.span) * len(box.catching_up) for box in plan.boxes)
 
 
@@ -217,10 +209,7 @@ def _roll_back(worker: Worker, resume: Stamp) -> None:
         restore(path, worker.artifact, worker.plan, worker.rank, worker.optimizer, native)
     elif resume.version != 0:
         raise CheckpointError(f"rollback: rank {worker.rank} finds no checkpoint after {resume.version} steps")
-    native.version = resume.version
     worker.committed = resume
-    groups = [worker.plan.groups[bucket.name] for bucket in worker.artifact.buckets]
-    worker.stale |= {index for index, group in enumerate(groups) if worker.rank in group}
 
 
 def checkpoint_at(worker: Worker, version: int) -> Path | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
@@ -21,7 +20,8 @@ from elaswave_fx.devices.emulated import kernels
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.box import BoxId, Span
+from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
@@ -47,7 +47,7 @@ class Worker:
     context: WorkerContext
     artifact: Artifact
     engine: RankEngine
-    endpoint: Any
+    endpoint: _native.Endpoint
     initial: InitialState
     optimizer: Optimizer
     schedule: Schedule
@@ -55,13 +55,13 @@ class Worker:
     agent: Agent
     plan: Plan
     committed: Stamp
-    group: Any = None
+    group: _native.Group = field(init=False)
     feed: InputFeed | None = None
     checkpoints: Checkpoints | None = None
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
-    catching_up: frozenset[int] = frozenset()
-    damaged: set[int] = field(default_factory=set)
+    catching_up: frozenset[BoxId] = frozenset()
+    damaged: set[BoxId] = field(default_factory=set)
 
     @property
     def rank(self) -> Rank:
@@ -104,19 +104,18 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
-    batch = plan.workload.global_batch
+    record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
     engine = RankEngine(
-        artifact, constants, initial, context.rank, endpoint, optimizer, context.build.data["update"],
-        config.seed, batch, kernels if config.device == "emulated" else None,
+        EngineJob(artifact, config.seed, record_dtype, config.copies.mode), constants, initial, Rank(context.rank),
+        endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
+        kernels if config.device == "emulated" else None,
     )  # fmt: skip
-    engine.native.set_record_type({"fp32": "float32", "bf16": "bfloat16"}[config.copies.record])
-    engine.native.set_copy_mode(config.copies.mode)
-    engine.install(plan)
     initial.let_go()
 
     def progress() -> Progress:
-        instruction, number, awaited = engine.native.progress
-        return Progress(f"{instruction} {number}", Rank(awaited) if awaited >= 0 else None)
+        now = engine.native.progress()
+        place = "" if now.instruction is None else f"{now.instruction} {now.number}"
+        return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def interrupt(reason: str) -> None:
         endpoint.abort(reason)
@@ -136,7 +135,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     return worker
 
 
-def certificate_of(stamp: Stamp, votes: Mapping[int, bytes]) -> Certificate:
+def certificate_of(stamp: Stamp, votes: Mapping[Rank, bytes]) -> Certificate:
     """The proof of a commit from the votes as the engine has them."""
     return Certificate(stamp, tuple(vote_of(stamp, rank, payload) for rank, payload in sorted(votes.items())))
 

@@ -12,7 +12,10 @@ void bind_comm(pybind11::module_& module);
 // StepMachine, for the simulator: the machine that the engine runs.
 void bind_commit(pybind11::module_& module);
 
-// Engine and the unit program. Needs bind_comm before it.
+// Program and UnitSequence.
+void bind_program(pybind11::module_& module);
+
+// Engine and its results, and the translation of exec errors. Needs bind_comm before it.
 void bind_exec(pybind11::module_& module);
 
 }  // namespace elaswave

@@ -5,5 +5,6 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "The native runtime of elaswave_fx: communication and execution.";
   elaswave::bind_comm(module);
   elaswave::bind_commit(module);
+  elaswave::bind_program(module);
   elaswave::bind_exec(module);
 }

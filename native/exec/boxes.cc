@@ -60,57 +60,38 @@ double sum_of_squares(const at::Tensor& tensor) {
   return total;
 }
 
-bool contains(const std::vector<int>& ranks, int rank) {
+bool contains(const std::vector<RankId>& ranks, RankId rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-void check_roles(std::int64_t box, int owner, const std::vector<int>& holders) {
-  if (!contains(holders, owner)) return;
-  throw ExecError("box " + std::to_string(box) + ": its owner, rank " + std::to_string(owner) + ", cannot hold it too");
-}
-
-std::uint64_t part_tag(std::int64_t box, std::size_t part) { return tag_of(kBaseTag, box) | part; }
+std::uint64_t part_tag(BoxId box, std::size_t part) { return tag_of(kBaseTag, box.index()) | part; }
 
 }  // namespace
 
-// --- Declarations
+// --- Roles
 
-int Boxes::add(BoxSpec spec) {
-  if (spec.bucket < 0 || spec.bucket >= buckets_.size()) {
-    throw ExecError("box " + std::to_string(size()) + ": there is no bucket " + std::to_string(spec.bucket));
+void Boxes::install(const std::vector<BoxSpec>& specs) {
+  boxes_.resize(specs.size());
+  of_bucket_.assign(buckets_.size(), {});
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    BoxState& box = boxes_[i];
+    box.spec = specs[i];
+    of_bucket_[box.spec.bucket.index()].push_back(BoxId::at(i));
+    box.supplied.clear();
+    box.catching.reset();
+    box.backlog.clear();
+    if (!owns(box) && !holds(box)) box.base = Base();
   }
-  of_bucket_.resize(static_cast<std::size_t>(buckets_.size()));
-  std::vector<int>& family = of_bucket_[static_cast<std::size_t>(spec.bucket)];
-  const BucketSpec& bucket = buckets_.spec(spec.bucket);
-  const std::int64_t before = family.empty() ? 0 : at(family.back()).spec.hi;
-  if (spec.lo != before || spec.hi <= spec.lo || spec.hi > bucket.numel) {
-    throw ExecError("bucket " + bucket.name + ": boxes must cut [0, " + std::to_string(bucket.numel) + ") in order; [" +
-                    std::to_string(spec.lo) + ", " + std::to_string(spec.hi) + ") comes after " +
-                    std::to_string(before));
-  }
-  check_roles(size(), spec.owner, spec.holders);
-  BoxState box;
-  box.spec = std::move(spec);
-  boxes_.push_back(std::move(box));
-  family.push_back(size() - 1);
-  return size() - 1;
 }
 
-void Boxes::assign(std::int64_t index, int owner, std::vector<int> holders) {
-  check_roles(index, owner, holders);
-  BoxState& box = at(index);
-  box.spec.owner = owner;
-  box.spec.holders = std::move(holders);
-  box.supplied.clear();
-  box.catching.reset();
-  box.backlog.clear();
-  if (!owns(box) && !holds(box)) box.base = Base();
+void Boxes::drop_bases() {
+  for (BoxState& box : boxes_) box.base = Base();
 }
 
-void Boxes::set_base(std::int64_t index, const at::Tensor& master, const std::vector<at::Tensor>& state) {
+void Boxes::set_base(BoxId index, const at::Tensor& master, const std::vector<at::Tensor>& state) {
   BoxState& box = at(index);
   if (!owns(box) && !holds(box)) {
-    throw ExecError(place(box) + ": rank " + std::to_string(courier_.rank()) + " neither owns nor holds it");
+    throw ExecError(place(box) + ": rank " + std::to_string(transfers_.rank().value()) + " neither owns nor holds it");
   }
   std::vector<at::Tensor> tensors = {master.clone()};
   for (const at::Tensor& each : state) tensors.push_back(each.clone());
@@ -120,35 +101,23 @@ void Boxes::set_base(std::int64_t index, const at::Tensor& master, const std::ve
 }
 
 void Boxes::check() const {
-  for (std::int64_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const std::int64_t covered = of(bucket).empty() ? 0 : at(of(bucket).back()).spec.hi;
-    if (covered != buckets_.spec(bucket).numel) {
-      throw ExecError("bucket " + buckets_.spec(bucket).name + ": boxes cover " + std::to_string(covered) + " of " +
-                      std::to_string(buckets_.spec(bucket).numel) + " elements");
-    }
-  }
   for (const BoxState& box : boxes_) {
     if (owns(box) && !box.base.there()) throw ExecError(place(box) + ": its owner has no base of it");
   }
 }
 
-bool Boxes::holds(const BoxState& box) const { return contains(box.spec.holders, courier_.rank()); }
+bool Boxes::holds(const BoxState& box) const { return contains(box.spec.holders, transfers_.rank()); }
 
 // Owner and holder come to the same answer without talking. A base that is on its way misses steps, so whoever waited
 // for one is sent working copies until roles are assigned anew.
-bool Boxes::makes_part(const BoxState& box, int rank) const {
+bool Boxes::makes_part(const BoxState& box, RankId rank) const {
   return mode_ == CopyMode::kLog && contains(box.spec.holders, rank) && !contains(box.supplied, rank);
 }
 
-const std::vector<int>& Boxes::of(std::int64_t bucket) const {
-  static const std::vector<int> none;
-  return bucket < static_cast<std::int64_t>(of_bucket_.size()) ? of_bucket_[static_cast<std::size_t>(bucket)] : none;
-}
-
-bool Boxes::makes_all(std::int64_t bucket) const {
-  return std::all_of(of(bucket).begin(), of(bucket).end(), [this](int index) {
+bool Boxes::makes_all(BucketId bucket) const {
+  return std::all_of(of(bucket).begin(), of(bucket).end(), [this](BoxId index) {
     const BoxState& box = at(index);
-    return owns(box) || (makes_part(box, courier_.rank()) && box.base.there());
+    return owns(box) || (makes_part(box, transfers_.rank()) && box.base.there());
   });
 }
 
@@ -167,20 +136,12 @@ Digest Boxes::state_digest() const {
 
 // --- A step
 
-std::vector<int> Boxes::recorded() const {
-  std::vector<int> found;
-  for (int index = 0; index < size(); ++index) {
-    if (at(index).gradient.defined()) found.push_back(index);
-  }
-  return found;
-}
-
 void Boxes::begin_step() {
   if (mode_ == CopyMode::kState) return;
-  for (std::int64_t index = 0; index < size(); ++index) {
-    BoxState& box = at(index);
+  for (std::size_t index = 0; index < size(); ++index) {
+    BoxState& box = boxes_[index];
     if (owns(box) || !holds(box)) continue;
-    if (makes_part(box, courier_.rank()) && !box.base.there()) {
+    if (makes_part(box, transfers_.rank()) && !box.base.there()) {
       throw ExecError(place(box) + ": its holder has no base of it, and none is on its way");
     }
     // A record that waits for its base is still in use.
@@ -188,28 +149,28 @@ void Boxes::begin_step() {
         box.record.defined() && box.record.use_count() == 1 && box.record.scalar_type() == record_type_;
     if (!reusable) box.record = at::empty({box.spec.numel()}, record_type_);
     if (!box.seal.defined()) box.seal = at::empty({kSealWords}, at::kLong);
-    box.receives = {courier_.receive(box.record, box.spec.owner, tag_of(kRecordTag, index)),
-                    courier_.receive(box.seal, box.spec.owner, tag_of(kSealTag, index))};
+    box.receives = {transfers_.receive(box.record, box.spec.owner, tag_of(kRecordTag, index)),
+                    transfers_.receive(box.seal, box.spec.owner, tag_of(kSealTag, index))};
   }
 }
 
-void Boxes::reduce(std::int64_t bucket) {
+void Boxes::reduce(BucketId bucket) {
   const at::Tensor sum = buckets_.gradient(bucket);  // undefined outside of the group
-  for (const int index : of(bucket)) {
+  for (const BoxId index : of(bucket)) {
     BoxState& box = at(index);
-    const std::uint64_t tag = tag_of(kReduceTag, index);
+    const std::uint64_t tag = tag_of(kReduceTag, index.index());
     at::Tensor part;
     if (sum.defined()) part = sum.narrow(0, box.spec.lo, box.spec.numel());
     if (!owns(box)) {
-      if (part.defined()) box.sends.push_back(courier_.send(part, box.spec.owner, tag));
+      if (part.defined()) box.sends.push_back(transfers_.send(part, box.spec.owner, tag));
       continue;
     }
     box.reducing = true;
     box.own_part = part;
-    for (const int rank : buckets_.spec(bucket).group) {
-      if (rank == courier_.rank()) continue;
+    for (const RankId rank : buckets_.spec(bucket).group) {
+      if (rank == transfers_.rank()) continue;
       at::Tensor scratch = at::empty({box.spec.numel()}, at::kFloat);
-      box.incoming.push_back({rank, courier_.receive(scratch, rank, tag), scratch});
+      box.incoming.push_back({rank, transfers_.receive(scratch, rank, tag), scratch});
     }
     unsummed_.push_back(index);
   }
@@ -217,10 +178,10 @@ void Boxes::reduce(std::int64_t bucket) {
 }
 
 void Boxes::advance() {
-  std::erase_if(unsummed_, [this](int index) {
+  std::erase_if(unsummed_, [this](BoxId index) {
     BoxState& box = at(index);
     const bool here = std::all_of(box.incoming.begin(), box.incoming.end(),
-                                  [this](Incoming& each) { return courier_.test(each.transfer); });
+                                  [this](Incoming& each) { return transfers_.test(each.transfer); });
     if (here) sum(box);
     return here;
   });
@@ -228,10 +189,10 @@ void Boxes::advance() {
 
 // Contributions are added in rank order, the own one at its place; then the record leaves.
 void Boxes::sum(BoxState& box) {
-  const auto index = &box - boxes_.data();
+  const auto index = static_cast<std::size_t>(&box - boxes_.data());
   auto next = box.incoming.begin();
-  for (const int rank : buckets_.spec(box.spec.bucket).group) {
-    const at::Tensor part = rank == courier_.rank() ? box.own_part : (next++)->part;
+  for (const RankId rank : buckets_.spec(box.spec.bucket).group) {
+    const at::Tensor part = rank == transfers_.rank() ? box.own_part : (next++)->part;
     if (box.gradient.defined()) {
       box.gradient.add_(part);
     } else {
@@ -246,46 +207,46 @@ void Boxes::sum(BoxState& box) {
   }
   if (box.spec.holders.empty() || mode_ == CopyMode::kState) return;
   const at::Tensor seal = make_seal(box.base.digest, digest_of_record(record));
-  for (const int holder : box.spec.holders) {
+  for (const RankId holder : box.spec.holders) {
     box.sends.push_back(send_copy(record, holder, tag_of(kRecordTag, index)));
     box.sends.push_back(send_copy(seal, holder, tag_of(kSealTag, index)));
   }
 }
 
-comm::Transfer Boxes::send_copy(const at::Tensor& tensor, int holder, std::uint64_t tag) {
+comm::Transfer Boxes::send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag) {
   copied_bytes_ += tensor.nbytes();
-  return courier_.send(tensor, holder, tag);
+  return transfers_.send(tensor, holder, tag);
 }
 
 std::vector<double> Boxes::finish() {
-  for (const int index : unsummed_) {
-    for (Incoming& each : at(index).incoming) courier_.wait({&each.transfer, 1});
+  for (const BoxId index : unsummed_) {
+    for (Incoming& each : at(index).incoming) transfers_.wait({&each.transfer, 1});
     sum(at(index));
   }
   unsummed_.clear();
   std::vector<double> squares(boxes_.size());
   std::string differing;
   // The backward pass goes through buckets from the last to the first: what comes first is looked at first.
-  for (auto index = size() - 1; index >= 0; --index) {
-    BoxState& box = at(index);
-    courier_.wait(box.receives);
+  for (std::size_t index = size(); index-- > 0;) {
+    BoxState& box = boxes_[index];
+    transfers_.wait(box.receives);
     if (!box.receives.empty() && !accept(box)) differing += (differing.empty() ? "" : ", ") + place(box);
     box.receives.clear();
     if (box.catching && mode_ == CopyMode::kState) {
-      courier_.wait(box.catching->transfers);
+      transfers_.wait(box.catching->transfers);
       take_base(box);
     } else if (box.catching) {
       catch_up(box, nullptr, box.backlog.size() + 1 >= kBacklog);
     }
-    if (owns(box) && box.reducing) squares[static_cast<std::size_t>(index)] = sum_of_squares(box.gradient);
+    if (owns(box) && box.reducing) squares[index] = sum_of_squares(box.gradient);
   }
   // Accumulators are written again in the next step.
   for (BoxState& box : boxes_) {
-    courier_.wait(box.sends);
+    transfers_.wait(box.sends);
     box.sends.clear();
   }
   if (!differing.empty()) {
-    throw CopyDiffers("rank " + std::to_string(courier_.rank()) + ": copies of " + differing +
+    throw CopyDiffers("rank " + std::to_string(transfers_.rank().value()) + ": copies of " + differing +
                       " differ from their owners'");
   }
   return squares;
@@ -298,14 +259,14 @@ bool Boxes::accept(BoxState& box) {
   const bool fits = !box.base.there() || box.base.digest == digest_in(box.seal, 0);
   if (!fits) {
     box.base = Base();
-    if (makes_part(box, courier_.rank())) buckets_.mark_stale(box.spec.bucket);
+    if (makes_part(box, transfers_.rank())) buckets_.mark_stale(box.spec.bucket);
   }
   box.gradient = record_type_ == at::kFloat ? box.record : box.record.to(at::kFloat);
   return whole && fits;
 }
 
-void Boxes::update_owned(std::int64_t bucket, const Update& update, const Hyper& hyper) {
-  for (const int index : of(bucket)) {
+void Boxes::update_owned(BucketId bucket, const Update& update, const Hyper& hyper) {
+  for (const BoxId index : of(bucket)) {
     BoxState& box = at(index);
     if (!owns(box) || !box.reducing || !box.gradient.defined()) continue;
     buckets_.wait_sends(bucket);  // they read what is written below
@@ -313,15 +274,15 @@ void Boxes::update_owned(std::int64_t bucket, const Update& update, const Hyper&
     box.gradient = at::Tensor();
     buckets_.write(bucket, box.spec.lo, box.base.master);
     if (mode_ == CopyMode::kState) {
-      for (const int holder : box.spec.holders) send_base(index, holder);
+      for (const RankId holder : box.spec.holders) send_base(index, holder);
     }
   }
 }
 
 void Boxes::update_held(const Update& update, const Hyper& hyper,
-                        const std::function<std::size_t(int)>& state_tensors) {
+                        const std::function<std::size_t(BoxId)>& state_tensors) {
   if (mode_ == CopyMode::kState) {
-    for (int index = 0; index < size(); ++index) {
+    for (const BoxId index : all_ids<BoxId>(size())) {
       if (!owns(at(index)) && holds(at(index))) expect_base(index, at(index).spec.owner, state_tensors(index));
     }
     return;
@@ -330,7 +291,7 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
     if (owns(box) || !box.gradient.defined()) continue;
     if (box.base.there()) {
       update(box.spec, box.base, box.gradient, hyper);
-      if (makes_part(box, courier_.rank())) buckets_.write(box.spec.bucket, box.spec.lo, box.base.master);
+      if (makes_part(box, transfers_.rank())) buckets_.write(box.spec.bucket, box.spec.lo, box.base.master);
     } else if (box.catching) {
       box.backlog.push_back({box.gradient, hyper});
       catch_up(box, &update, false);
@@ -339,25 +300,25 @@ void Boxes::update_held(const Update& update, const Hyper& hyper,
   }
 }
 
-void Boxes::gather(std::int64_t bucket) {
-  for (const int index : of(bucket)) {
-    std::vector<int> takers = buckets_.spec(bucket).group;
-    std::erase_if(takers, [&](int rank) { return makes_part(at(index), rank); });
+void Boxes::gather(BucketId bucket) {
+  for (const BoxId index : of(bucket)) {
+    std::vector<RankId> takers = buckets_.spec(bucket).group;
+    std::erase_if(takers, [&](RankId rank) { return makes_part(at(index), rank); });
     publish(index, takers);
   }
 }
 
 // The owner's part of the working copy to `ranks`.
-void Boxes::publish(std::int64_t index, const std::vector<int>& ranks) {
+void Boxes::publish(BoxId index, const std::vector<RankId>& ranks) {
   BoxState& box = at(index);
-  const int self = courier_.rank();
-  const std::uint64_t tag = tag_of(kGatherTag, index);
+  const RankId self = transfers_.rank();
+  const std::uint64_t tag = tag_of(kGatherTag, index.index());
   if (!owns(box)) {
     if (contains(ranks, self)) buckets_.receive_part(box.spec.bucket, box.spec.lo, box.spec.hi, box.spec.owner, tag);
     return;
   }
   at::Tensor part;
-  for (const int rank : ranks) {
+  for (const RankId rank : ranks) {
     if (rank == self) continue;
     if (!part.defined()) part = part_of(box);
     buckets_.send_part(box.spec.bucket, part, rank, tag);
@@ -366,9 +327,9 @@ void Boxes::publish(std::int64_t index, const std::vector<int>& ranks) {
 
 // The own part of the working copy, or what it would be.
 at::Tensor Boxes::part_of(BoxState& box) {
-  const BucketSpec& bucket = buckets_.spec(box.spec.bucket);
-  if (bucket.work.defined()) return bucket.work.narrow(0, box.spec.lo, box.spec.numel());
-  return box.base.master.to(bucket.dtype);
+  const at::Tensor& work = buckets_.work(box.spec.bucket);
+  if (work.defined()) return work.narrow(0, box.spec.lo, box.spec.numel());
+  return box.base.master.to(buckets_.spec(box.spec.bucket).dtype);
 }
 
 void Boxes::end_step() {
@@ -384,7 +345,7 @@ void Boxes::end_step() {
 
 // --- Copies on their way
 
-void Boxes::send_base(std::int64_t index, int peer) {
+void Boxes::send_base(BoxId index, RankId peer) {
   BoxState& box = at(index);
   if (!box.base.there()) throw ExecError(place(box) + ": there is no base here to send");
   if (!contains(box.supplied, peer)) box.supplied.push_back(peer);
@@ -394,18 +355,19 @@ void Boxes::send_base(std::int64_t index, int peer) {
   for (std::size_t i = 0; i < box.base.state.size(); ++i) send_copy(box.base.state[i], peer, part_tag(index, i + 2));
 }
 
-void Boxes::expect_base(std::int64_t index, int owner, std::size_t state_tensors) {
+void Boxes::expect_base(BoxId index, RankId owner, std::size_t state_tensors) {
   BoxState& box = at(index);
-  if (!holds(box)) throw ExecError(place(box) + ": rank " + std::to_string(courier_.rank()) + " does not hold it");
+  if (!holds(box))
+    throw ExecError(place(box) + ": rank " + std::to_string(transfers_.rank().value()) + " does not hold it");
   box.base = Base();
   box.backlog.clear();
-  if (!contains(box.supplied, courier_.rank())) box.supplied.push_back(courier_.rank());
+  if (!contains(box.supplied, transfers_.rank())) box.supplied.push_back(transfers_.rank());
   Catching catching;
   catching.seal = at::empty({kSealWords}, at::kLong);
-  catching.transfers.push_back(courier_.receive(catching.seal, owner, part_tag(index, 0)));
+  catching.transfers.push_back(transfers_.receive(catching.seal, owner, part_tag(index, 0)));
   for (std::size_t i = 0; i <= state_tensors; ++i) {
     catching.tensors.push_back(at::empty({box.spec.numel()}, at::kFloat));
-    catching.transfers.push_back(courier_.receive(catching.tensors.back(), owner, part_tag(index, i + 1)));
+    catching.transfers.push_back(transfers_.receive(catching.tensors.back(), owner, part_tag(index, i + 1)));
   }
   box.catching = std::move(catching);
 }
@@ -424,10 +386,10 @@ bool Boxes::take_base(BoxState& box) {
 // Takes the base once it is here, then the records since. Without `update` nothing is applied yet.
 void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
   Catching& catching = *box.catching;
-  if (wait) courier_.wait(catching.transfers);
+  if (wait) transfers_.wait(catching.transfers);
   if (!wait) {
     const bool here = std::all_of(catching.transfers.begin(), catching.transfers.end(),
-                                  [this](comm::Transfer& each) { return courier_.test(each); });
+                                  [this](comm::Transfer& each) { return transfers_.test(each); });
     if (!here) return;
   }
   catching.transfers.clear();
@@ -437,30 +399,30 @@ void Boxes::catch_up(BoxState& box, const Update* update, bool wait) {
   box.backlog.clear();
 }
 
-std::vector<int> Boxes::catching() const {
-  std::vector<int> found;
-  for (int index = 0; index < size(); ++index) {
-    if ((owns(at(index)) || holds(at(index))) && !at(index).base.there()) found.push_back(index);
+std::vector<BoxId> Boxes::catching() const {
+  std::vector<BoxId> found;
+  for (const BoxId box : all_ids<BoxId>(size())) {
+    if ((owns(at(box)) || holds(at(box))) && !at(box).base.there()) found.push_back(box);
   }
   return found;
 }
 
-void Boxes::refresh(const std::vector<std::vector<int>>& wanted) {
-  for (std::int64_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const std::vector<int>& ranks = wanted.at(static_cast<std::size_t>(bucket));
+void Boxes::refresh(const std::vector<std::vector<RankId>>& wanted) {
+  for (const BucketId bucket : all_ids<BucketId>(buckets_.size())) {
+    const std::vector<RankId>& ranks = wanted.at(bucket.index());
     if (ranks.empty()) continue;
     buckets_.wait_sends(bucket);
-    for (const int index : of(bucket)) {
+    for (const BoxId index : of(bucket)) {
       if (owns(at(index))) buckets_.write(bucket, at(index).spec.lo, at(index).base.master);
     }
-    for (const int index : of(bucket)) publish(index, ranks);
-    if (contains(ranks, courier_.rank())) buckets_.mark_fresh(bucket);
+    for (const BoxId index : of(bucket)) publish(index, ranks);
+    if (contains(ranks, transfers_.rank())) buckets_.mark_fresh(bucket);
   }
 }
 
 void Boxes::abandon_transfers() {
   for (BoxState& box : boxes_) {
-    const auto here = [this](const comm::Transfer& each) { return courier_.arrived(each); };
+    const auto here = [this](const comm::Transfer& each) { return transfers_.arrived(each); };
     if (box.catching && mode_ == CopyMode::kState &&
         std::all_of(box.catching->transfers.begin(), box.catching->transfers.end(), here)) {
       take_base(box);

@@ -1,81 +1,98 @@
-// What an engine is told before it runs: values, buckets, folds, units, and the step program. Plain data; indices are
-// those of the workload's tuples, ranks are world ranks, samples count within the step.
+// What an engine is told: values, buckets, boxes, buffer updates, units, and the step program. Plain data; spec.h reads
+// and checks it. Ranks are world ranks, samples count within the step.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
-#include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "commit/types.h"
+#include "ids.h"
 
 namespace elaswave::exec {
 
 // Where an input of a unit comes from, where an output or a gradient goes.
-struct Binding {
-  enum class Kind { kNone, kParam, kTable, kValue, kInput, kKeys, kStepKeys, kLoss, kCount, kFold };
-  Kind kind = Kind::kNone;
-  int index = -1;                     // bucket, table entry, value or fold
-  int item = 0;                       // kFold: which of the fold's values
-  std::int64_t offset = 0;            // kParam: first element in the bucket
-  std::vector<std::int64_t> shape;    // kParam
-  std::vector<std::int64_t> strides;  // kParam; row-major unless given
-  std::string name;                   // kInput
+struct Nothing {};
+struct Parameter {
+  BucketId bucket;
+  std::int64_t offset = 0;  // its first element in the bucket
+  std::vector<std::int64_t> shape;
 };
+struct TableEntry {  // a constant, frozen parameter or mutable buffer
+  TableId table;
+};
+struct BorderValue {
+  ValueId value;
+};
+struct BatchInput {
+  std::string name;
+};
+struct SampleKeys {};
+struct StepKeys {};
+struct Loss {};
+struct Count {};
+struct UpdateValue {
+  BufferUpdateId update;
+  std::size_t number = 0;  // which of the update's values
+};
+using InputBinding = std::variant<Parameter, TableEntry, BorderValue, BatchInput, SampleKeys, StepKeys>;
+using OutputBinding = std::variant<Nothing, BorderValue, Loss, Count, UpdateValue>;
+using GradientBinding = std::variant<Nothing, Parameter, BorderValue>;
 
 // An activation that crosses a unit border.
 struct ValueSpec {
   std::string name;
-  int sample_axis = -1;  // -1: none
-  at::ScalarType dtype = at::kFloat;
+  std::optional<std::size_t> sample_axis;
+  c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<std::int64_t> shape;  // of one sample; the sample axis holds how many entries a sample has there
   bool has_grad = false;
 };
 
 struct OwnedSpan {
-  int rank;
-  std::int64_t lo, hi;
+  RankId rank;
+  std::int64_t lo = 0, hi = 0;
 };
 
 // The flat parameters of one unit and one optimizer group, as units compute with them.
 struct BucketSpec {
   std::string name;
   std::int64_t numel = 0;
-  std::vector<int> group;             // ranks that hold a user unit, ascending
-  at::ScalarType dtype = at::kFloat;  // of the working copy
-  at::Tensor work;                    // the whole working copy, flat, written in place; undefined outside of the group
-  int optimizer = -1;                 // program id
-  int hyper_group = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;  // of the working copy
+  ProgramId optimizer;
+  std::size_t hyper_group = 0;
+  std::vector<RankId> group;  // ranks that have a working copy: those with a user unit, ascending
 };
 
 // A piece of a bucket. Its owner sums the gradient, updates master and optimizer state and publishes the parameters;
 // its holders keep the same base up to date from the owner's records. The owner need not be in the bucket's group.
 struct BoxSpec {
-  int bucket = -1;
+  BucketId bucket;
   std::int64_t lo = 0, hi = 0;
-  int owner = -1;
-  std::vector<int> holders;
+  RankId owner;
+  std::vector<RankId> holders;
   std::int64_t numel() const { return hi - lo; }
 };
 
 using commit::CopyMode;
 
-struct FoldValue {
-  at::ScalarType dtype = at::kFloat;
+struct GranuleValue {
+  c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<std::int64_t> shape;
 };
 
-// Updates of mutable buffers. Units yield `values` per granule; every holder of the unit applies
+// An update of mutable buffers. Units yield `values` per granule; every rank applies
 //   program(*buffers, *values of the granule) -> *new buffers
 // once per granule of the step, in granule order.
-struct FoldSpec {
-  int program = -1;
-  std::vector<int> buffers;  // table entries that are replaced
-  std::vector<FoldValue> values;
-  std::vector<OwnedSpan> group;  // samples of each rank that holds the unit, together the step's; empty for the others
+struct BufferUpdateSpec {
+  ProgramId program;
+  std::vector<TableId> buffers;  // are replaced
+  std::vector<GranuleValue> values;
+  std::vector<OwnedSpan> group;  // samples of each rank that runs the unit, together the step's; empty for the others
 };
 
 // How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD.
@@ -84,40 +101,56 @@ struct Modelled {
 };
 
 struct UnitSpec {
-  int forward = -1, backward = -1, eval = -1;  // program ids; -1: none (no backward: nothing needs a gradient)
-  std::vector<Binding> inputs, outputs, grads;
-  std::vector<Binding> eval_inputs, eval_outputs;
-  int num_saved = 0;
+  std::optional<ProgramId> forward, backward, evaluate;  // no backward: nothing needs a gradient
+  std::vector<InputBinding> inputs, eval_inputs;
+  std::vector<OutputBinding> outputs, eval_outputs;
+  std::vector<GradientBinding> grads;
+  std::size_t num_saved = 0;
   // Given: the unit is not computed. It waits as long, makes zeros of the declared shapes, a loss and a count of one
   // per sample, and no gradients.
   std::optional<Modelled> modelled;
 };
+using Units = std::map<UnitId, UnitSpec>;
 
 enum class OpCode { kRecv, kSend, kForward, kBackward, kReduce, kFold, kVote, kUpdate, kGather, kSnapshot };
-inline constexpr int kOpCodes = 10;
+inline constexpr std::size_t kOpCodes = 10;
 const char* name_of(OpCode code);
 OpCode opcode_of(const std::string& name);  // throws ExecError for an unknown one
 
 struct Step {
   OpCode code = OpCode::kSnapshot;
-  std::int64_t index = 0;  // value, unit or bucket
+  std::int64_t index = 0;  // of a value, unit or bucket
   std::int64_t micro_batch = 0;
-  int peer = -1;
+  RankId peer;
   std::uint64_t tag = 0;
   std::int64_t lo = 0, hi = 0;  // samples relative to the micro-batch
   bool grad = false;
+  ValueId value() const { return ValueId(index); }
+  UnitId unit() const { return UnitId(index); }
+  BucketId bucket() const { return BucketId(index); }
 };
 
-// From an instruction as Python writes it. Throws ExecError for an unknown opcode or a wrong number of operands.
-Step parse_step(const std::string& opcode, const std::vector<std::uint64_t>& operands);
-
 struct SampleSpan {
-  std::int64_t lo, hi;
+  std::int64_t lo = 0, hi = 0;
   std::int64_t size() const { return hi - lo; }
 };
 
+// An activation (or its gradient) of one micro-batch.
+struct ActivationRef {
+  ValueId value;
+  std::int64_t micro_batch = 0;
+  bool grad = false;
+  auto operator<=>(const ActivationRef&) const = default;
+};
+
+struct StepList {
+  std::vector<Step> steps;
+  // After step i, these are read by nobody any more.
+  std::vector<std::vector<ActivationRef>> releases;
+};
+
 struct Schedule {
-  std::vector<Step> train, eval;
+  StepList train, evaluate;
   std::vector<SampleSpan> micro_batches;  // in step coordinates
   std::int64_t first_sample = 0;          // of the rank's tile
 };

@@ -1,19 +1,19 @@
 // The engine: one rank's state and the interpreter of its step program.
 //
-// Declare programs, buckets, boxes, tables, values, folds and units; set the schedule and the world; then call `step`
-// once per step. An instruction never blocks unless it must have what it waits for; transfers go on behind the
-// arithmetic.
+// Made of one value, the spec (spec.h), and what travels beside it by name: programs and tensors. `install` takes
+// another spec over when the plan changes. Then `step`, once per step. An instruction never blocks unless it must have
+// what it waits for; transfers go on behind the arithmetic.
 //
 // Threads: one thread at a time calls an engine; `progress` may be read by any. The endpoint may be shared.
 //
 // After a failure of `step` (PeerLost, DeadlineExceeded, Aborted, CommError, CopyDiffers, ExecError): all transfers are
 // cancelled, the peers are told to leave the step too, activations and saved tensors are gone. Then either
 //   - the step was committed (every rank's vote was here): the rest of the rank's updates has been done all the same,
-//     `version` counts the step. Buckets whose working copy is not wholly there are listed by `stale_buckets`; running
-//     a unit that reads one is an ExecError until `refresh_work`.
-//   - or this rank had voted (`pending`): sums, records and the votes that came are kept, so that the step can be
-//     finished with the votes of all (`commit_pending`) or given up (`drop_pending`; the next step does so too).
-//     Nothing that lasts has changed.
+//     and the version counts the step. Buckets whose working copy is not wholly there are stale; running a unit that
+//     reads one is an ExecError until `refresh`.
+//   - or this rank had voted (pending): sums, records and the votes that came are kept, so that the step can be
+//     finished with the votes of all (`finish`) or given up (`drop`; the next step does so too). Nothing that lasts has
+//     changed.
 //   - or it had not: nothing of the step is left, nothing that lasts has changed. The same step may be run again; but
 //     after CopyDiffers a copy is gone, and what was made from it is stale: it has to be sent first.
 // What peers sent for a step that was given up is still on the links: advance the endpoint's generation before the next
@@ -23,17 +23,27 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "boxes.h"
+#include "buckets.h"
+#include "buffer_updates.h"
 #include "comm/endpoint.h"
 #include "declarations.h"
 #include "emulation.h"
-#include "unit_program.h"
+#include "optimizer.h"
+#include "program_library.h"
+#include "spec.h"
+#include "tables.h"
+#include "tensor_transfers.h"
+#include "values.h"
 #include "vote.h"
 
 namespace elaswave::exec {
@@ -57,8 +67,8 @@ struct StepResult {
   std::int64_t memory_bytes = 0;  // largest resident set of any rank so far
   Votes votes;                    // of all ranks, as they were cast
   double seconds = 0.0;
-  std::array<Timing, kOpCodes> timings{};
-  EmulatedTimes emulated;  // of the units with modelled durations; only of steps that ran to their end
+  std::array<Timing, kOpCodes> timings{};  // by OpCode
+  EmulatedTimes emulated;                  // of the units with modelled durations; only of steps that ran to their end
 };
 
 struct EvalResult {
@@ -67,103 +77,196 @@ struct EvalResult {
   double seconds = 0.0;
 };
 
+// A signal that is raised on this process when the step reaches a phase, or the end if it has none such: for tests of
+// what comes after.
+struct Fault {
+  OpCode at = OpCode::kSnapshot;
+  int signal = 0;
+  std::optional<int> pipe;  // where `words` are written just before
+  std::string words;
+};
+
 // What a step is told beside its inputs.
 struct StepOptions {
-  std::optional<double> clip_norm;
   double deadline_s = 0.0;
+  std::optional<double> clip_norm;
   bool stop_wanted = false;  // for the vote
   Digest content;            // of the inputs, for the vote
-  // Raised on this process when the step reaches the phase (an OpCode), or the end if it has none such: for tests of
-  // what comes after.
-  std::optional<OpCode> fault_at;
-  int fault_signal = 0;
-  int fault_pipe = -1;  // where `fault_words` are written just before
-  std::string fault_words;
+  std::optional<Fault> fault;
+};
+
+// What a rank has, for whoever decides what comes after a failure.
+struct Holdings {
+  struct Box {
+    BoxId box;
+    Digest digest;          // of its base, as of the last update
+    bool recorded = false;  // the sum or the record of the step in flight is here
+  };
+  std::int64_t version = 0;             // steps committed
+  std::vector<Box> boxes;               // that have a base here
+  std::vector<BoxId> catching_up;       // this rank shall keep them, but has no base of them yet
+  std::vector<BucketId> stale_buckets;  // whose working copy is not whole
+  bool pending = false;                 // a step was left after this rank had voted
+  Votes votes;  // of the step that was left last: the own one, if it was cast, and those that came
+  std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
+  std::uint64_t copied_bytes = 0;            // sent for copies so far: records, bases, their seals
 };
 
 // Where a step stands.
 struct Progress {
-  const char* instruction = "";
-  std::int64_t number = -1;  // of the list; -1: outside of steps
-  int awaited = -1;          // the rank that is waited for; -1: none
+  struct Place {
+    OpCode instruction;
+    std::size_t number = 0;  // of the list
+  };
+  std::optional<Place> place;     // none: outside of steps
+  std::optional<RankId> awaited;  // the rank that is waited for
 };
 
-using Inputs = std::map<std::string, at::Tensor>;
+// A box's base goes from its owner to a rank that shall hold it.
+struct CopyTask {
+  BoxId box;
+  RankId source, target;
+};
+
+using Hypers = std::vector<std::vector<double>>;
 
 class Engine {
  public:
-  // `endpoint` may be null if the rank is alone. Keys are made of `seed` and global positions step * global_batch + i.
-  // `granule` in samples: what a micro-batch holds where folds are used.
-  Engine(int rank, std::shared_ptr<comm::Endpoint> endpoint, std::int64_t seed, std::int64_t global_batch,
-         std::int64_t granule);
-  ~Engine();
+  // `endpoint` may be null if the rank is alone. `programs` are all of the job, linked when they are first needed;
+  // `tensors` the tables that this rank's units and updates name. `version` counts the steps committed before. Boxes
+  // have no base and working copies no content until they are loaded or refreshed. Throws ExecError.
+  Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::vector<ProgramSpec> programs,
+         const Tensors& tensors, std::int64_t version);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Declarations. Each checks what it is given against what was declared before and throws ExecError. A declaration of
-  // the same name or index replaces the former one (a unit that moved in, a bucket with new owners).
-  int add_program(const std::string& name, ProgramSpec spec);
-  int add_bucket(BucketSpec spec);
-  int add_box(BoxSpec spec);  // every rank declares every box, in the same order, so that the vote has a place for each
-  void assign_box(int box, int owner, std::vector<int> holders);  // new roles; drops a base without a role
-  void set_record_type(at::ScalarType type);                      // kFloat or kBFloat16, on all ranks alike
-  void set_copy_mode(CopyMode mode);                              // on all ranks alike
-  int add_table(const std::string& name, at::Tensor tensor);      // mutable buffers, constants
-  int add_value(ValueSpec spec);
-  int add_fold(FoldSpec spec);
-  void regroup_fold(int fold, std::vector<OwnedSpan> group);  // other samples for the ranks
-  void add_unit(int unit, UnitSpec spec);
-  void clear_units();  // before the units of another tile are added
-  // All ranks of the vote, ascending, this one included. A new engine is alone.
-  void set_world(std::vector<int> ranks);
-  // Checks both lists against the declarations. Comes after them and before steps; again after any of them changed.
-  void set_schedule(Schedule schedule);
+  // Another plan, between steps, with no transfer under way and no step pending: roles, groups, units, schedule. What
+  // stays as it was is left alone; a base without a role is dropped. `tensors`: tables that were not given before.
+  // `restart_at`: all state goes, to be loaded as it was after so many steps. Returns the buckets whose working copy is
+  // stale or new. Throws ExecError, and the engine is as it was.
+  std::vector<BucketId> install(const Data& spec, const Tensors& tensors, std::optional<std::int64_t> restart_at);
 
-  // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
-  // inputs after grad_scale. Throws as said above.
-  StepResult step(std::int64_t step_index, const Inputs& inputs, const std::vector<std::vector<double>>& hyper,
-                  const StepOptions& options);
+  // One step. Keys are made of the seed and global positions step_index * global_batch + i. `inputs` hold the tile's
+  // samples along dimension 0; `hyper` has, per group, the optimizer program's inputs after grad_scale. Throws as said
+  // above.
+  StepResult step(std::int64_t step_index, const Tensors& inputs, const Hypers& hyper, const StepOptions& options);
   // The forward-only list with the eval programs. Changes nothing that lasts.
-  EvalResult evaluate(std::int64_t step_index, const Inputs& inputs, double deadline_s);
+  EvalResult evaluate(std::int64_t step_index, const Tensors& inputs, double deadline_s);
   // Waits for the gathers of the last step, so that working copies may be read.
   void sync(double deadline_s);
   // Working copies from masters, at the ranks that want them, bucket by bucket: owners send their parts. Every rank
-  // calls it with the same lists, in no step: after bases were set, or for ranks whose copy is stale or new.
-  void refresh_work(const std::vector<std::vector<int>>& wanted, double deadline_s);
+  // calls it with the same lists, in no step: after bases were loaded, or for ranks whose copy is stale or new.
+  void refresh(const std::vector<std::vector<RankId>>& wanted, double deadline_s);
 
-  // A step that was left after this rank had voted; see above.
-  bool pending() const;
-  std::vector<int> recorded() const;   // boxes whose sum or record of that step is here
-  std::uint64_t copied_bytes() const;  // sent for copies so far: records, bases, their seals
-  const Votes& votes() const;  // of the step that was left last: the own one, if it was cast, and those that came
-  // Finishes it as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies of which a part
-  // would have come from others are stale.
-  StepResult commit_pending(const Votes& votes);
-  void drop_pending();
+  Holdings holdings() const;
+  // Finishes the pending step as if `votes`, of all ranks of the world, had come. Needs no other rank; working copies
+  // of which a part would have come from others are stale.
+  StepResult finish(const Votes& votes);
+  // Gives the pending step up; does nothing if there is none.
+  void drop() noexcept;
 
-  // State, for reading and loading. Tensors are the engine's own: do not write to them. `set_*` copy, and check sizes.
-  const Base& base(int box) const;  // without a master if there is none here
-  void set_base(int box, const at::Tensor& master, const std::vector<at::Tensor>& state);
-  bool intact(int box) const;  // whether a base still has the bytes that its last update wrote; reads all of it
-  // A copy for a new holder: sent as it is now, behind the coming steps; the holder takes records from now on.
-  void send_base(int box, int peer);
-  void expect_base(int box, int owner);
-  std::vector<int> catching() const;                      // boxes that this rank shall keep, but has no base of yet
-  at::Tensor bucket_work(const std::string& name) const;  // after `sync`
-  at::Tensor table(const std::string& name) const;
-  void set_table(const std::string& name, const at::Tensor& value);
-  std::vector<std::string> stale_buckets() const;
-  std::int64_t version() const;
-  void set_version(std::int64_t version);  // steps committed before, by whoever made the bases
+  // State. Tensors that are read are the engine's own: do not write to them. `load` copies, and checks sizes.
+  const Base& read(BoxId box) const;               // without a master if there is none here
+  at::Tensor read(const std::string& name) const;  // a working copy (undefined outside its group) or a table
+  void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
+  void load(const std::string& name, const at::Tensor& value);
+  bool intact(BoxId box) const;  // whether a base still has the bytes that its last update wrote; reads all of it
+  // Copies for new holders: sent as they are now, behind the coming steps; the holders take records from now on. Tasks
+  // of other ranks are left to them.
+  void replicate(const std::vector<CopyTask>& tasks);
+
   Progress progress() const;
-  // Of the last committed step: also when `step` threw after it committed (its timings are incomplete then).
-  std::optional<StepResult> last_committed() const;
-  int find_bucket(const std::string& name) const;  // index; throws ExecError that lists what there is
-  int find_table(const std::string& name) const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // What an input is at each FORWARD: a tensor that stays, or where to look.
+  using ResolvedInput = std::variant<c10::IValue, BorderValue, BatchInput, SampleKeys, StepKeys>;
+  // Where a gradient goes: nowhere, into a bucket, or to the value's producer.
+  struct Region {
+    BucketId bucket;
+    std::size_t number = 0;
+  };
+  using GradientTarget = std::variant<Nothing, Region, BorderValue>;
+  struct ResolvedUnit {
+    std::vector<ResolvedInput> inputs, eval_inputs;
+    std::vector<GradientTarget> grads;
+    std::vector<BucketId> buckets;  // whose working copies the unit reads
+    UnitProgram *forward = nullptr, *backward = nullptr, *evaluate = nullptr;
+  };
+
+  // engine.cc
+  Names names() const;
+  void link(const EngineSpec& spec);
+  void apply();
+  ResolvedUnit resolve(const UnitSpec& unit);
+  ResolvedInput resolve(const InputBinding& input) const;
+  GradientTarget resolve(const GradientBinding& gradient);
+  void expect(BoxId box) const;
+  std::size_t state_tensors(BoxId box) const;
+  void check_inputs(const Tensors& inputs) const;
+  const SampleSpan& micro_batch(std::int64_t index) const {
+    return spec_.schedule.micro_batches[static_cast<std::size_t>(index)];
+  }
+
+  // units.cc
+  void forward(const Step& step, bool train);
+  void keep_outputs(const Step& step, const std::vector<OutputBinding>& bindings, std::vector<c10::IValue>& outputs);
+  void keep_gradients(const Step& step, const std::vector<GradientTarget>& targets,
+                      const std::vector<c10::IValue>& gradients);
+  void backward(const Step& step);
+  c10::IValue input_of(const ResolvedInput& input, const Step& step);
+  at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
+  void emulate(double seconds_per_sample, const Step& step);
+  // Outputs of the declared shapes of a unit that was not computed.
+  std::vector<c10::IValue> zero_outputs(const std::vector<OutputBinding>& bindings, const Step& step);
+
+  // interpreter.cc
+  void begin(std::int64_t step_index, const Tensors& inputs, double deadline_s);
+  void run(const StepList& list, StepResult* result);
+  void execute(const Step& step, bool train);
+  void vote();
+  void all_gather_votes(const std::vector<std::uint64_t>& words, std::size_t channel);
+  void sum_votes();
+  void compute_clip(double square);
+  void commit();
+  void update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper);
+  void update_owned(BucketId bucket);
+  void update_held();
+  void fault_if_due(std::optional<OpCode> next) const;
+  void finish_committed(const StepList& list, std::size_t at) noexcept;
+  void recover(const StepList& list, std::size_t at) noexcept;
+  void drop_transients() noexcept;
+
+  static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
+
+  ProgramLibrary programs_;
+  Tables tables_;
+  EngineSpec spec_;
+  TensorTransfers transfers_;
+  Values values_;
+  Buckets buckets_;
+  Boxes boxes_;
+  BufferUpdates updates_;
+  std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
+  std::map<UnitId, ResolvedUnit> resolved_;
+  EmulatedDevice device_;
+  std::int64_t version_;
+  std::optional<StepResult> last_committed_;
+  bool pending_ = false;
+  Votes votes_;
+
+  // Of the step that runs.
+  std::int64_t step_index_ = 0;
+  const Tensors* inputs_ = nullptr;
+  Hyper hyper_;  // per group: grad_scale, then the caller's
+  StepOptions options_;
+  bool voted_ = false;
+  bool committed_ = false;
+  double loss_ = 0.0, count_ = 0.0;
+  Consumed consumed_;
+  at::ScalarType loss_dtype_ = at::kFloat;
+  StepResult result_;
+  std::atomic<std::uint64_t> place_{kNoPlace};  // opcode and number of the instruction that runs
+  std::map<std::pair<UnitId, std::int64_t>, std::vector<c10::IValue>> saved_;  // (unit, micro-batch)
 };
 
 }  // namespace elaswave::exec

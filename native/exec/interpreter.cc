@@ -12,8 +12,8 @@
 #include <functional>
 #include <span>
 
-#include "engine_impl.h"
-#include "plain_dispatch.h"
+#include "below_autograd_guard.h"
+#include "engine.h"
 
 namespace elaswave::exec {
 namespace {
@@ -30,25 +30,25 @@ std::int64_t resident_peak_bytes() {
 
 }  // namespace
 
-void Engine::Impl::begin(std::int64_t step_index, const Inputs& inputs, double deadline_s) {
-  if (!ready_) throw ExecError("engine: set_schedule comes after the declarations and before steps");
+void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadline_s) {
   check_inputs(inputs);
-  drop_pending();
+  drop();
   step_index_ = step_index;
   inputs_ = &inputs;
-  courier.set_deadline(deadline_s);
+  transfers_.set_deadline(deadline_s);
   voted_ = committed_ = false;
-  votes.clear();
+  votes_.clear();
   loss_ = count_ = 0.0;
   consumed_ = Consumed();
   result_ = StepResult();
   device_.begin();
 }
 
-StepResult Engine::Impl::step(std::int64_t step_index, const Inputs& inputs,
-                              const std::vector<std::vector<double>>& hyper, const StepOptions& options) {
+StepResult Engine::step(std::int64_t step_index, const Tensors& inputs, const Hypers& hyper,
+                        const StepOptions& options) {
   const auto started = Clock::now();
-  const PlainDispatch plain;
+  const BelowAutogradGuard guard;
+  boxes_.check();
   begin(step_index, inputs, options.deadline_s);
   options_ = options;
   hyper_.clear();
@@ -57,33 +57,33 @@ StepResult Engine::Impl::step(std::int64_t step_index, const Inputs& inputs,
     for (const double value : group) tensors.push_back(at::scalar_tensor(value, at::kFloat));
     hyper_.push_back(std::move(tensors));
   }
-  run(train_, &result_);
+  run(spec_.schedule.train, &result_);
   fault_if_due(std::nullopt);
-  boxes.end_step();
-  buckets.end_step();
+  boxes_.end_step();
+  buckets_.end_step();
   drop_transients();
   result_.seconds = seconds_since(started);
   result_.emulated = device_.times();
-  last_committed = result_;
+  last_committed_ = result_;
   return result_;
 }
 
-EvalResult Engine::Impl::evaluate(std::int64_t step_index, const Inputs& inputs, double deadline_s) {
+EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, double deadline_s) {
   const auto started = Clock::now();
-  const PlainDispatch plain;
+  const BelowAutogradGuard guard;
   begin(step_index, inputs, deadline_s);
-  run(eval_, nullptr);
+  run(spec_.schedule.evaluate, nullptr);
   EvalResult result;
   try {
-    cast(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), 1);
-    for (const auto& [rank, words] : votes) {
+    all_gather_votes(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), 1);
+    for (const auto& [rank, words] : votes_) {
       const Vote part = Vote::unpack(words, 0);
       result.loss += part.loss;
       result.count += part.count;
     }
-    votes.clear();
+    votes_.clear();
   } catch (...) {
-    recover(eval_, eval_.steps.size());
+    recover(spec_.schedule.evaluate, spec_.schedule.evaluate.steps.size());
     throw;
   }
   drop_transients();
@@ -91,32 +91,28 @@ EvalResult Engine::Impl::evaluate(std::int64_t step_index, const Inputs& inputs,
   return result;
 }
 
-void Engine::Impl::run(const StepList& list, StepResult* result) {
+void Engine::run(const StepList& list, StepResult* result) {
   std::size_t at = 0;
   try {
-    courier.reap();  // what the last step left to be sent
-    if (result != nullptr) boxes.begin_step();
+    transfers_.reap();  // what the last step left to be sent
+    if (result != nullptr) boxes_.begin_step();
     for (; at < list.steps.size(); ++at) {
       const Step& step = list.steps[at];
       place_.store(static_cast<std::uint64_t>(step.code) << 32 | at, std::memory_order_relaxed);
       if (result != nullptr) fault_if_due(step.code);
       if (!committed_) {
-        courier.check_members();
-        courier.check_deadline(name_of(step.code));
+        transfers_.check_members();
+        transfers_.check_deadline(name_of(step.code));
       }
       const auto begin = Clock::now();
-      const double waited = courier.wait_seconds();
-      if (step.code == OpCode::kForward) {
-        forward(step, result != nullptr);
-      } else {
-        execute(step);
-      }
-      for (const ActivationRef& ref : list.releases[at]) values.release(ref.value, ref.micro_batch, ref.grad);
+      const double waited = transfers_.wait_seconds();
+      execute(step, result != nullptr);
+      for (const ActivationRef& ref : list.releases[at]) values_.release(ref.value, ref.micro_batch, ref.grad);
       if (result == nullptr) continue;
       Timing& timing = result->timings[static_cast<std::size_t>(step.code)];
       ++timing.count;
       timing.seconds += seconds_since(begin);
-      timing.wait_seconds += courier.wait_seconds() - waited;
+      timing.wait_seconds += transfers_.wait_seconds() - waited;
     }
     place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {
@@ -126,75 +122,74 @@ void Engine::Impl::run(const StepList& list, StepResult* result) {
 }
 
 // Phases follow each other in the order of opcodes, so an empty one is reached with the next.
-void Engine::Impl::fault_if_due(std::optional<OpCode> next) const {
-  if (!options_.fault_at || (next && *next < *options_.fault_at)) return;
-  if (options_.fault_pipe >= 0) {
-    (void)!::write(options_.fault_pipe, options_.fault_words.data(), options_.fault_words.size());
-  }
-  ::raise(options_.fault_signal);
+void Engine::fault_if_due(std::optional<OpCode> next) const {
+  const std::optional<Fault>& fault = options_.fault;
+  if (!fault || (next && *next < fault->at)) return;
+  if (fault->pipe) (void)!::write(*fault->pipe, fault->words.data(), fault->words.size());
+  ::raise(fault->signal);
 }
 
-Progress Engine::Impl::progress() const {
+Progress Engine::progress() const {
   const std::uint64_t place = place_.load(std::memory_order_relaxed);
-  if (place == kNoPlace) return {"", -1, courier.awaited()};
-  return {name_of(static_cast<OpCode>(place >> 32)), static_cast<std::int64_t>(place & 0xffffffff), courier.awaited()};
+  if (place == kNoPlace) return {std::nullopt, transfers_.awaited()};
+  return {Progress::Place{static_cast<OpCode>(place >> 32), place & 0xffffffff}, transfers_.awaited()};
 }
 
-void Engine::Impl::execute(const Step& step) {
+void Engine::execute(const Step& step, bool train) {
   switch (step.code) {
     case OpCode::kRecv:
-      return values.post_receive(step);
+      return values_.post_receive(step);
     case OpCode::kSend:
-      courier.reap();
-      return values.send(step);
+      transfers_.reap();
+      return values_.send(step);
+    case OpCode::kForward:
+      return forward(step, train);
     case OpCode::kBackward:
       backward(step);
-      return boxes.advance();
+      return boxes_.advance();
     case OpCode::kReduce:
-      return boxes.reduce(step.index);
+      return boxes_.reduce(step.bucket());
     case OpCode::kFold:
-      return folds.exchange();
+      return updates_.exchange();
     case OpCode::kVote:
       return vote();
     case OpCode::kUpdate:
-      return update_owned(step.index);
+      return update_owned(step.bucket());
     case OpCode::kGather:
-      if (result_.updated) boxes.gather(step.index);
+      if (result_.updated) boxes_.gather(step.bucket());
       return;
     case OpCode::kSnapshot:
       return update_held();
-    case OpCode::kForward:
-      return;
   }
 }
 
-// Every rank's words to every rank. What has come is in `votes`, also when this throws.
-void Engine::Impl::cast(const std::vector<std::uint64_t>& words, std::int64_t channel) {
+// Every rank's words to every rank. What has come is in `votes_`, also when this throws.
+void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, std::size_t channel) {
   const auto size = static_cast<std::int64_t>(words.size());
   const std::uint64_t tag = tag_of(kVoteTag, channel);
   at::Tensor own = at::empty({size}, at::kLong);
   std::copy(words.begin(), words.end(), reinterpret_cast<std::uint64_t*>(own.mutable_data_ptr<std::int64_t>()));
-  std::vector<std::pair<int, at::Tensor>> parts;
-  std::vector<comm::Transfer> receives, transfers;
-  for (const int rank : world_) {
-    if (rank == courier.rank()) continue;
+  std::vector<std::pair<RankId, at::Tensor>> parts;
+  std::vector<comm::Transfer> receives, posted;
+  for (const RankId rank : spec_.world) {
+    if (rank == transfers_.rank()) continue;
     parts.emplace_back(rank, at::empty({size}, at::kLong));
-    receives.push_back(courier.receive(parts.back().second, rank, tag));
+    receives.push_back(transfers_.receive(parts.back().second, rank, tag));
   }
-  transfers = receives;
-  for (const int rank : world_) {
-    if (rank != courier.rank()) transfers.push_back(courier.send(own, rank, tag));
+  posted = receives;
+  for (const RankId rank : spec_.world) {
+    if (rank != transfers_.rank()) posted.push_back(transfers_.send(own, rank, tag));
   }
-  votes = {{courier.rank(), words}};
+  votes_ = {{transfers_.rank(), words}};
   const auto keep = [&](std::size_t i) {
     const auto* data = reinterpret_cast<const std::uint64_t*>(parts[i].second.const_data_ptr<std::int64_t>());
-    votes[parts[i].first].assign(data, data + size);
+    votes_[parts[i].first].assign(data, data + size);
   };
   try {
-    courier.wait(transfers);
+    transfers_.wait(posted);
   } catch (...) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (courier.arrived(receives[i])) keep(i);
+      if (transfers_.arrived(receives[i])) keep(i);
     }
     throw;
   }
@@ -202,31 +197,31 @@ void Engine::Impl::cast(const std::vector<std::uint64_t>& words, std::int64_t ch
 }
 
 // From here on this rank has promised that it can do its part of the step, whatever happens to others.
-void Engine::Impl::vote() {
-  Vote mine{loss_,     count_, static_cast<double>(resident_peak_bytes()), 0, options_.content, boxes.state_digest(),
+void Engine::vote() {
+  Vote mine{loss_,     count_, static_cast<double>(resident_peak_bytes()), 0, options_.content, boxes_.state_digest(),
             consumed_, {}};
-  mine.squares = boxes.finish();
-  folds.wait();
+  mine.squares = boxes_.finish();
+  updates_.wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
   voted_ = true;
-  cast(mine.pack(), 0);
+  all_gather_votes(mine.pack(), 0);
   commit();
 }
 
-void Engine::Impl::commit() {
-  tally();
-  if (result_.updated) folds.apply(programs_, table);
+void Engine::commit() {
+  sum_votes();
+  if (result_.updated) updates_.apply(programs_, tables_);
   committed_ = true;
-  result_.version = ++version;
+  result_.version = ++version_;
   result_.step = step_index_;
-  result_.votes = votes;
-  last_committed = result_;
+  result_.votes = votes_;
+  last_committed_ = result_;
 }
 
-void Engine::Impl::tally() {
-  const auto count = static_cast<std::size_t>(boxes.size());
+void Engine::sum_votes() {
+  const std::size_t count = boxes_.size();
   std::vector<Vote> all;
-  for (const auto& [rank, words] : votes) all.push_back(Vote::unpack(words, count));
+  for (const auto& [rank, words] : votes_) all.push_back(Vote::unpack(words, count));
   double square = 0.0, peak = 0.0;
   for (const Vote& vote : all) {
     result_.loss += vote.loss;
@@ -239,11 +234,11 @@ void Engine::Impl::tally() {
     for (const Vote& vote : all) square += vote.squares[box];
   }
   result_.memory_bytes = static_cast<std::int64_t>(peak);
-  decide(square);
+  compute_clip(square);
 }
 
 // As torch.nn.utils.clip_grad_norm_ on the mean gradient.
-void Engine::Impl::decide(double square) {
+void Engine::compute_clip(double square) {
   const bool norm_finite = std::isfinite(square);
   result_.finite = norm_finite && std::isfinite(result_.loss);
   result_.updated = norm_finite && result_.count > 0.0;
@@ -255,10 +250,10 @@ void Engine::Impl::decide(double square) {
   for (std::vector<at::Tensor>& group : hyper_) group[0] = at::scalar_tensor(result_.scale, at::kFloat);
 }
 
-void Engine::Impl::update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper) {
-  const BucketSpec& spec = buckets.spec(box.bucket);
-  UnitProgram& program = *programs_[static_cast<std::size_t>(spec.optimizer)];
-  const auto group = static_cast<std::size_t>(spec.hyper_group);
+void Engine::update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper) {
+  const BucketSpec& spec = buckets_.spec(box.bucket);
+  UnitProgram& program = programs_.linked(spec.optimizer);
+  const std::size_t group = spec.hyper_group;
   const std::vector<at::Tensor> numbers = group < hyper.size() ? hyper[group] : std::vector<at::Tensor>();
   const std::size_t wanted = static_cast<std::size_t>(program.num_inputs()) - 2 - base.state.size();
   if (numbers.size() != wanted) {
@@ -269,114 +264,115 @@ void Engine::Impl::update(const BoxSpec& box, Base& base, const at::Tensor& grad
   optimizers_.try_emplace(spec.optimizer, program).first->second.update(box, base, gradient, numbers);
 }
 
-void Engine::Impl::update_owned(std::int64_t bucket) {
+void Engine::update_owned(BucketId bucket) {
   if (!result_.updated) return;
-  boxes.update_owned(bucket, std::bind_front(&Impl::update, this), hyper_);
+  boxes_.update_owned(bucket, std::bind_front(&Engine::update, this), hyper_);
 }
 
-void Engine::Impl::update_held() {
+void Engine::update_held() {
   if (!result_.updated) return;
-  boxes.update_held(std::bind_front(&Impl::update, this), hyper_, [this](int box) { return state_tensors(box); });
+  boxes_.update_held(std::bind_front(&Engine::update, this), hyper_, [this](BoxId box) { return state_tensors(box); });
 }
 
-void Engine::Impl::sync(double deadline_s) {
-  courier.set_deadline(deadline_s);
+void Engine::sync(double deadline_s) {
+  transfers_.set_deadline(deadline_s);
   try {
-    buckets.settle_all();
-    courier.wait_all_sends();
+    buckets_.wait_all_ready();
+    transfers_.wait_all_sends();
   } catch (...) {
-    recover(train_, train_.steps.size());
+    recover(spec_.schedule.train, spec_.schedule.train.steps.size());
     throw;
   }
 }
 
-void Engine::Impl::refresh_work(const std::vector<std::vector<int>>& wanted, double deadline_s) {
-  if (wanted.size() != static_cast<std::size_t>(buckets.size())) {
-    throw ExecError("refresh_work: " + std::to_string(wanted.size()) + " lists of ranks for " +
-                    std::to_string(buckets.size()) + " buckets");
+void Engine::refresh(const std::vector<std::vector<RankId>>& wanted, double deadline_s) {
+  if (wanted.size() != buckets_.size()) {
+    throw ExecError("refresh: " + std::to_string(wanted.size()) + " lists of ranks for " +
+                    std::to_string(buckets_.size()) + " buckets_");
   }
-  const PlainDispatch plain;
-  courier.set_deadline(deadline_s);
+  boxes_.check();
+  const BelowAutogradGuard guard;
+  transfers_.set_deadline(deadline_s);
   try {
-    boxes.refresh(wanted);
-    buckets.settle_all();
+    boxes_.refresh(wanted);
+    buckets_.wait_all_ready();
   } catch (...) {
-    recover(train_, train_.steps.size());
+    recover(spec_.schedule.train, spec_.schedule.train.steps.size());
     throw;
   }
 }
 
-StepResult Engine::Impl::commit_pending(const Votes& all) {
-  if (!pending) throw ExecError("commit_pending: no step was left after this rank had voted");
-  for (const int rank : world_) {
+StepResult Engine::finish(const Votes& all) {
+  if (!pending_) throw ExecError("finish: no step was left after this rank had voted");
+  for (const RankId rank : spec_.world) {
     if (!all.contains(rank))
-      throw ExecError("commit_pending: the vote of rank " + std::to_string(rank) + " is missing");
+      throw ExecError("finish: the vote of rank " + std::to_string(rank.value()) + " is missing");
   }
-  const PlainDispatch plain;
-  votes = all;
+  const BelowAutogradGuard guard;
+  votes_ = all;
   commit();
-  pending = false;
-  finish_committed(train_, 0);
-  boxes.end_step();
-  buckets.end_step();
+  pending_ = false;
+  finish_committed(spec_.schedule.train, 0);
+  boxes_.end_step();
+  buckets_.end_step();
   drop_transients();
-  return *last_committed;
+  return *last_committed_;
 }
 
-void Engine::Impl::drop_pending() noexcept {
-  if (!pending) return;
-  pending = false;
-  boxes.end_step();
-  buckets.end_step();
+void Engine::drop() noexcept {
+  if (!pending_) return;
+  pending_ = false;
+  boxes_.end_step();
+  buckets_.end_step();
   drop_transients();
 }
 
 // What is left of a committed step from instruction `at` on: updates need no other rank, working copies do.
-void Engine::Impl::finish_committed(const StepList& list, std::size_t at) noexcept {
+void Engine::finish_committed(const StepList& list, std::size_t at) noexcept {
   if (!result_.updated) return;
   for (std::size_t i = at; i < list.steps.size(); ++i) {
     const Step& step = list.steps[i];
     try {
-      if (step.code == OpCode::kUpdate) update_owned(step.index);
+      if (step.code == OpCode::kUpdate) update_owned(step.bucket());
       if (step.code == OpCode::kSnapshot) update_held();
     } catch (const std::exception&) {
       // The update program itself fails: the first failure is already on its way to the caller.
     }
-    if (step.code == OpCode::kGather && !boxes.makes_all(step.index)) buckets.mark_stale(step.index);
+    if (step.code == OpCode::kGather && !boxes_.makes_all(step.bucket())) buckets_.mark_stale(step.bucket());
   }
 }
 
 // See engine.h.
-void Engine::Impl::recover(const StepList& list, std::size_t at) noexcept {
+void Engine::recover(const StepList& list, std::size_t at) noexcept {
   place_.store(kNoPlace, std::memory_order_relaxed);
   try {
     throw;
   } catch (const comm::PeerLost& lost) {
-    courier.flood(lost.rank());
+    transfers_.broadcast_abort(RankId(lost.rank()));
   } catch (const comm::Aborted&) {
     // Whoever was first has told everybody.
   } catch (...) {
-    courier.flood(-1);
+    transfers_.broadcast_abort(std::nullopt);
   }
-  courier.drop();
-  buckets.abandon_gathers();
-  boxes.abandon_transfers();
-  values.clear();
+  transfers_.drop();
+  buckets_.abandon_gathers();
+  boxes_.abandon_transfers();
+  values_.clear();
   saved_.clear();
   if (committed_) {
     finish_committed(list, at);
   } else if (voted_) {
-    pending = true;
+    pending_ = true;
     return;
   }
-  boxes.end_step();
-  buckets.end_step();
+  boxes_.end_step();
+  buckets_.end_step();
   drop_transients();
 }
 
-void Engine::Impl::drop_transients() noexcept {
-  values.clear();
-  folds.clear();
+void Engine::drop_transients() noexcept {
+  values_.clear();
+  updates_.clear();
   saved_.clear();
   inputs_ = nullptr;
   voted_ = committed_ = false;

@@ -1,7 +1,9 @@
 #include "schedule.h"
 
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "program.h"
 
@@ -52,16 +54,13 @@ class StepCheck {
   }
 
   std::string describe(const ActivationRef& ref) const {
-    return std::string(ref.grad ? "the gradient of value " : "value ") +
-           declared_.values[static_cast<std::size_t>(ref.value)].name + " of micro-batch " +
-           std::to_string(ref.micro_batch);
+    return std::string(ref.grad ? "the gradient of value " : "value ") + declared_.values[ref.value.index()].name +
+           " of micro-batch " + std::to_string(ref.micro_batch);
   }
 
-  const ValueSpec& value(std::int64_t index) const {
-    if (index < 0 || index >= static_cast<std::int64_t>(declared_.values.size())) {
-      fail("there is no value " + std::to_string(index));
-    }
-    return declared_.values[static_cast<std::size_t>(index)];
+  const ValueSpec& value(ValueId id) const {
+    if (id.index() >= declared_.values.size()) fail("there is no value " + std::to_string(id.value()));
+    return declared_.values[id.index()];
   }
 
   std::int64_t samples(std::int64_t micro_batch) const {
@@ -71,9 +70,9 @@ class StepCheck {
     return micro_batches_[static_cast<std::size_t>(micro_batch)].size();
   }
 
-  const UnitSpec& unit(std::int64_t index) const {
-    const auto found = declared_.units.find(static_cast<int>(index));
-    if (found == declared_.units.end()) fail("unit " + std::to_string(index) + " was not declared on this rank");
+  const UnitSpec& unit(UnitId id) const {
+    const auto found = declared_.units.find(id);
+    if (found == declared_.units.end()) fail("unit " + std::to_string(id.value()) + " was not declared on this rank");
     return found->second;
   }
 
@@ -110,7 +109,7 @@ class StepCheck {
   }
 
   void check_piece(const Step& step) const {
-    const ValueSpec& spec = value(step.index);
+    const ValueSpec& spec = value(step.value());
     const std::int64_t count = samples(step.micro_batch);
     if (step.grad && (mode_ == StepMode::kEval || !spec.has_grad)) fail("value " + spec.name + " has no gradient here");
     if (step.lo < 0 || step.hi <= step.lo || step.hi > count) {
@@ -121,11 +120,11 @@ class StepCheck {
 
   void check_receive(const Step& step) {
     check_piece(step);
-    const ActivationRef ref{step.index, step.micro_batch, step.grad};
+    const ActivationRef ref{step.value(), step.micro_batch, step.grad};
     Held& held = touch(ref);
     if (held.local) fail(describe(ref) + " is received after this rank's own part of it");
     if (held.read) fail(describe(ref) + " is received after it was read");
-    if (value(step.index).sample_axis == -1 && !step.grad && held.pieces > 0) {
+    if (!value(step.value()).sample_axis && !step.grad && held.pieces > 0) {
       fail(describe(ref) + " has no sample axis and is received twice");
     }
     held.covered += step.hi - step.lo;
@@ -134,7 +133,7 @@ class StepCheck {
 
   void check_send(const Step& step) {
     check_piece(step);
-    read({step.index, step.micro_batch, step.grad});
+    read({step.value(), step.micro_batch, step.grad});
   }
 
   // Pieces must cover the micro-batch by the time it is read; a gradient without any is zero.
@@ -150,7 +149,7 @@ class StepCheck {
 
   void check_covered(const ActivationRef& ref, const Held& held) const {
     const std::int64_t count = samples(ref.micro_batch);
-    if (value(ref.value).sample_axis == -1 || held.covered == count) return;
+    if (!value(ref.value).sample_axis || held.covered == count) return;
     fail("received pieces of " + describe(ref) + " cover " + std::to_string(held.covered) + " of " +
          std::to_string(count) + " samples");
   }
@@ -162,34 +161,36 @@ class StepCheck {
   }
 
   void check_forward(const Step& step) {
-    const UnitSpec& spec = unit(step.index);
+    const UnitSpec& spec = unit(step.unit());
     samples(step.micro_batch);
     const bool train = mode_ == StepMode::kTrain;
-    if ((train ? spec.forward : spec.eval) == -1) fail("unit " + std::to_string(step.index) + " has no such program");
-    for (const Binding& input : train ? spec.inputs : spec.eval_inputs) {
-      if (input.kind == Binding::Kind::kValue) read({input.index, step.micro_batch, false});
+    if (!(train ? spec.forward : spec.evaluate)) fail("unit " + std::to_string(step.index) + " has no such program");
+    for (const InputBinding& input : train ? spec.inputs : spec.eval_inputs) {
+      if (const auto* bound = std::get_if<BorderValue>(&input)) read({bound->value, step.micro_batch, false});
     }
-    for (const Binding& output : train ? spec.outputs : spec.eval_outputs) {
-      if (output.kind == Binding::Kind::kValue) touch({output.index, step.micro_batch, false}).local = true;
+    for (const OutputBinding& output : train ? spec.outputs : spec.eval_outputs) {
+      if (const auto* bound = std::get_if<BorderValue>(&output)) {
+        touch({bound->value, step.micro_batch, false}).local = true;
+      }
     }
-    if (train && !forward_.insert({step.index, step.micro_batch}).second) fail("runs a second time");
+    if (train && !forward_.insert({step.unit(), step.micro_batch}).second) fail("runs a second time");
   }
 
   void check_backward(const Step& step) {
     train_only();
-    const UnitSpec& spec = unit(step.index);
+    const UnitSpec& spec = unit(step.unit());
     if (voted_) fail("comes after VOTE");
-    if (forward_.count({step.index, step.micro_batch}) == 0) fail("has no FORWARD before it");
-    if (!backward_.insert({step.index, step.micro_batch}).second) fail("runs a second time");
-    for (const Binding& output : spec.outputs) {
-      if (output.kind == Binding::Kind::kValue && value(output.index).has_grad) {
-        read({output.index, step.micro_batch, true});
-      }
+    if (!forward_.contains({step.unit(), step.micro_batch})) fail("has no FORWARD before it");
+    if (!backward_.insert({step.unit(), step.micro_batch}).second) fail("runs a second time");
+    for (const OutputBinding& output : spec.outputs) {
+      const auto* bound = std::get_if<BorderValue>(&output);
+      if (bound && value(bound->value).has_grad) read({bound->value, step.micro_batch, true});
     }
-    for (const Binding& grad : spec.grads) {
-      if (grad.kind == Binding::Kind::kValue) add({grad.index, step.micro_batch, true});
-      if (grad.kind == Binding::Kind::kParam && reduced_.count(grad.index)) {
-        fail("adds to bucket " + std::to_string(grad.index) + ", which was reduced before");
+    for (const GradientBinding& grad : spec.grads) {
+      if (const auto* bound = std::get_if<BorderValue>(&grad)) add({bound->value, step.micro_batch, true});
+      const auto* parameter = std::get_if<Parameter>(&grad);
+      if (parameter && reduced_.contains(parameter->bucket)) {
+        fail("adds to bucket " + std::to_string(parameter->bucket.value()) + ", which was reduced before");
       }
     }
   }
@@ -203,15 +204,15 @@ class StepCheck {
 
   void check_bucket(const Step& step) {
     train_only();
-    if (step.index < 0 || step.index >= declared_.buckets) fail("there is no bucket " + std::to_string(step.index));
-    const auto bucket = static_cast<int>(step.index);
+    const std::string named = "bucket " + std::to_string(step.index);
+    if (step.bucket().index() >= declared_.buckets) fail("there is no " + named);
     if (step.code == OpCode::kReduce) {
       if (voted_) fail("comes after VOTE");
-      if (!reduced_.insert(bucket).second) fail("reduces bucket " + std::to_string(bucket) + " twice");
+      if (!reduced_.insert(step.bucket()).second) fail("reduces " + named + " twice");
     } else if (!voted_) {
       fail("comes before VOTE, which decides whether there is an update");
-    } else if (step.code == OpCode::kUpdate && reduced_.count(bucket) == 0) {
-      fail("updates bucket " + std::to_string(bucket) + ", which was not reduced");
+    } else if (step.code == OpCode::kUpdate && !reduced_.contains(step.bucket())) {
+      fail("updates " + named + ", which was not reduced");
     }
   }
 
@@ -221,41 +222,38 @@ class StepCheck {
   StepMode mode_;
   std::size_t at_ = 0;
   std::map<ActivationRef, Held> held_;
-  std::set<std::pair<std::int64_t, std::int64_t>> forward_, backward_;
-  std::set<int> reduced_;
+  std::set<std::pair<UnitId, std::int64_t>> forward_, backward_;
+  std::set<BucketId> reduced_;
   bool voted_ = false;
 };
 
 }  // namespace
 
-const char* name_of(OpCode code) { return kOpCodeInfo[static_cast<int>(code)].name; }
+const char* name_of(OpCode code) { return kOpCodeInfo[static_cast<std::size_t>(code)].name; }
 
 OpCode opcode_of(const std::string& name) {
-  for (int code = 0; code < kOpCodes; ++code) {
+  for (std::size_t code = 0; code < kOpCodes; ++code) {
     if (name == kOpCodeInfo[code].name) return static_cast<OpCode>(code);
   }
   throw ExecError("unknown instruction " + name);
 }
 
-Step parse_step(const std::string& opcode, const std::vector<std::uint64_t>& operands) {
+Step parse_step(const std::string& opcode, const std::vector<std::int64_t>& operands) {
   Step step;
   step.code = opcode_of(opcode);
-  const std::size_t expected = kOpCodeInfo[static_cast<int>(step.code)].operands;
+  const std::size_t expected = kOpCodeInfo[static_cast<std::size_t>(step.code)].operands;
   if (operands.size() != expected) {
     throw ExecError(opcode + " takes " + std::to_string(expected) + " operands, not " +
                     std::to_string(operands.size()));
   }
-  const auto operand = [&](std::size_t i) {
-    return i < operands.size() ? static_cast<std::int64_t>(operands[i]) : std::int64_t{0};
-  };
-  step.index = operand(0);
-  step.micro_batch = operand(1);
-  if (operands.size() == 7) {
-    step.peer = static_cast<int>(operand(2));
-    step.tag = operands[3];
-    step.lo = operand(4);
-    step.hi = operand(5);
-    step.grad = operand(6) != 0;
+  if (expected > 0) step.index = operands[0];
+  if (expected > 1) step.micro_batch = operands[1];
+  if (expected == 7) {
+    step.peer = RankId(operands[2]);
+    step.tag = static_cast<std::uint64_t>(operands[3]);
+    step.lo = operands[4];
+    step.hi = operands[5];
+    step.grad = operands[6] != 0;
   }
   return step;
 }

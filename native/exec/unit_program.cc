@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "plain_dispatch.h"
+#include "below_autograd_guard.h"
 
 namespace elaswave::exec {
 namespace {
@@ -99,7 +99,7 @@ std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs) {
     throw ExecError("program " + spec_.name + ": takes " + std::to_string(spec_.num_inputs) + " inputs, got " +
                     std::to_string(inputs.size()));
   }
-  const PlainDispatch plain;
+  const BelowAutogradGuard plain;
   std::move(inputs.begin(), inputs.end(), slots_.begin());
   std::size_t at = 0;
   const auto fail = [&](const std::string& reason) {

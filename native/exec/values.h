@@ -9,34 +9,33 @@
 
 #include <vector>
 
-#include "courier.h"
 #include "declarations.h"
+#include "tensor_transfers.h"
 
 namespace elaswave::exec {
 
 class Values {
  public:
-  explicit Values(Courier& courier) : courier_(courier) {}
+  explicit Values(TensorTransfers& transfers) : transfers_(transfers) {}
 
-  int add(ValueSpec spec);
-  const std::vector<ValueSpec>& specs() const { return specs_; }
-  // Drops everything held and lays out for these micro-batches.
-  void reset(std::vector<SampleSpan> micro_batches);
+  // Drops everything held and lays out for these values and micro-batches.
+  void reset(std::vector<ValueSpec> specs, std::vector<SampleSpan> micro_batches);
+  const ValueSpec& declared(ValueId value) const { return specs_[value.index()]; }
   void clear();
 
   void post_receive(const Step& step);
   void send(const Step& step);
 
   // Waits for pending pieces.
-  at::Tensor activation(std::int64_t value, std::int64_t micro_batch);
+  at::Tensor activation(ValueId value, std::int64_t micro_batch);
   // Throws ExecError if `produced` has not the declared shape and dtype.
-  void set_activation(std::int64_t value, std::int64_t micro_batch, const at::Tensor& produced);
+  void set_activation(ValueId value, std::int64_t micro_batch, const at::Tensor& produced);
   // A value as declared, with zeros in it.
-  at::Tensor zeros(std::int64_t value, std::int64_t micro_batch) const;
+  at::Tensor zeros(ValueId value, std::int64_t micro_batch) const;
   // Zeros where nothing was added.
-  at::Tensor gradient(std::int64_t value, std::int64_t micro_batch);
-  void add_gradient(std::int64_t value, std::int64_t micro_batch, const at::Tensor& addend);
-  void release(std::int64_t value, std::int64_t micro_batch, bool grad);
+  at::Tensor gradient(ValueId value, std::int64_t micro_batch);
+  void add_gradient(ValueId value, std::int64_t micro_batch, const at::Tensor& addend);
+  void release(ValueId value, std::int64_t micro_batch, bool grad);
 
  private:
   struct Piece {
@@ -50,11 +49,14 @@ class Values {
     std::vector<Piece> pending;
   };
 
-  Slot& slot(std::int64_t value, std::int64_t micro_batch, bool grad);
+  Slot& slot(ValueId value, std::int64_t micro_batch, bool grad);
+  std::int64_t samples(std::int64_t micro_batch) const {
+    return micro_batches_[static_cast<std::size_t>(micro_batch)].size();
+  }
   std::vector<std::int64_t> shape_of(const ValueSpec& spec, std::int64_t samples) const;
-  void settle(Slot& slot, const ValueSpec& spec);
+  void wait_ready(Slot& slot, const ValueSpec& spec);
 
-  Courier& courier_;
+  TensorTransfers& transfers_;
   std::vector<ValueSpec> specs_;
   std::vector<SampleSpan> micro_batches_;
   std::vector<Slot> slots_;  // [value][micro-batch][activation, gradient]

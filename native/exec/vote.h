@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "digest.h"
+#include "ids.h"
 #include "program.h"
 
 namespace elaswave::exec {
@@ -79,6 +80,6 @@ struct Vote {
   static double real(std::uint64_t word) { return std::bit_cast<double>(word); }
 };
 
-using Votes = std::map<int, std::vector<std::uint64_t>>;  // by rank
+using Votes = std::map<RankId, std::vector<std::uint64_t>>;
 
 }  // namespace elaswave::exec

@@ -31,8 +31,9 @@ def damage(training: Training) -> int:
     """Changes the first box that this rank holds a little; returns its owner."""
     worker = training._worker
     number, box = next((n, box) for n, box in numbered(worker.plan.boxes) if worker.rank in box.holders)
-    master, _ = worker.engine.native.base(number)  # type: ignore[misc]
-    master += 1e-3
+    copy = worker.engine.native.read(number)
+    assert copy is not None
+    copy.master.add_(1e-3)
     return box.owner
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
@@ -22,40 +23,27 @@ from tests.native.tiny import (
     Model,
     Tile,
     Tiling,
-    batch,
-    bindings,
-    eval_list,
-    first,
     initial,
     joined,
     make_engine,
     owned,
     program,
+    take_step,
     tile_inputs,
     train,
-    train_list,
 )
 
 COSTS = {0: (1e-4, 2e-4, 1e-3), 1: (2e-4, 4e-4, 0.0), 2: (0.0, 1e-4, 5e-4)}
 """Unit -> seconds per sample forward and backward, and per call."""
 
 
-def emulated_engine(model: Model, tiling: Tiling, rank: int, endpoint: Any = None, scale: float = 1.0) -> Any:
-    """The engine of the tiny model, its units declared once more with modelled durations."""
-    engine = make_engine(model, tiling, rank, endpoint)
-    declare(engine, model, tiling, rank, lambda unit: tuple(scale * seconds for seconds in COSTS[unit]))
-    return engine
-
-
-def declare(engine: Any, model: Model, tiling: Tiling, rank: int, modelled: Callable[[int], Any]) -> None:
-    tile = tiling[rank]
-    ids = {name: number for number, name in enumerate(model.programs)}
-    for unit in range(*tile.units):
-        engine.add_unit(
-            unit=unit, forward=ids[f"{unit}.forward"], backward=ids[f"{unit}.backward"], evaluate=ids[f"{unit}.eval"],
-            modelled=modelled(unit), **bindings()[unit],
-        )  # fmt: skip
-    engine.set_schedule(train_list(tiling, rank), eval_list(tiling, rank), list(tile.micro_batches), first(tile))
+def emulated_engine(
+    model: Model, tiling: Tiling, rank: int, endpoint: Any = None, scale: float = 1.0
+) -> _native.Engine:
+    """The engine of the tiny model whose units have modelled durations."""
+    return make_engine(
+        model, tiling, rank, endpoint, modelled=lambda unit: tuple(scale * seconds for seconds in COSTS[unit])
+    )
 
 
 def modelled_s(tiling: Tiling, rank: int) -> float:
@@ -88,25 +76,25 @@ def test_any_tiling_takes_its_modelled_time(model: Model, name: str, started: Ca
     results = started(len(tiling), body).results()
     for rank, (taken, _) in enumerate(results):
         for result in taken:
-            assert (result["loss"], result["count"], result["grad_norm"]) == (BATCH, BATCH, 0.0)
-            assert result["updated"]
-            emulated = result["emulated"]
-            assert emulated["kernels"] == kernels(tiling, rank)
-            assert emulated["modelled_seconds"] == pytest.approx(modelled_s(tiling, rank), rel=1e-9)
-            assert emulated["span_seconds"] > emulated["modelled_seconds"] - 1e-7  # kernels do not overlap
+            assert (result.loss, result.count, result.grad_norm) == (BATCH, BATCH, 0.0)
+            assert result.updated
+            count, modelled, _, spanned = result.emulated
+            assert count == kernels(tiling, rank)
+            assert modelled == pytest.approx(modelled_s(tiling, rank), rel=1e-9)
+            assert spanned > modelled - 1e-7  # kernels do not overlap
     assert_untouched(joined([masters for _, masters in results]))
 
 
 def test_modelled_time_grows_with_the_costs(model: Model) -> None:
     taken = [train(emulated_engine(model, ALONE, 0, scale=scale), ALONE[0], 1)[0] for scale in (1.0, 3.0)]
-    short, long = (result["emulated"] for result in taken)
-    assert long["modelled_seconds"] == pytest.approx(3 * short["modelled_seconds"])
-    assert long["kernels"] == short["kernels"]
+    short, long = (result.emulated for result in taken)
+    assert long[1] == pytest.approx(3 * short[1])
+    assert long[0] == short[0]
 
 
 def test_what_is_computed_is_not_emulated(model: Model) -> None:
     result = train(make_engine(model, ALONE, 0), ALONE[0], 1)[0]
-    assert result["emulated"] == {"kernels": 0, "modelled_seconds": 0, "overslept_seconds": 0, "span_seconds": 0}
+    assert result.emulated == (0, 0.0, 0.0, 0.0)
 
 
 def test_evaluation_waits_too(model: Model, started: Callable[..., Ranks]) -> None:
@@ -114,13 +102,13 @@ def test_evaluation_waits_too(model: Model, started: Callable[..., Ranks]) -> No
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = emulated_engine(model, tiling, rank, endpoint)
-        return engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
+        result = engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
+        return result.loss, result.count
 
-    for result in started(2, body).results():
-        assert (result["loss"], result["count"]) == (BATCH, BATCH)
+    assert started(2, body).results() == [(BATCH, BATCH)] * 2
 
 
-def test_folds_get_zeros_of_every_granule(model: Model) -> None:
+def test_buffer_updates_get_zeros_of_every_granule(model: Model) -> None:
     """Buffers b' = b / 2 + value: what is left is the half of the half."""
 
     def forward0(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
@@ -133,22 +121,13 @@ def test_folds_get_zeros_of_every_granule(model: Model) -> None:
     folded = program(
         lambda mean, number, dm, dn: (mean * 0.5 + dm, number * 0.5 + dn), b, torch.ones(()), b, torch.ones(())
     )
-    fold = (program(forward0, x, w, b, keys), folded, [torch.ones(WIDTH), torch.ones(())])
-    engine = make_engine(model, tiling, 0, granule=4, fold=fold)
-    units = bindings()
-    units[0] |= {"outputs": [("value", 0), ("fold", 0, 0), ("fold", 0, 1)], "eval_outputs": [("value", 0)]}
-    ids = {name: number for number, name in enumerate(model.programs)}
-    engine.add_unit(
-        unit=0, forward=ids["0.forward"], backward=ids["0.backward"], evaluate=ids["0.eval"], modelled=COSTS[0],
-        **units[0],
-    )  # fmt: skip
-    engine.set_schedule(train_list(tiling, 0), eval_list(tiling, 0), [(0, 4), (4, 8)], 0)
-    engine.step(0, batch(0), [[0.05]], None, TEST_TIMEOUT_S)
-    assert torch.equal(engine.buffer("mean"), torch.full((WIDTH,), 0.25))
+    update = (program(forward0, x, w, b, keys), folded, {"mean": torch.ones(WIDTH), "number": torch.ones(())})
+    engine = make_engine(model, tiling, 0, granule=4, update=update, modelled=lambda unit: COSTS[unit])
+    take_step(engine, tiling[0], 0, clip=None)
+    assert torch.equal(engine.read("mean"), torch.full((WIDTH,), 0.25))
 
 
 @pytest.mark.parametrize("seconds", [-1e-3, math.inf, math.nan])
 def test_durations_that_are_none(model: Model, seconds: float) -> None:
-    engine = make_engine(model, ALONE, 0)
     with pytest.raises(ExecError, match=r"unit 0: a modelled duration of .* durations are finite and not negative"):
-        declare(engine, model, ALONE, 0, lambda unit: (1e-3, seconds, 0.0))
+        make_engine(model, ALONE, 0, modelled=lambda unit: (1e-3, seconds, 0.0))

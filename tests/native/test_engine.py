@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
+from elaswave_fx.plan.box import Box, Span
+from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineValue
+from elaswave_fx.plan.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
@@ -24,7 +28,9 @@ from tests.native.tiny import (
     WIDTH,
     Model,
     Reference,
+    Taken,
     Tile,
+    Tiling,
     batch,
     eager_loss,
     even_boxes,
@@ -32,13 +38,20 @@ from tests.native.tiny import (
     initial,
     joined,
     make_engine,
+    make_spec,
+    make_unit,
+    master_of,
     ops,
     owned,
     program,
     reference,
+    schedule,
+    take_step,
     tile_inputs,
     train,
 )
+
+NO_CLIP = _native.StepOptions(TEST_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["samples first", "samples second"])
@@ -46,15 +59,15 @@ def any_model(request: pytest.FixtureRequest) -> Model:
     return Model.of(request.param)
 
 
-Results = list[tuple[list[dict[str, Any]], dict[str, Tensor]]]
+Results = list[tuple[list[Taken], dict[str, Tensor]]]
 
 
 def assert_trained(results: Results, expected: Reference) -> None:
     for taken, _ in results:
-        assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=1e-5)
-        assert [r["grad_norm"] for r in taken] == pytest.approx(expected.norms, rel=1e-5)
-        assert all(r["finite"] and r["updated"] and r["count"] == BATCH * WIDTH for r in taken)
-        assert [r["version"] for r in taken] == list(range(1, len(taken) + 1))
+        assert [r.loss for r in taken] == pytest.approx(expected.losses, rel=1e-5)
+        assert [r.grad_norm for r in taken] == pytest.approx(expected.norms, rel=1e-5)
+        assert all(r.finite and r.updated and r.count == BATCH * WIDTH for r in taken)
+        assert [r.version for r in taken] == list(range(1, len(taken) + 1))
     found = joined([masters for _, masters in results])
     for name, tensor in expected.params.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
@@ -77,7 +90,7 @@ def test_the_same_run_gives_the_same_bits_over_any_link(model: Model, started: C
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
         taken = train(engine, tiling[rank], 3)
-        return [(r["loss"], r["grad_norm"]) for r in taken], owned(engine, tiling, rank)
+        return [(r.loss, r.grad_norm) for r in taken], owned(engine, tiling, rank)
 
     one = started(len(tiling), body, allow_shm=True).results()
     two = started(len(tiling), body, allow_shm=False).results()
@@ -90,22 +103,22 @@ def test_without_an_endpoint_and_without_clipping(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     taken = train(engine, ALONE[0], 4, clip=None)
     assert_trained([(taken, owned(engine, ALONE, 0))], reference(4, clip=None))
-    assert taken[0]["scale"] == 1.0 / (BATCH * WIDTH)
-    assert set(taken[0]["times"]) == {"FORWARD", "BACKWARD", "REDUCE", "FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
-    assert taken[0]["times"]["FORWARD"]["count"] == 3
-    assert taken[0]["memory_bytes"] > 2**20
+    assert taken[0].scale == 1.0 / (BATCH * WIDTH)
+    assert set(taken[0].runs) == {"FORWARD", "BACKWARD", "REDUCE", "FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
+    assert taken[0].runs["FORWARD"] == 3
+    assert taken[0].memory_bytes > 2**20
     for number, name in enumerate(BUCKETS):
-        assert torch.equal(engine.bucket_work(name), engine.base(number)[0])
+        assert torch.equal(engine.read(name), master_of(engine, number))
 
 
 def test_callers_tensors_stay_as_they_are(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     inputs = {name: tensor.requires_grad_() for name, tensor in batch(0).items()}
-    master, _ = engine.base(0)
+    master = master_of(engine, 0)
     before = master.clone()
-    engine.step(0, inputs, [[LR]], None, TEST_TIMEOUT_S)
+    engine.step(0, inputs, [[LR]], NO_CLIP)
     assert torch.equal(master, before)
-    assert not torch.equal(engine.base(0)[0], before)
+    assert not torch.equal(master_of(engine, 0), before)
     assert torch.equal(inputs["x"], batch(0)["x"])
 
 
@@ -114,13 +127,13 @@ def test_a_working_copy_in_bfloat16(model: Model) -> None:
     taken = []
     for step in range(3):
         inputs = {name: tensor.bfloat16() for name, tensor in batch(step).items()}
-        taken.append(engine.step(step, inputs, [[LR]], 0.5, TEST_TIMEOUT_S))
+        taken.append(Taken.of(engine.step(step, inputs, [[LR]], _native.StepOptions(TEST_TIMEOUT_S, 0.5))))
     expected, untrained = reference(3), initial()
-    assert [r["loss"] for r in taken] == pytest.approx(expected.losses, rel=5e-3)
+    assert [r.loss for r in taken] == pytest.approx(expected.losses, rel=5e-3)
     for number, (name, tensor) in enumerate(expected.params.items()):
-        master, _ = engine.base(number)
+        master = master_of(engine, number)
         assert master.dtype == torch.float32
-        assert torch.equal(engine.bucket_work(name), master.bfloat16())
+        assert torch.equal(engine.read(name), master.bfloat16())
         # Against the way that training has gone: parameters that were left alone would be off by all of it.
         assert (master - tensor).norm() < 0.01 * (tensor - untrained[name]).norm(), name
 
@@ -133,15 +146,15 @@ def test_evaluation_changes_nothing(model: Model, started: Callable[..., Ranks])
         first = engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
         taken = train(engine, tiling[rank], 2)
         second = engine.evaluate(1, tile_inputs(tiling[rank], 1), TEST_TIMEOUT_S)
-        return taken, owned(engine, tiling, rank), first, second
+        return taken, owned(engine, tiling, rank), (first.loss, first.count), (second.loss, second.count)
 
     results = started(len(tiling), body).results()
     expected = reference(2)
     assert_trained([(taken, masters) for taken, masters, *_ in results], expected)
     for _, _, first, second in results:
-        assert first["loss"] == pytest.approx(float(eager_loss(initial(), batch(0), None)), rel=1e-5)
-        assert second["loss"] == pytest.approx(float(eager_loss(expected.params, batch(1), None)), rel=1e-4)
-        assert first["count"] == BATCH * WIDTH
+        assert first[0] == pytest.approx(float(eager_loss(initial(), batch(0), None)), rel=1e-5)
+        assert second[0] == pytest.approx(float(eager_loss(expected.params, batch(1), None)), rel=1e-4)
+        assert first[1] == BATCH * WIDTH
 
 
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
@@ -157,15 +170,15 @@ def test_a_gradient_that_is_not_finite_updates_nobody(
         if rank == 1:
             inputs["y"] = inputs["y"].clone()
             inputs["y"][0, 0] = poison
-        result = engine.step(0, inputs, [[LR]], 1.0, TEST_TIMEOUT_S)
+        result = Taken.of(engine.step(0, inputs, [[LR]], _native.StepOptions(TEST_TIMEOUT_S, 1.0)))
         same = all(torch.equal(tensor, before[name]) for name, tensor in owned(engine, tiling, rank).items())
-        return result, same, engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 1.0, TEST_TIMEOUT_S)
+        return result, same, take_step(engine, tiling[rank], 0, clip=1.0)
 
     for result, same, after in started(2, body).results():
-        assert (result["finite"], result["updated"], result["version"]) == (False, False, 1)
+        assert (result.finite, result.updated, result.version) == (False, False, 1)
         assert same
-        assert (after["updated"], after["version"]) == (True, 2)
-        assert after["loss"] == pytest.approx(reference(1).losses[0], rel=1e-5)
+        assert (after.updated, after.version) == (True, 2)
+        assert after.loss == pytest.approx(reference(1).losses[0], rel=1e-5)
 
 
 def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks]) -> None:
@@ -177,24 +190,27 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
         engine = make_engine(model, tiling, rank, endpoint)
         train(engine, tile, 2)
         fresh = make_engine(model, tiling, rank, endpoint)
+        stale = fresh.install(make_spec(model, tiling, rank), restart_at=2)
+        assert (fresh.holdings().version, fresh.holdings().boxes, stale) == (2, [], [0, 1, 2])
         for number, box in enumerate(even_boxes(tiling)):
-            if box.owner == rank:
-                fresh.set_base(number, *engine.base(number))
-        fresh.refresh_work(everybody(tiling), TEST_TIMEOUT_S)
+            state = engine.read(number)
+            if box.owner == rank and state is not None:
+                fresh.load(number, state.master, state.state)
+        fresh.refresh(everybody(tiling), TEST_TIMEOUT_S)
         engine.sync(TEST_TIMEOUT_S)
-        equal = all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
+        equal = all(torch.equal(fresh.read(name), engine.read(name)) for name in BUCKETS)
         for each in (engine, fresh):
-            each.step(2, tile_inputs(tile, 2), [[LR]], 0.5, TEST_TIMEOUT_S)
+            take_step(each, tile, 2)
             each.sync(TEST_TIMEOUT_S)
-        return equal and all(torch.equal(fresh.bucket_work(name), engine.bucket_work(name)) for name in BUCKETS)
+        return equal and all(torch.equal(fresh.read(name), engine.read(name)) for name in BUCKETS)
 
     assert started(2, body).results() == [True, True]
 
 
-# --- Folds: running mean of what unit 0 sees, one granule per micro-batch.
+# --- Buffer updates: running mean of what unit 0 sees, one granule per micro-batch.
 
 
-def fold_engine(model: Model, tiling: dict[int, Tile], rank: int, endpoint: Any) -> Any:
+def updating_engine(model: Model, tiling: Tiling, rank: int, endpoint: Any) -> _native.Engine:
     """The model of `tiny` with a buffer that unit 0 updates: mean' = 0.9 mean + 0.1 mean of the granule."""
 
     def forward(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
@@ -208,12 +224,11 @@ def fold_engine(model: Model, tiling: dict[int, Tile], rank: int, endpoint: Any)
     keys = ops.sample_keys(0, 0, 2, 0)
     traced = program(forward, x, w, b, keys)
     folded = program(fold, b, torch.ones(()), b, torch.ones(()))
-    return make_engine(
-        model, tiling, rank, endpoint, granule=2, fold=(traced, folded, [torch.zeros(WIDTH), torch.ones(())])
-    )
+    buffers = {"mean": torch.zeros(WIDTH), "number": torch.ones(())}
+    return make_engine(model, tiling, rank, endpoint, granule=2, update=(traced, folded, buffers))
 
 
-def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Callable[..., Ranks]) -> None:
+def test_buffers_are_updated_in_granule_order(model: Model, started: Callable[..., Ranks]) -> None:
     tiling = {
         0: Tile((0, 3), ((0, 2),)),
         1: Tile((0, 1), ((2, 4), (4, 6), (6, 8))),
@@ -221,10 +236,10 @@ def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Calla
     }
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
-        engine = fold_engine(model, tiling, rank, endpoint)
+        engine = updating_engine(model, tiling, rank, endpoint)
         for step in range(2):
-            engine.step(step, tile_inputs(tiling[rank], step), [[LR]], None, TEST_TIMEOUT_S)
-        return engine.buffer("mean"), engine.buffer("number")
+            take_step(engine, tiling[rank], step, clip=None)
+        return engine.read("mean"), engine.read("number")
 
     results = started(3, body).results()
     mean, number = torch.zeros(WIDTH), torch.ones(())
@@ -237,10 +252,10 @@ def test_folds_run_in_granule_order_on_every_holder(model: Model, started: Calla
     assert torch.equal(results[2][0], torch.zeros(WIDTH))
 
 
-def test_micro_batches_of_folds_are_granules(model: Model) -> None:
-    engine = fold_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, None)
+def test_micro_batches_are_granules_where_buffers_are_updated(model: Model) -> None:
+    engine = updating_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, None)
     with pytest.raises(ExecError, match="granule at sample 2 was not produced; micro-batches must be single granules"):
-        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
+        engine.step(0, batch(0), [[LR]], NO_CLIP)
 
 
 # --- Keys and values without a sample axis.
@@ -253,21 +268,21 @@ def test_keys_belong_to_samples_and_steps() -> None:
         return keys.sum() + x.long().sum(), step_keys.sum()
 
     data = program(forward, torch.zeros(3), ops.sample_keys(0, 0, 3, 0), ops.sample_keys(0, 0, 1, 0))
+    bound = {"inputs": (("input", "x"), ("keys",), ("step_keys",)), "outputs": (("loss",), ("count",)), "grads": ()}
+    unit = make_unit(4, forward="forward", backward=None, evaluate=None, num_saved=0, **bound)
     for micro_batches in ([(0, 8)], [(0, 3), (3, 8)]):
-        engine = _native.Engine(0, None, SEED, BATCH)
-        forward_id = engine.add_program("forward", data)
-        bound = [("input", "x"), ("keys",), ("step_keys",)]
-        engine.add_unit(
-            unit=4, forward=forward_id, backward=-1, evaluate=None, inputs=bound,
-            outputs=[("loss",), ("count",)], grads=[], num_saved=0,
+        tiling = {0: Tile((4, 5), tuple(micro_batches))}
+        steps = [*(("FORWARD", 4, mb) for mb in range(len(micro_batches))), ("VOTE",)]
+        spec = replace(
+            make_spec(Model(), ALONE, 0), values=(), buckets=(), boxes=(), units=(unit,),
+            schedule=schedule(tiling, 0, steps),
         )  # fmt: skip
-        steps = [("FORWARD", 4, mb) for mb in range(len(micro_batches))]
-        engine.set_schedule([*steps, ("VOTE",)], [], micro_batches, 0)
-        result = engine.step(5, {"x": torch.zeros(BATCH)}, [], None, TEST_TIMEOUT_S)
+        engine = _native.Engine(spec, None, {"forward": data}, {})
+        result = engine.step(5, {"x": torch.zeros(BATCH)}, [], NO_CLIP)
         parts = [ops.sample_keys(SEED, 5 * BATCH + lo, hi - lo, 4).sum() for lo, hi in micro_batches]
         once = ops.sample_keys(SEED, 5, 1, 4 | 0x80000000).sum()
-        assert result["loss"] == sum(float(part) for part in parts)
-        assert result["count"] == len(micro_batches) * float(once)
+        assert result.loss == sum(float(part) for part in parts)
+        assert result.count == len(micro_batches) * float(once)
 
 
 def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: Callable[..., Ranks]) -> None:
@@ -279,9 +294,8 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         "0.backward": program(lambda dt: (dt * 2.0,), ones),
         "1.forward": program(lambda t, x: ((t * x).sum(), torch.ones_like(x).sum(), x), ones, x),
         "1.backward": program(lambda x, d: (x.sum(0) * d,), x, s),
-        "update": program(lambda m, g, scale: (m * 0.0 + g,), ones, ones, s),
+        UPDATE: program(lambda m, g, scale: (m * 0.0 + g,), ones, ones, s),
     }
-    cuts = [(0, 5), (5, 8)]
 
     def tag(grad: int, mb: int) -> int:
         return (1 + grad) << 56 | mb << 16
@@ -300,32 +314,33 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         ],
     }  # fmt: skip
 
+    w = ("param", 0, 0, (WIDTH,))
+    units = {
+        0: make_unit(
+            0, inputs=(w,), eval_inputs=(w,), outputs=(("value", 0),), grads=(w,), num_saved=0, evaluate=None
+        ),
+        1: make_unit(
+            1, inputs=(("value", 0), ("input", "x")), outputs=(("loss",), ("count",)), grads=(("value", 0),),
+            num_saved=1, evaluate=None,
+        ),
+    }  # fmt: skip
+    tiling = {0: Tile((0, 1), ((0, 8),)), 1: Tile((1, 2), ((0, 5), (5, 8)))}
+
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
-        engine = _native.Engine(rank, endpoint, SEED, BATCH)
-        engine.set_world([0, 1])
-        ids = {name: engine.add_program(name, data) for name, data in programs.items()}
-        engine.add_value("t", -1, "float32", [WIDTH], True)
-        holds = rank == 0
-        engine.add_bucket(
-            name="w", numel=WIDTH, group=[0], dtype="float32", optimizer_program=ids["update"], hyper_group=0,
-            work=ones.clone() if holds else None,
-        )  # fmt: skip
-        engine.add_box(bucket=0, lo=0, hi=WIDTH, owner=0, holders=[])
-        if holds:
-            engine.set_base(0, ones, [])
-            w = ("param", 0, 0, [WIDTH])
-            shape = {"inputs": [w], "outputs": [("value", 0)], "grads": [w], "num_saved": 0}
-        else:
-            shape = {
-                "inputs": [("value", 0), ("input", "x")], "outputs": [("loss",), ("count",)],
-                "grads": [("value", 0)], "num_saved": 1,
-            }  # fmt: skip
-        engine.add_unit(
-            unit=rank, forward=ids[f"{rank}.forward"], backward=ids[f"{rank}.backward"], evaluate=-1, **shape
+        spec = replace(
+            make_spec(Model(), tiling, rank),
+            values=(EngineValue("t", None, "float32", (WIDTH,), True),),
+            buckets=(EngineBucket("w", WIDTH, "float32", UPDATE, 0, (Rank(0),)),),
+            boxes=(Box(0, Span(0, WIDTH), Rank(0)),),
+            units=(units[rank],),
+            schedule=schedule(tiling, rank, lists[rank]),
         )
-        engine.set_schedule(lists[rank], [], [(0, 8)] if rank == 0 else cuts, 0)
-        engine.step(0, {"x": x} if rank else {}, [[]], None, TEST_TIMEOUT_S)
-        return engine.base(0)[0] if rank == 0 else None
+        engine = _native.Engine(spec, endpoint, programs, {})
+        if rank == 0:
+            engine.load("w", ones)
+            engine.load(0, ones, [])
+        engine.step(0, {"x": x} if rank else {}, [[]], NO_CLIP)
+        return master_of(engine, 0) if rank == 0 else None
 
     gradient = started(2, body).results()[0]
     torch.testing.assert_close(gradient, 2.0 * x.sum(0))

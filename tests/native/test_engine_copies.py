@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from elaswave_fx import _native
 from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
@@ -25,9 +26,14 @@ from tests.native.tiny import (
     Model,
     Tiling,
     even_boxes,
+    loaded,
     make_engine,
+    make_spec,
+    master_of,
     program,
     reference,
+    schedule,
+    take_step,
     tile_inputs,
     train,
     train_list,
@@ -43,18 +49,27 @@ def with_holders(tiling: Tiling) -> list[Box]:
     return [replace(box, holders=(ranks[(ranks.index(box.owner) + 1) % len(ranks)],)) for box in even_boxes(tiling)]
 
 
-def kept(engine: Any, boxes: list[Box]) -> dict[int, tuple[int, list[Tensor]]]:
+def kept(engine: _native.Engine) -> dict[int, tuple[int, list[Tensor]]]:
     """Digest and tensors of all boxes that are here."""
     found = {}
-    for number in range(len(boxes)):
-        base = engine.base(number)
-        if base is not None:
-            found[number] = (engine.digest(number), [base[0], *base[1]])
+    for held in engine.holdings().boxes:
+        state = engine.read(held.box)
+        assert state is not None and state.digest == held.digest
+        found[held.box] = (held.digest, [state.master, *state.state])
     return found
 
 
-def works(engine: Any) -> dict[str, Tensor]:
-    return {name: engine.bucket_work(name) for name in BUCKETS}
+def works(engine: _native.Engine) -> dict[str, Tensor | None]:
+    return {name: engine.read(name) for name in BUCKETS}
+
+
+def stale(engine: _native.Engine) -> list[str]:
+    return [list(BUCKETS)[bucket] for bucket in engine.holdings().stale_buckets]
+
+
+def kill() -> _native.Fault:
+    """The end of a rank right before it votes."""
+    return _native.Fault("VOTE", signal.SIGKILL)
 
 
 def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks]) -> None:
@@ -64,7 +79,7 @@ def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
         taken = train(engine, tiling[rank], 3)
-        return [r["loss"] for r in taken], kept(engine, boxes), all(engine.intact(n) for n in kept(engine, boxes))
+        return [r.loss for r in taken], kept(engine), all(engine.intact(n) for n in kept(engine))
 
     results = started(len(tiling), body).results()
     for losses, _, intact in results:
@@ -90,7 +105,7 @@ def test_an_update_with_other_operators_runs_one_by_one(model: Model, started: C
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(changed if rank == 1 else model, PAIR, rank, endpoint, boxes=boxes)
-        return [r["loss"] for r in train(engine, PAIR[rank], 3)]
+        return [r.loss for r in train(engine, PAIR[rank], 3)]
 
     for losses in started(2, body).results():  # digests of owner and holder are compared in each step
         assert losses == pytest.approx(reference(3).losses, rel=1e-5)
@@ -99,11 +114,13 @@ def test_an_update_with_other_operators_runs_one_by_one(model: Model, started: C
 def test_what_somebody_looks_at_is_not_updated_in_place(model: Model, started: Callable[..., Ranks]) -> None:
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=with_holders(PAIR))
-        (master, (momentum,)), view = engine.base(0), engine.base(1)[0][1:3]
+        first, view = engine.read(0), master_of(engine, 1)[1:3]
+        assert first is not None
+        master, momentum = first.master, first.state[0]
         before = [each.clone() for each in (master, momentum, view)]
         train(engine, PAIR[rank], 1)
         kept = all(torch.equal(*pair) for pair in zip((master, momentum, view), before, strict=True))
-        return kept, torch.equal(engine.base(0)[0], master), torch.equal(engine.base(1)[0][1:3], view)
+        return kept, torch.equal(master_of(engine, 0), master), torch.equal(master_of(engine, 1)[1:3], view)
 
     assert started(2, body).results() == [(True, False, False)] * 2
 
@@ -119,15 +136,14 @@ def test_holders_that_read_a_bucket_make_their_parameters(
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         sent = []
         for boxes in (even_boxes(PAIR), with_holders(PAIR)):
-            engine = make_engine(model, PAIR, rank, endpoint, work_dtype, boxes=boxes)
-            engine.set_record_type(dtype)
+            engine = make_engine(model, PAIR, rank, endpoint, work_dtype=work_dtype, boxes=boxes, record_dtype=dtype)
             before = endpoint.bytes_sent
             for step in range(steps):
                 inputs = {name: tensor.to(work_dtype) for name, tensor in tile_inputs(PAIR[rank], step).items()}
-                engine.step(step, inputs, [[LR]], 0.5, TEST_TIMEOUT_S)
+                engine.step(step, inputs, [[LR]], _native.StepOptions(TEST_TIMEOUT_S, 0.5))
             engine.sync(TEST_TIMEOUT_S)
             sent.append(endpoint.bytes_sent - before)
-        return sent, engine.copied_bytes, works(engine)
+        return sent, engine.holdings().copied_bytes, works(engine)
 
     results = started(2, body).results()
     plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
@@ -146,11 +162,10 @@ def test_a_holder_without_a_base_cannot_begin_a_step(model: Model, started: Call
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         if rank == 1:
             return None
-        engine.assign_box(1, 1, [0])
-        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0)
+        engine.install(make_spec(model, PAIR, rank, boxes=[boxes[0], replace(boxes[1], holders=(0,)), *boxes[2:]]))
         with pytest.raises(ExecError, match="its holder has no base of it, and none is on its way"):
-            engine.step(0, tile_inputs(PAIR[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S)
-        return engine.version
+            take_step(engine, PAIR[rank], 0)
+        return engine.holdings().version
 
     assert started(2, body).results()[0] == 0
 
@@ -160,14 +175,13 @@ def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., R
     boxes = with_holders(PAIR)
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
-        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
-        engine.set_copy_mode("state")
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes, copy_mode="state")
         before = endpoint.bytes_sent
         taken = train(engine, PAIR[rank], 3)
         held = [number for number, box in enumerate(boxes) if box.owner != rank]
-        missing = engine.catching
-        taken.append(engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, TEST_TIMEOUT_S))
-        return [r["loss"] for r in taken], missing == held, endpoint.bytes_sent - before
+        missing = engine.holdings().catching_up
+        taken.append(take_step(engine, PAIR[rank], 3))
+        return [r.loss for r in taken], missing == held, endpoint.bytes_sent - before
 
     for losses, on_the_way, _ in started(2, body).results():
         assert losses == pytest.approx(reference(4).losses, rel=1e-5)
@@ -180,8 +194,7 @@ def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, st
     boxes = with_holders(PAIR)
 
     def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
-        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
-        engine.set_record_type(dtype)
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes, record_dtype=dtype)
         taken = train(engine, PAIR[rank], 2)
         engine.sync(TEST_TIMEOUT_S)
         if rank == 1:
@@ -189,23 +202,14 @@ def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, st
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.send("synced")
         with pytest.raises(PeerLost):
-            engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
-        assert (engine.pending, engine.version) == (False, 2)
+            take_step(engine, PAIR[rank], 2)
+        held = engine.holdings()
+        assert (held.pending, held.version) == (False, 2)
         endpoint.advance(1)
-        take_over(engine)
-        taken += [engine.step(step, tile_inputs(ALONE[0], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in (2, 3)]
-        return [r["loss"] for r in taken]
-
-    def take_over(engine: Any) -> None:
-        engine.set_world([0])
-        for number in range(len(boxes)):
-            engine.assign_box(number, 0, [])
-        for name, (numel, _) in BUCKETS.items():
-            engine.add_bucket(
-                name=name, numel=numel, group=[0], dtype="float32", optimizer_program=len(model.programs) - 1,
-                hyper_group=0, work=engine.bucket_work(name),
-            )  # fmt: skip
-        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+        alone = [replace(box, owner=0, holders=()) for box in boxes]
+        assert engine.install(make_spec(model, ALONE, 0, boxes=alone, record_dtype=dtype)) == held.stale_buckets
+        taken += [take_step(engine, ALONE[0], step) for step in (2, 3)]
+        return [r.loss for r in taken]
 
     ranks = started(2, body)
     assert ranks.pipes[0].recv() == "synced"
@@ -226,9 +230,9 @@ def test_an_owner_may_stand_outside_of_the_group(model: Model, started: Callable
                 listed[-1:-1] = [("UPDATE", bucket), ("GATHER", bucket)]
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
-        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
-        engine.set_schedule(steps[rank], [], list(tiling[rank].micro_batches), 0)
-        return [r["loss"] for r in train(engine, tiling[rank], 4)]
+        spec = make_spec(model, tiling, rank, boxes=boxes)
+        engine = loaded(replace(spec, schedule=schedule(tiling, rank, steps[rank])), model, endpoint)
+        return [r.loss for r in train(engine, tiling[rank], 4)]
 
     for losses in started(2, body).results():
         assert losses == pytest.approx(reference(4).losses, rel=1e-5)
@@ -241,31 +245,20 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         taken = train(engine, PAIR[rank], 1)
         engine.sync(TEST_TIMEOUT_S)
-        for number, box in enumerate(boxes):
-            engine.assign_box(number, box.owner, [1 - box.owner])
-        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0 if rank == 0 else 5)
-        for number, box in enumerate(boxes):
-            if box.owner != rank:
-                engine.expect_base(number, box.owner)
-        before = engine.catching
-        for number, box in enumerate(boxes):
-            if box.owner == rank:
-                engine.send_base(number, 1 - rank)
-        taken += [
-            engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in range(1, 11)
-        ]
-        caught = engine.catching
+        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        before = engine.holdings().catching_up
+        engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
+        taken += [take_step(engine, PAIR[rank], step) for step in range(1, 11)]
+        caught = engine.holdings().catching_up
         sent = [sent_in(engine, endpoint, rank, 11, taken)]
-        for number, box in enumerate(boxes):
-            engine.assign_box(number, box.owner, [1 - box.owner])
-        engine.set_schedule(train_list(PAIR, rank), [], list(PAIR[rank].micro_batches), 0 if rank == 0 else 5)
+        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         sent.append(sent_in(engine, endpoint, rank, 12, taken))
-        return [r["loss"] for r in taken], before, caught, sent, kept(engine, boxes), works(engine)
+        return [r.loss for r in taken], before, caught, sent, kept(engine), works(engine)
 
     def sent_in(engine: Any, endpoint: Any, rank: int, step: int, taken: list[Any]) -> int:
         engine.sync(TEST_TIMEOUT_S)
         before = endpoint.bytes_sent
-        taken.append(engine.step(step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S))
+        taken.append(take_step(engine, PAIR[rank], step))
         engine.sync(TEST_TIMEOUT_S)
         return endpoint.bytes_sent - before
 
@@ -289,12 +282,13 @@ def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: C
         train(engine, PAIR[rank], 1)
         if rank == 0:
             held = next(n for n, box in enumerate(boxes) if box.owner == 1)
-            master, state = engine.base(held)
-            engine.set_base(held, master + 1e-6, state)
+            copy = engine.read(held)
+            assert copy is not None
+            engine.load(held, copy.master + 1e-6, copy.state)
         with pytest.raises((CopyDiffers, CommError)) as caught:
-            engine.step(1, tile_inputs(PAIR[rank], 1), [[LR]], 0.5, TEST_TIMEOUT_S)
+            take_step(engine, PAIR[rank], 1)
         kind = type(caught.value).__name__
-        return kind, engine.version, len(kept(engine, boxes)), engine.stale_buckets, str(caught.value)
+        return kind, engine.holdings().version, len(kept(engine)), stale(engine), str(caught.value)
 
     (first, second) = started(2, body).results()
     assert first[:4] == ("CopyDiffers", 1, len(boxes) - 1, ["tied"])
@@ -311,27 +305,29 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
     def whole(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
         result = train(engine, tiling[rank], 1)[0]
-        return result["loss"], result["votes"], digests(engine)
+        return result.loss, result.votes, digests(engine)
 
     def digests(engine: Any) -> dict[int, int]:
-        return {number: digest for number, (digest, _) in kept(engine, boxes).items()}
+        return {number: digest for number, (digest, _) in kept(engine).items()}
 
     def left(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
         before = digests(engine)
-        fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
+        fault = kill() if rank == 2 else None
         with pytest.raises(CommError):
-            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S, fault=fault)
-        assert engine.pending and engine.version == 0 and digests(engine) == before
-        came = engine.votes
+            take_step(engine, tiling[rank], 0, fault=fault)
+        held = engine.holdings()
+        assert held.pending and held.version == 0 and digests(engine) == before
+        came = held.votes
+        with pytest.raises(ExecError, match="install: a step is pending; it is finished or dropped first"):
+            engine.install(make_spec(model, tiling, rank, boxes=boxes))
         with pytest.raises(ExecError, match="the vote of rank 2 is missing"):
-            engine.commit_pending(came)
+            engine.finish(came)
         if rank == 1:
-            engine.drop_pending()
-            assert not engine.pending and digests(engine) == before
+            engine.drop()
+            assert not engine.holdings().pending and digests(engine) == before
             return came, None, None
-        result = engine.commit_pending(votes)
-        return came, result["loss"], digests(engine)
+        return came, engine.finish(votes).loss, digests(engine)
 
     expected = started(3, whole).results()
     votes = expected[0][1]
@@ -355,28 +351,28 @@ def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
     owner[-1:-1] = [("UPDATE", bucket), ("GATHER", bucket)]
 
     def make(rank: int, endpoint: Any) -> Any:
-        engine = make_engine(model, tiling, rank, endpoint, boxes=boxes)
+        spec = make_spec(model, tiling, rank, boxes=boxes)
         if rank == 0:
-            engine.set_schedule(owner, [], list(tiling[0].micro_batches), 0)
-        return engine
+            spec = replace(spec, schedule=schedule(tiling, 0, owner))
+        return loaded(spec, model, endpoint)
 
     def whole(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make(rank, endpoint)
-        votes = train(engine, tiling[rank], 1)[0]["votes"]
+        votes = train(engine, tiling[rank], 1)[0].votes
         engine.sync(TEST_TIMEOUT_S)
-        return votes, engine.bucket_work("unit1") if rank == 1 else None
+        return votes, engine.read("unit1") if rank == 1 else None
 
     def left(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make(rank, endpoint)
-        fault = ("VOTE", signal.SIGKILL, -1, b"") if rank == 2 else None
+        fault = kill() if rank == 2 else None
         with pytest.raises(CommError):
-            engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S, fault=fault)
-        engine.commit_pending(votes)
-        return engine.stale_buckets, engine.bucket_work("unit1") if rank == 1 else None
+            take_step(engine, tiling[rank], 0, fault=fault)
+        engine.finish(votes)
+        return stale(engine), engine.read("unit1") if rank == 1 else None
 
     (votes, _), (_, expected), _ = started(3, whole).results()
-    _, (stale, found) = started(3, left).results([0, 1])
-    assert stale == ([] if held == 42 else ["unit1"])
+    _, (not_whole, found) = started(3, left).results([0, 1])
+    assert not_whole == ([] if held == 42 else ["unit1"])
     assert torch.equal(found[:held], expected[:held])
     assert torch.equal(found, expected) is (held == 42)
 
@@ -393,40 +389,36 @@ def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
     def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         if supplied:
-            engine.send_base(number, 0) if rank == 1 else engine.expect_base(number, 1)
+            engine.replicate([(number, 1, 0)])
         train(engine, PAIR[rank], 2)
         if rank == 1:
             silent = [step for step in train_list(PAIR, 1) if step[0] != "GATHER"]
-            engine.set_schedule(silent, [], list(PAIR[1].micro_batches), 5)
-        engine.step(2, tile_inputs(PAIR[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
+            engine.install(replace(make_spec(model, PAIR, 1, boxes=boxes), schedule=schedule(PAIR, 1, silent)))
+        take_step(engine, PAIR[rank], 2)
         if rank == 1:
             pipe.send("committed")
             pipe.recv()
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.send("committed")
         with pytest.raises(PeerLost):
-            engine.step(3, tile_inputs(PAIR[rank], 3), [[LR]], 0.5, TEST_TIMEOUT_S)
-        found = kept(engine, boxes)
+            take_step(engine, PAIR[rank], 3)
+        found = kept(engine)
         masters = {
             name: torch.cat([found[n][1][0] for n, b in enumerate(boxes) if b.bucket == name]) for name in BUCKETS
         }
-        return engine.stale_buckets, engine.version, [torch.equal(works(engine)[n], masters[n]) for n in BUCKETS]
+        equal = [torch.equal(works(engine)[n], masters[n]) for n in BUCKETS]
+        return stale(engine), engine.holdings().version, equal
 
     ranks = started(2, body)
     assert [pipe.recv() for pipe in ranks.pipes] == ["committed", "committed"]
     ranks.pipes[1].send("die")
-    stale = ["tied"] if supplied else []
-    assert ranks.results([0]) == [(stale, 3, [name not in stale for name in BUCKETS])]
+    not_whole = ["tied"] if supplied else []
+    assert ranks.results([0]) == [(not_whole, 3, [name not in not_whole for name in BUCKETS])]
 
 
 def test_everybody_stops_after_the_step_in_which_one_wants_to(model: Model, started: Callable[..., Ranks]) -> None:
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint)
-        return [
-            engine.step(
-                step, tile_inputs(PAIR[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S, stop_wanted=rank == step == 1
-            )["stop"]
-            for step in range(3)
-        ]
+        return [take_step(engine, PAIR[rank], step, stop_wanted=rank == step == 1).stop for step in range(3)]
 
     assert started(2, body).results() == [[False, True, False]] * 2

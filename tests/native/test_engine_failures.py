@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,25 +17,30 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, DeadlineExceeded, ExecError, PeerLost
+from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineSpec, EngineValue
+from elaswave_fx.plan.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
     BATCH,
     BUCKETS,
     LR,
-    SEED,
     TEST_TIMEOUT_S,
     TILINGS,
     WIDTH,
     Box,
     Model,
-    Tile,
     batch,
-    bindings,
     even_boxes,
+    loaded,
     make_engine,
+    make_spec,
+    make_unit,
     owned,
+    planned,
     reference,
+    schedule,
+    take_step,
     tile_inputs,
     train,
     train_list,
@@ -43,17 +49,21 @@ from tests.native.tiny import (
 Change = Callable[[list[tuple[Any, ...]]], list[tuple[Any, ...]]]
 
 
-def snapshot(engine: Any, boxes: Sequence[Box]) -> dict[str, Tensor]:
+def snapshot(engine: _native.Engine, boxes: Sequence[Box]) -> dict[str, Tensor]:
     """All that a rank keeps, boxes that it holds included."""
     held = {}
     for number, box in enumerate(boxes):
-        base = engine.base(number)
-        if base is not None:
-            held |= {f"{box.bucket} {box.lo} {i}": tensor.clone() for i, tensor in enumerate([base[0], *base[1]])}
-    for name in BUCKETS:
-        if engine.bucket_work(name) is not None:
-            held[f"{name}.work"] = engine.bucket_work(name).clone()
-    return held
+        state = engine.read(number)
+        if state is not None:
+            tensors = [state.master, *state.state]
+            held |= {f"{box.bucket} {box.lo} {i}": tensor.clone() for i, tensor in enumerate(tensors)}
+    works = {name: engine.read(name) for name in BUCKETS}
+    return held | {f"{name}.work": work.clone() for name, work in works.items() if work is not None}
+
+
+def stale(engine: _native.Engine) -> list[str]:
+    """Buckets whose working copy is not whole."""
+    return [list(BUCKETS)[bucket] for bucket in engine.holdings().stale_buckets]
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -77,12 +87,14 @@ def test_a_peer_that_dies_leaves_the_last_committed_state(
         before = snapshot(engine, even_boxes(tiling))
         pipe.send("synced")
         with pytest.raises(PeerLost) as caught:
-            engine.step(2, tile_inputs(tiling[rank], 2), [[LR]], 0.5, TEST_TIMEOUT_S)
+            take_step(engine, tiling[rank], 2)
+        held = engine.holdings()
+        assert held.last_committed is not None
         return (
             caught.value.rank,
             same(before, snapshot(engine, even_boxes(tiling))),
-            engine.version,
-            engine.last_committed["step"],
+            held.version,
+            held.last_committed.step,
         )
 
     ranks = started(2, body)
@@ -101,16 +113,16 @@ def test_a_step_that_was_given_up_can_be_run_again(model: Model, started: Callab
         if rank == 0:
             begin = time.monotonic()
             with pytest.raises(DeadlineExceeded):
-                engine.step(1, tile_inputs(tiling[rank], 1), [[LR]], 0.5, 0.3)
+                take_step(engine, tiling[rank], 1, deadline_s=0.3)
             assert time.monotonic() - begin < TEST_TIMEOUT_S / 2
-            assert engine.version == 1
+            assert engine.holdings().version == 1
         pipe.send("given up")
         pipe.recv()
         endpoint.advance(1)
         pipe.send("advanced")
         pipe.recv()
-        taken += [engine.step(step, tile_inputs(tiling[rank], step), [[LR]], 0.5, TEST_TIMEOUT_S) for step in (1, 2)]
-        return [r["loss"] for r in taken], engine.stale_buckets
+        taken += [take_step(engine, tiling[rank], step) for step in (1, 2)]
+        return [r.loss for r in taken], stale(engine)
 
     ranks = started(2, body)
     for _ in range(2):
@@ -118,9 +130,9 @@ def test_a_step_that_was_given_up_can_be_run_again(model: Model, started: Callab
             pipe.recv()
         for pipe in ranks.pipes:
             pipe.send("go")
-    for losses, stale in ranks.results():
+    for losses, left in ranks.results():
         assert losses == pytest.approx(reference(3).losses, rel=1e-5)
-        assert stale == []
+        assert left == []
 
 
 def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., Ranks]) -> None:
@@ -130,27 +142,28 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
 
     def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
         engine = make_engine(model, tiling, rank, endpoint)
+        spec = make_spec(model, tiling, rank)
         if rank == 1:
             silent = [step for step in train_list(tiling, 1) if step[0] != "GATHER"]
-            engine.set_schedule(silent, [], list(tiling[1].micro_batches), 5)
-        result = engine.step(0, tile_inputs(tiling[rank], 0), [[LR]], 0.5, TEST_TIMEOUT_S)
+            engine.install(replace(spec, schedule=schedule(tiling, 1, silent)))
+        result = take_step(engine, tiling[rank], 0)
         masters = {name: tensor.clone() for name, tensor in owned(engine, tiling, rank).items()}
         if rank == 1:
-            pipe.send(result["version"])
+            pipe.send(result.version)
             pipe.recv()
             os.kill(os.getpid(), signal.SIGKILL)
-        pipe.send(result["version"])
+        pipe.send(result.version)
         with pytest.raises(PeerLost):
             engine.sync(TEST_TIMEOUT_S)
         endpoint.advance(1)
         kept = same(masters, owned(engine, tiling, rank))
         with pytest.raises(PeerLost):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
-        engine.set_world([0])
+        engine.install(replace(spec, world=(Rank(0),)))
         endpoint.advance(2)
         with pytest.raises(ExecError, match="its working copy is stale"):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
-        return kept, engine.stale_buckets, engine.version
+        return kept, stale(engine), engine.holdings().version
 
     ranks = started(2, body)
     assert [pipe.recv() for pipe in ranks.pipes] == [1, 1]
@@ -164,10 +177,9 @@ def test_a_failing_unit_leaves_the_engine_as_it_was(model: Model) -> None:
     before = snapshot(engine, even_boxes(ALONE))
     wrong = batch(1) | {"y": torch.randn(BATCH, WIDTH + 1)}
     with pytest.raises(ExecError, match=r"program 2\.forward, instruction \d+ \(aten::sub\.Tensor\): The size of"):
-        engine.step(1, wrong, [[LR]], 0.5, TEST_TIMEOUT_S)
+        engine.step(1, wrong, [[LR]], _native.StepOptions(TEST_TIMEOUT_S, 0.5))
     assert same(before, snapshot(engine, even_boxes(ALONE)))
-    result = engine.step(1, batch(1), [[LR]], 0.5, TEST_TIMEOUT_S)
-    assert result["loss"] == pytest.approx(reference(2).losses[1], rel=1e-5)
+    assert take_step(engine, ALONE[0], 1).loss == pytest.approx(reference(2).losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +194,14 @@ def test_a_failing_unit_leaves_the_engine_as_it_was(model: Model) -> None:
 def test_steps_with_wrong_arguments(model: Model, inputs: Any, hyper: Any, message: str) -> None:
     engine = make_engine(model, ALONE, 0)
     with pytest.raises(ExecError, match=re.escape(message)):
-        engine.step(0, inputs, hyper, None, TEST_TIMEOUT_S)
+        engine.step(0, inputs, hyper, _native.StepOptions(TEST_TIMEOUT_S))
 
 
 def test_a_deadline_that_has_passed(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     with pytest.raises(DeadlineExceeded, match=r"rank 0: the deadline of 0\.0+ s passed before FORWARD"):
-        engine.step(0, batch(0), [[LR]], None, 0.0)
-    assert engine.version == 0
+        take_step(engine, ALONE[0], 0, deadline_s=0.0)
+    assert engine.holdings().version == 0
 
 
 def without(op: str, index: int | None = None) -> Change:
@@ -234,10 +246,9 @@ def moved(step: tuple[Any, ...], before: tuple[Any, ...]) -> Change:
     ],
 )  # fmt: skip
 def test_step_lists_that_cannot_run(model: Model, change: Change, message: str) -> None:
-    engine = make_engine(model, ALONE, 0)
     steps = change(train_list(ALONE, 0))
     with pytest.raises(ExecError, match=re.escape(message)):
-        engine.set_schedule(steps, [], [(0, 8)], 0)
+        loaded(replace(make_spec(model, ALONE, 0), schedule=schedule(ALONE, 0, steps)), model)
 
 
 @pytest.mark.parametrize(
@@ -254,162 +265,179 @@ def test_step_lists_that_cannot_run(model: Model, change: Change, message: str) 
 )  # fmt: skip
 def test_receives_that_do_not_cover(model: Model, change: Callable[..., Any], message: str) -> None:
     tiling = TILINGS["pipeline"]
-    engine = make_engine(model, tiling, 1)
     steps = [part for step in train_list(tiling, 1) for part in change(step)]
     with pytest.raises(ExecError, match=re.escape(message)):
-        engine.set_schedule(steps, [], list(tiling[1].micro_batches), 0)
+        loaded(replace(make_spec(model, tiling, 1), schedule=schedule(tiling, 1, steps)), model)
 
 
 def test_evaluation_lists_have_no_backward(model: Model) -> None:
-    engine = make_engine(model, ALONE, 0)
+    lists = schedule(ALONE, 0, train_list(ALONE, 0), [("VOTE",)])
     with pytest.raises(ExecError, match="eval list, instruction 0 .VOTE.: evaluation only receives, sends and runs"):
-        engine.set_schedule(train_list(ALONE, 0), [("VOTE",)], [(0, 8)], 0)
-
-
-def test_declarations_come_before_the_schedule(model: Model) -> None:
-    engine = make_engine(model, ALONE, 0)
-    engine.add_value("later", 0, torch.float32, [1], False)
-    with pytest.raises(ExecError, match="set_schedule comes after the declarations and before steps"):
-        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
+        loaded(replace(make_spec(model, ALONE, 0), schedule=lists), model)
 
 
 def test_transfers_need_an_endpoint(model: Model) -> None:
     tiling = TILINGS["pipeline"]
     engine = make_engine(model, tiling, 1)
     with pytest.raises(ExecError, match="a transfer with rank 0, but the engine was made without an endpoint"):
-        engine.step(0, tile_inputs(tiling[1], 0), [[LR]], None, TEST_TIMEOUT_S)
+        take_step(engine, tiling[1], 0)
 
 
-def bucket(**changes: Any) -> dict[str, Any]:
-    return {
-        "name": "w", "numel": 4, "group": [0], "dtype": "float32", "optimizer_program": 0, "hyper_group": 0,
-        "work": torch.zeros(4),
-    } | changes  # fmt: skip
+# --- Specs that are refused
+
+
+def refused(spec: EngineSpec, model: Model, message: str) -> None:
+    """Both as the first spec and as the next one."""
+    with pytest.raises(ExecError, match=re.escape(message)):
+        _native.Engine(spec, None, model.programs, {})
+    engine = make_engine(model, ALONE, 0, granule=spec.granule)
+    before = snapshot(engine, even_boxes(ALONE))
+    with pytest.raises(ExecError, match=re.escape(message)):
+        engine.install(spec)
+    assert same(before, snapshot(engine, even_boxes(ALONE)))
+    assert take_step(engine, ALONE[0], 0).loss == pytest.approx(reference(1).losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"work": torch.zeros(3)}, "bucket w: work must be a contiguous tensor of 4 elements"),
-        ({"work": None}, "bucket w: work must be a contiguous tensor of 4 elements"),
-        ({"work": torch.zeros(4).bfloat16()}, "bucket w: the working copy is of another dtype than the bucket"),
-        ({"group": [1]}, "bucket w: rank 0 is not in its group and has no use for a working copy"),
-        ({"group": [1, 0]}, "bucket w: the group's ranks must ascend"),
-        ({"optimizer_program": 7}, "bucket w: there is no program 7"),
+        ({"group": (Rank(1), Rank(0))}, "bucket tied: the group's ranks must ascend"),
+        ({"optimizer": "nope"}, "bucket tied: there is no program nope"),
+        ({"dtype": "float33"}, 'unknown dtype "float33"'),
+        ({"numel": "many"}, "spec.buckets[0].numel: is not an integer"),
+        ({"numel": 37}, "bucket tied: boxes cover 36 of 37 elements"),
+        ({"group": (Rank(1),)}, "bucket tied: rank 0 has no working copy of it"),
     ],
 )
-def test_buckets_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    engine = _native.Engine(0, None, SEED, BATCH)
-    update = {
-        "name": "u", "num_inputs": 3, "num_slots": 4, "outputs": [3],
-        "instructions": [{"op": "aten::mul", "overload": "Tensor", "args": [["slot", 1], ["slot", 2]], "outs": [3]}],
-    }  # fmt: skip
-    assert engine.add_program("update", update) == 0
-    assert engine.add_bucket(**bucket()) == 0
-    with pytest.raises(ExecError, match=re.escape(message)):
-        engine.add_bucket(**bucket(**changes))
+def test_buckets_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
+    spec = make_spec(model, ALONE, 0)
+    refused(replace(spec, buckets=(replace(spec.buckets[0], **changes), *spec.buckets[1:])), model, message)
 
 
-def test_boxes_that_do_not_fit(model: Model) -> None:
-    engine = _native.Engine(0, None, SEED, BATCH)
-    update = engine.add_program("update", model.programs["update"])
-    for name, (numel, _) in BUCKETS.items():
-        engine.add_bucket(
-            name=name, numel=numel, group=[0], dtype="float32", optimizer_program=update, hyper_group=0,
-            work=torch.zeros(numel),
-        )  # fmt: skip
-    box = {"bucket": 0, "lo": 0, "hi": 20, "owner": 0, "holders": []}
-    with pytest.raises(ExecError, match=re.escape("boxes must cut [0, 36) in order; [4, 20) comes after 0")):
-        engine.add_box(**box | {"lo": 4})
-    with pytest.raises(ExecError, match="box 0: there is no bucket 9"):
-        engine.add_box(**box | {"bucket": 9})
-    with pytest.raises(ExecError, match="its owner, rank 0, cannot hold it too"):
-        engine.add_box(**box | {"holders": [0]})
-    assert engine.add_box(**box) == 0
-    with pytest.raises(ExecError, match="bucket tied: boxes cover 20 of 36 elements"):
-        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
-    for name, (numel, _) in BUCKETS.items():
-        engine.add_box(**box | {"bucket": list(BUCKETS).index(name), "lo": 20 if name == "tied" else 0, "hi": numel})
-    with pytest.raises(ExecError, match=re.escape("box 0 (bucket tied [0, 20)): its owner has no base of it")):
-        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
-    with pytest.raises(ExecError, match="master and state must be contiguous float32 tensors of 20 elements"):
-        engine.set_base(0, torch.zeros(3), [torch.zeros(3)])
-    with pytest.raises(ExecError, match="box 0: its optimizer has 1 state tensors, not 0"):
-        engine.set_base(0, torch.zeros(20), [])
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([Box("tied", 4, 20, 0)], "bucket tied: boxes must cut [0, 36) in order; [4, 20) comes after 0"),
+        ([Box("tied", 0, 20, 0, (0,))], "box 0: its owner, rank 0, cannot hold it too"),
+        ([Box("tied", 0, 20, 0)], "bucket tied: boxes cover 20 of 36 elements"),
+        ([Box("tied", 0, 40, 0)], "boxes must cut [0, 36) in order; [0, 40) comes after 0"),
+    ],
+)
+def test_boxes_that_do_not_fit(model: Model, boxes: list[Box], message: str) -> None:
+    refused(replace(make_spec(model, ALONE, 0), boxes=planned(boxes)), model, message)
+
+
+def test_boxes_of_no_bucket(model: Model) -> None:
+    spec = make_spec(model, ALONE, 0)
+    refused(replace(spec, boxes=(replace(spec.boxes[0], bucket=9),)), model, "box 0: there is no bucket 9")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"inputs": [("value", 0), ("param", "nope", 0, [WIDTH])]}, "no bucket nope; there are: tied, bias0, unit1"),
-        ({"inputs": [("value", 0), ("param", 5, 0, [WIDTH])]}, "unit 1, input 1: index 5 of 3"),
-        ({"inputs": [("value", 9), ("keys",), ("keys",)]}, "unit 1, input 0: index 9 of 2"),
-        ({"inputs": [("value", 0), ("none",), ("keys",)]}, "unit 1, input 1: an input comes from somewhere"),
-        ({"inputs": [("value", 0)]}, "program 1.forward has 3 inputs and 4 outputs, declared are 1 and 4"),
+        ({"inputs": (("value", 0), ("param", 5, 0, (WIDTH,)))}, "unit 1, input 1: index 5 of 3"),
+        ({"inputs": (("value", 9), ("keys",), ("keys",))}, "unit 1, input 0: index 9 of 2"),
+        ({"inputs": (("value", -1), ("keys",), ("keys",))}, "unit 1, input 0: index -1 of 2"),
+        ({"inputs": (("value", 0), ("none",), ("keys",))}, "unit 1, input 1: an input comes from somewhere"),
+        ({"inputs": (("value", 0), ("loss",), ("keys",))}, 'unit 1, input 1: no kind of input: "loss"'),
+        ({"inputs": (("value", 0),)}, "program 1.forward has 3 inputs and 4 outputs, declared are 1 and 4"),
+        ({"inputs": (("value",), ("keys",), ("keys",))}, "spec.units[1].inputs[0]: has 1 items; item 1 is wanted"),
         ({"num_saved": 2}, "program 1.forward has 3 inputs and 4 outputs, declared are 3 and 3"),
-        ({"grads": []}, "program 1.backward has 4 inputs and 3 outputs, declared are 4 and 0"),
-        ({"outputs": [("fold", 0, 0)]}, "unit 1, output 0: index 0 of 0"),
-        ({"outputs": [("gift",)]}, 'unknown kind of binding "gift"'),
-        ({"inputs": [("value", 0), ("constant", "nope"), ("keys",)]}, "no buffer or constant nope"),
-        ({"forward": 77}, "unit 1: there is no program 77"),
+        ({"num_saved": -1}, "spec.units[1].num_saved: -1 is negative"),
+        ({"grads": ()}, "program 1.backward has 4 inputs and 3 outputs, declared are 4 and 0"),
+        ({"outputs": (("fold", 0, 0),)}, "unit 1, output 0: index 0 of 0"),
+        ({"outputs": (("gift",),)}, 'unit 1, output 0: no kind of output: "gift"'),
+        ({"grads": (("keys",),)}, 'unit 1, gradient 0: no kind of gradient: "keys"'),
+        ({"inputs": (("value", 0), ("constant", "nope"), ("keys",))},
+         "unit 1, input 1: there is no buffer or constant nope"),
+        ({"forward": "nope"}, "unit 1: there is no program nope"),
+        ({"index": 0}, "unit 0 is given twice"),
+        ({"inputs": (("value", 0), ("param", 2, 0, (WIDTH, WIDTH)), ("param", 2, 37, (WIDTH,)))},
+         "bucket unit1: a parameter at [37, 43) lies outside its 42 elements"),
+        ({"grads": (("value", 0), ("param", 2, 0, (WIDTH, WIDTH)), ("param", 2, 35, (WIDTH,)))},
+         "bucket unit1: parameters at 35 and 0 overlap"),
+    ],
+)  # fmt: skip
+def test_units_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
+    spec = make_spec(model, ALONE, 0)
+    unit = make_unit(1, **changes)
+    refused(replace(spec, units=(spec.units[0], unit, spec.units[2])), model, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world": (Rank(1), Rank(2))}, "world: rank 0 is not in it"),
+        ({"global_batch": 0}, "engine: global batch and granule must be at least 1"),
+        ({"record_dtype": "float64"}, "spec.record_dtype: records are float32 or bfloat16, not float64"),
+        ({"copy_mode": "maybe"}, 'spec.copy_mode: copies are kept by "log" or "state"'),
+        ({"values": (EngineValue("h", 2, "float32", (1, WIDTH), True),)}, "value h: sample axis 2 of 2 dimensions"),
+        ({"rank": "zero"}, "spec.rank: is not an integer"),
     ],
 )
-def test_units_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
-    engine = make_engine(model, ALONE, 0)
-    ids = {name: engine.add_program(name, data) for name, data in model.programs.items()}
-    unit = {
-        "unit": 1, "forward": ids["1.forward"], "backward": ids["1.backward"], "evaluate": ids["1.eval"],
-        **bindings()[1],
-    }  # fmt: skip
-    engine.add_unit(**unit)
-    with pytest.raises(ExecError, match=re.escape(message)):
-        engine.add_unit(**unit | changes)
+def test_specs_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
+    refused(replace(make_spec(model, ALONE, 0), **changes), model, message)
 
 
-def test_parameters_lie_inside_their_bucket(model: Model) -> None:
+def test_another_plan_moves_what_is_computed_and_does_not_change_it(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
-    outside = bindings()[1]
-    outside["inputs"][2] = ("param", "unit1", WIDTH * WIDTH + 1, [WIDTH])
-    ids = {name: engine.add_program(name, data) for name, data in model.programs.items()}
-    engine.add_unit(
-        unit=1, forward=ids["1.forward"], backward=ids["1.backward"], evaluate=ids["1.eval"], **outside
-    )  # fmt: skip
-    with pytest.raises(ExecError, match=r"bucket unit1: a parameter at \[37, 43\) lies outside its 42 elements"):
-        engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+    spec = make_spec(model, ALONE, 0)
+    halves = planned([Box("tied", 0, 18, 0), Box("tied", 18, 36, 0), *even_boxes(ALONE)[1:]])
+    for changed, what in (
+        (replace(spec, seed=1), "the seed"),
+        (replace(spec, copy_mode="state"), "the copy mode"),
+        (replace(spec, boxes=halves), "the number of boxes"),
+        (replace(spec, buckets=(replace(spec.buckets[0], hyper_group=1), *spec.buckets[1:])), "bucket tied"),
+    ):
+        with pytest.raises(ExecError, match=f"install: {what} is another one"):
+            engine.install(changed)
 
 
 def test_values_have_the_declared_shape(model: Model) -> None:
-    engine = make_engine(model, ALONE, 0)
-    engine.add_value("g", 0, "float64", [1, WIDTH], True)
-    engine.set_schedule(train_list(ALONE, 0), [], [(0, 8)], 0)
+    spec = make_spec(model, ALONE, 0)
+    double = replace(spec, values=(spec.values[0], replace(spec.values[1], dtype="float64")))
+    engine = loaded(double, model)
     with pytest.raises(ExecError, match=r"value g: was produced as Float \[8, 6\], declared as Double \[8, 6\]"):
-        engine.step(0, batch(0), [[LR]], None, TEST_TIMEOUT_S)
+        take_step(engine, ALONE[0], 0)
 
 
-def test_a_world_contains_its_rank() -> None:
-    with pytest.raises(ExecError, match="world: rank 0 is not in it"):
-        _native.Engine(0, None, SEED, BATCH).set_world([1, 2])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group": ((Rank(0), 0, 4), (Rank(1), 4, 7))}, "in whole granules of 2; rank 1 has [4, 7)"),
+        ({"buffers": ("one", "nope")}, "buffer update 0: there is no buffer or constant nope"),
+        ({"values": (("float32", (1,)),)},
+         "buffer update 0: program update has 5 inputs and 2 outputs, declared are 3 and 2"),
+    ],
+)  # fmt: skip
+def test_buffer_updates_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
+    update = EngineBufferUpdate(UPDATE, ("one", "two"), (("float32", (1,)),) * 3, ((Rank(0), 0, 8),))
+    spec = replace(make_spec(model, ALONE, 0, granule=2), updates=(replace(update, **changes),))
+    with pytest.raises(ExecError, match=re.escape(message)):
+        _native.Engine(spec, None, model.programs, {name: torch.zeros(1) for name in ("one", "two")})
 
 
-def test_folds_cover_whole_granules(model: Model) -> None:
-    engine = make_engine(model, {0: Tile((0, 3), ((0, 8),))}, 0, granule=2)
-    update = engine.add_program("update", model.programs["update"])
-    buffers = [engine.add_buffer(name, torch.zeros(1)) for name in ("one", "two")]
-    values = [("float32", [1])] * 3
-    with pytest.raises(ExecError, match=r"in whole granules of 2; rank 1 has \[4, 7\)"):
-        engine.add_fold(program=update, buffers=buffers, values=values, group=[(0, 0, 4), (1, 4, 7)])
-    with pytest.raises(ExecError, match=r"fold 0: there is no buffer 7"):
-        engine.add_fold(program=update, buffers=[0, 7], values=values, group=[(0, 0, 8)])
-    with pytest.raises(ExecError, match=r"fold 0: program update has 5 inputs and 2 outputs, declared are 4 and 2"):
-        engine.add_fold(program=update, buffers=buffers, values=values[:2], group=[(0, 0, 8)])
-
-
-def test_boxes_of_others_cannot_be_loaded(model: Model) -> None:
-    engine = make_engine(model, TILINGS["pipeline"], 1)
-    assert engine.base(1) is None
-    assert engine.bucket_work("bias0") is None
+def test_state_that_does_not_fit(model: Model) -> None:
+    spec = make_spec(model, TILINGS["pipeline"], 1)
+    engine = _native.Engine(spec, None, model.programs, {})
+    assert engine.read(1) is None
+    assert engine.read("bias0") is None
     with pytest.raises(ExecError, match=re.escape("box 1 (bucket bias0 [0, 6)): rank 1 neither owns nor holds it")):
-        engine.set_base(1, torch.zeros(WIDTH), [torch.zeros(WIDTH)])
+        engine.load(1, torch.zeros(WIDTH), [torch.zeros(WIDTH)])
+    with pytest.raises(ExecError, match="master and state must be contiguous float32 tensors of 42 elements"):
+        engine.load(2, torch.zeros(3), [torch.zeros(3)])
+    with pytest.raises(ExecError, match="box 2: its optimizer has 1 state tensors, not 0"):
+        engine.load(2, torch.zeros(42), [])
+    with pytest.raises(ExecError, match="bucket unit1: work must be a contiguous tensor of 42 elements"):
+        engine.load("unit1", torch.zeros(3))
+    with pytest.raises(ExecError, match="bucket bias0: rank 1 has no working copy of it"):
+        engine.load("bias0", torch.zeros(WIDTH))
+    with pytest.raises(ExecError, match="there is no bucket, buffer or constant nope"):
+        engine.load("nope", torch.zeros(3))
+    with pytest.raises(ExecError, match="there is no box 9"):
+        engine.read(9)
+    with pytest.raises(ExecError, match=re.escape("box 2 (bucket unit1 [0, 42)): its owner has no base of it")):
+        take_step(engine, TILINGS["pipeline"][1], 0)
 
 
 def test_an_engine_may_outlive_its_links(model: Model) -> None:
@@ -419,10 +447,10 @@ def test_an_engine_may_outlive_its_links(model: Model) -> None:
     tiling = TILINGS["pipeline"]
     engine = make_engine(model, tiling, 0, endpoints[0])
     with pytest.raises(DeadlineExceeded):
-        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, 0.2)
+        take_step(engine, tiling[0], 0, deadline_s=0.2)
     for endpoint in endpoints:
         endpoint.close()
     with pytest.raises(CommError):
-        engine.step(0, tile_inputs(tiling[0], 0), [[LR]], None, TEST_TIMEOUT_S)
-    assert engine.version == 0
+        take_step(engine, tiling[0], 0)
+    assert engine.holdings().version == 0
     del engine, endpoints

@@ -17,6 +17,18 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx import _native
+from elaswave_fx.plan import box as plan_box
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.engine_spec import (
+    UPDATE,
+    EngineBucket,
+    EngineBufferUpdate,
+    EngineSchedule,
+    EngineSpec,
+    EngineUnit,
+    EngineValue,
+)
+from elaswave_fx.plan.topology import Rank
 from passes.unit_program import lower_graph
 
 ops = torch.ops.elaswave
@@ -25,7 +37,6 @@ TEST_TIMEOUT_S = 60.0
 """Far more than anything takes."""
 LR, MOMENTUM = 0.05, 0.9
 P = 0.25
-Unit = dict[str, Any]
 
 
 def dropout(x: Tensor, keys: Tensor) -> Tensor:
@@ -125,7 +136,7 @@ class Model:
             "0.eval": program(lambda x, a, b: (torch.relu(torch.addmm(b, x, a.t())),), x, w, b),
             "1.eval": program(evaluated(forward1(0), 1), x, w, b),
             "2.eval": program(evaluated(forward2(0), 2), x, x, w, x),
-            "update": program(update, s, s, s, one, one),
+            UPDATE: program(update, s, s, s, one, one),
         }
         if axis == 1:
             made["0.eval"] = program(lambda x, a, b: (torch.relu(torch.addmm(b, x, a.t())).t(),), x, w, b)
@@ -221,10 +232,13 @@ def transfers(tiling: Tiling, rank: int, op: str, grad: int, mb: int) -> list[tu
     return found
 
 
-def train_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
+Step = tuple[str | int, ...]
+
+
+def train_list(tiling: Tiling, rank: int) -> list[Step]:
     tile = tiling[rank]
     units = list(range(*tile.units))
-    steps: list[tuple[Any, ...]] = []
+    steps: list[Step] = []
     for mb in range(len(tile.micro_batches)):
         steps += transfers(tiling, rank, "RECV", 0, mb)
         steps += [("FORWARD", unit, mb) for unit in units]
@@ -241,8 +255,8 @@ def train_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
     return [*steps, ("SNAPSHOT",)]
 
 
-def eval_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
-    steps: list[tuple[Any, ...]] = []
+def eval_list(tiling: Tiling, rank: int) -> list[Step]:
+    steps: list[Step] = []
     for mb in range(len(tiling[rank].micro_batches)):
         steps += transfers(tiling, rank, "RECV", 0, mb)
         steps += [("FORWARD", unit, mb) for unit in range(*tiling[rank].units)]
@@ -250,26 +264,41 @@ def eval_list(tiling: Tiling, rank: int) -> list[tuple[Any, ...]]:
     return steps
 
 
-def bindings() -> dict[int, Unit]:
+def schedule(tiling: Tiling, rank: int, steps: Sequence[Step], evaluate: Sequence[Step] = ()) -> EngineSchedule:
+    """Lists of a rank's steps with its micro-batches."""
+    tile = tiling[rank]
+    return EngineSchedule(tuple(steps), tuple(evaluate), tuple(Span(*m) for m in tile.micro_batches), first(tile))
+
+
+def unit_bindings() -> dict[int, dict[str, Any]]:
     """Where inputs, outputs and gradients of every unit go."""
-    tied = ("param", "tied", 0, [WIDTH, WIDTH])
-    bias0 = ("param", "bias0", 0, [WIDTH])
-    matrix, bias1 = ("param", "unit1", 0, [WIDTH, WIDTH]), ("param", "unit1", MATRIX, [WIDTH])
+    tied = ("param", 0, 0, (WIDTH, WIDTH))
+    bias0 = ("param", 1, 0, (WIDTH,))
+    matrix, bias1 = ("param", 2, 0, (WIDTH, WIDTH)), ("param", 2, MATRIX, (WIDTH,))
     x, y = ("input", "x"), ("input", "y")
     return {
         0: {
-            "inputs": [x, tied, bias0, ("keys",)], "eval_inputs": [x, tied, bias0], "outputs": [("value", H)],
-            "grads": [tied, bias0], "num_saved": 3,
+            "inputs": (x, tied, bias0, ("keys",)), "eval_inputs": (x, tied, bias0), "outputs": (("value", H),),
+            "grads": (tied, bias0),
         },
         1: {
-            "inputs": [("value", H), matrix, bias1], "outputs": [("value", G)],
-            "grads": [("value", H), matrix, bias1], "num_saved": 3,
+            "inputs": (("value", H), matrix, bias1), "outputs": (("value", G),),
+            "grads": (("value", H), matrix, bias1),
         },
         2: {
-            "inputs": [("value", G), ("value", H), tied, y], "outputs": [("loss",), ("count",)],
-            "grads": [("value", G), ("value", H), tied], "num_saved": 3,
+            "inputs": (("value", G), ("value", H), tied, y), "outputs": (("loss",), ("count",)),
+            "grads": (("value", G), ("value", H), tied),
         },
     }  # fmt: skip
+
+
+def make_unit(unit: int, **changes: Any) -> EngineUnit:
+    """A unit of the model; in evaluation it reads and makes the same unless it is told otherwise."""
+    bound = unit_bindings().get(unit, {}) | changes
+    return EngineUnit(
+        **{"index": unit, "forward": f"{unit}.forward", "backward": f"{unit}.backward", "evaluate": f"{unit}.eval",
+           "eval_inputs": bound["inputs"], "eval_outputs": bound["outputs"], "num_saved": 3, **bound}
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -296,64 +325,88 @@ def everybody(tiling: Tiling) -> list[list[int]]:
     return [[r for r, tile in tiling.items() if any(tile.holds(u) for u in users)] for _, users in BUCKETS.values()]
 
 
-Fold = tuple[dict[str, Any], dict[str, Any], list[Tensor]]
-"""Unit 0's forward program with fold values after its output, the fold's program, its buffers."""
+BufferUpdate = tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]
+"""Unit 0's forward program with granule values after its output, the update's program, its buffers by name."""
 
 
-def make_engine(
+def make_spec(
     model: Model,
     tiling: Tiling,
     rank: int,
-    endpoint: Any = None,
     work_dtype: torch.dtype = torch.float32,
     granule: int = 1,
-    fold: Fold | None = None,
+    update: BufferUpdate | None = None,
     boxes: Sequence[Box] | None = None,
-) -> Any:
-    """An engine with everything declared, ready for its first step."""
-    engine = _native.Engine(rank, endpoint, SEED, BATCH, granule)
-    engine.set_world(list(tiling))
-    ids = {name: engine.add_program(name, data) for name, data in model.programs.items()}
-    for (name, (numel, _)), group in zip(BUCKETS.items(), everybody(tiling), strict=True):
-        flat = initial()[name]
-        engine.add_bucket(
-            name=name, numel=numel, group=group, dtype=work_dtype, optimizer_program=ids["update"], hyper_group=0,
-            work=flat.to(work_dtype) if rank in group else None,
-        )  # fmt: skip
-    for number, box in enumerate(boxes if boxes is not None else even_boxes(tiling)):
-        engine.add_box(
-            bucket=list(BUCKETS).index(box.bucket), lo=box.lo, hi=box.hi, owner=box.owner, holders=list(box.holders)
-        )
-        if rank in (box.owner, *box.holders):
-            engine.set_base(number, initial()[box.bucket][box.lo : box.hi], [torch.zeros(box.hi - box.lo)])
-    shape = [WIDTH, 1] if model.axis == 1 else [1, WIDTH]
-    engine.add_value("h", model.axis, work_dtype, shape, True)
-    engine.add_value("g", 0, work_dtype, [1, WIDTH], True)
-    units = bindings()
-    if fold is not None:
-        ids["0.forward"] = engine.add_program("0.forward", fold[0])
-        units[0] |= {"outputs": [("value", H), ("fold", 0, 0), ("fold", 0, 1)], "eval_outputs": [("value", H)]}
-        add_fold(engine, tiling, fold)
-    for unit in range(*tiling[rank].units):
-        engine.add_unit(
-            unit=unit, forward=ids[f"{unit}.forward"], backward=ids[f"{unit}.backward"], evaluate=ids[f"{unit}.eval"],
-            **units[unit],
-        )  # fmt: skip
-    tile = tiling[rank]
-    engine.set_schedule(train_list(tiling, rank), eval_list(tiling, rank), list(tile.micro_batches), first(tile))
-    return engine
+    modelled: Callable[[int], Any] = lambda unit: None,
+    record_dtype: str = "float32",
+    copy_mode: str = "log",
+) -> EngineSpec:
+    """All that the engine of a rank is told."""
+    dtype = str(work_dtype).removeprefix("torch.")
+    shape = (WIDTH, 1) if model.axis == 1 else (1, WIDTH)
+    yields: dict[str, Any] = {}
+    if update is not None:
+        yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
+    groups = everybody(tiling)
+    return EngineSpec(
+        rank=Rank(rank), seed=SEED, global_batch=BATCH, granule=granule, record_dtype=record_dtype,
+        copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
+        values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
+        buckets=tuple(
+            EngineBucket(name, numel, dtype, UPDATE, 0, tuple(Rank(r) for r in group))
+            for (name, (numel, _)), group in zip(BUCKETS.items(), groups, strict=True)
+        ),
+        boxes=planned(boxes if boxes is not None else even_boxes(tiling)),
+        updates=() if update is None else (buffer_update(tiling, update),),
+        units=tuple(
+            make_unit(unit, modelled=modelled(unit), **(yields if unit == 0 else {}))
+            for unit in range(*tiling[rank].units)
+        ),
+        schedule=schedule(tiling, rank, train_list(tiling, rank), eval_list(tiling, rank)),
+    )  # fmt: skip
 
 
-def add_fold(engine: Any, tiling: Tiling, fold: Fold) -> None:
-    """Fold 0, of unit 0, over buffers "mean" and "number"."""
-    engine.add_fold(
-        program=engine.add_program("fold", fold[1]),
-        buffers=[
-            engine.add_buffer(name, tensor.clone()) for name, tensor in zip(("mean", "number"), fold[2], strict=True)
-        ],
-        values=[("float32", list(tensor.shape)) for tensor in fold[2]],
-        group=[(r, first(tile), tile.micro_batches[-1][1]) for r, tile in tiling.items() if tile.holds(0)],
+def planned(boxes: Sequence[Box]) -> tuple[plan_box.Box, ...]:
+    """Boxes as a plan has them."""
+    return tuple(
+        plan_box.Box(list(BUCKETS).index(b.bucket), Span(b.lo, b.hi), Rank(b.owner), tuple(Rank(h) for h in b.holders))
+        for b in boxes
     )
+
+
+def buffer_update(tiling: Tiling, update: BufferUpdate) -> EngineBufferUpdate:
+    """Of buffers that unit 0 yields the values for."""
+    return EngineBufferUpdate(
+        program="fold",
+        buffers=tuple(update[2]),
+        values=tuple(("float32", tuple(tensor.shape)) for tensor in update[2].values()),
+        group=tuple((Rank(r), first(tile), tile.micro_batches[-1][1]) for r, tile in tiling.items() if tile.holds(0)),
+    )
+
+
+def make_engine(
+    model: Model, tiling: Tiling, rank: int, endpoint: _native.Endpoint | None = None,
+    update: BufferUpdate | None = None, **options: Any,
+) -> _native.Engine:  # fmt: skip
+    """An engine with its first state, ready for its first step; `options` are those of `make_spec`."""
+    return loaded(make_spec(model, tiling, rank, update=update, **options), model, endpoint, update)
+
+
+def loaded(
+    spec: EngineSpec, model: Model, endpoint: _native.Endpoint | None = None, update: BufferUpdate | None = None
+) -> _native.Engine:
+    """An engine of that spec with its first state."""
+    programs = model.programs if update is None else {**model.programs, "0.forward": update[0], "fold": update[1]}
+    buffers = {} if update is None else {name: tensor.clone() for name, tensor in update[2].items()}
+    engine = _native.Engine(spec, endpoint, programs, buffers)
+    for number, box in enumerate(spec.boxes):
+        if spec.rank in (box.owner, *box.holders):
+            flat = initial()[spec.buckets[box.bucket].name]
+            engine.load(number, flat[box.span.lo : box.span.hi], [torch.zeros(len(box.span))])
+    for bucket in spec.buckets:
+        if spec.rank in bucket.group:
+            engine.load(bucket.name, initial()[bucket.name])
+    return engine
 
 
 def first(tile: Tile) -> int:
@@ -364,17 +417,63 @@ def tile_inputs(tile: Tile, step: int) -> dict[str, Tensor]:
     return {name: tensor[first(tile) : tile.micro_batches[-1][1]] for name, tensor in batch(step).items()}
 
 
-def train(engine: Any, tile: Tile, steps: int, clip: float | None = 0.5) -> list[dict[str, Any]]:
-    return [engine.step(step, tile_inputs(tile, step), [[LR]], clip, TEST_TIMEOUT_S) for step in range(steps)]
+@dataclass(frozen=True)
+class Taken:
+    """What a test keeps of a `StepResult`, for instance to send it to another process."""
+
+    loss: float
+    count: float
+    grad_norm: float
+    scale: float
+    finite: bool
+    updated: bool
+    version: int
+    stop: bool
+    memory_bytes: int
+    votes: dict[Rank, bytes]
+    runs: dict[str, int]
+    """How often each kind of instruction ran."""
+    emulated: tuple[int, float, float, float]
+    """Kernels; seconds modelled, overslept, spanned."""
+
+    @staticmethod
+    def of(result: _native.StepResult) -> Taken:
+        times = result.emulated
+        return Taken(
+            result.loss, result.count, result.grad_norm, result.scale, result.finite, result.updated, result.version,
+            result.stop, result.memory_bytes, result.votes,
+            {name: timing.count for name, timing in result.timings.items()},
+            (times.kernels, times.modelled_s, times.overslept_s, times.span_s),
+        )  # fmt: skip
 
 
-def owned(engine: Any, tiling: Tiling, rank: int, boxes: Sequence[Box] | None = None) -> dict[str, Tensor]:
+def take_step(
+    engine: _native.Engine, tile: Tile, step: int, clip: float | None = 0.5, deadline_s: float = TEST_TIMEOUT_S,
+    **options: Any,
+) -> Taken:  # fmt: skip
+    """One step on the tile's part of its batch."""
+    given = _native.StepOptions(deadline_s, clip, **options)
+    return Taken.of(engine.step(step, tile_inputs(tile, step), [[LR]], given))
+
+
+def train(engine: _native.Engine, tile: Tile, steps: int, clip: float | None = 0.5) -> list[Taken]:
+    return [take_step(engine, tile, step, clip) for step in range(steps)]
+
+
+def master_of(engine: _native.Engine, box: int) -> Tensor:
+    """The master of a box that is here."""
+    state = engine.read(box)
+    assert state is not None
+    return state.master
+
+
+def owned(engine: _native.Engine, tiling: Tiling, rank: int, boxes: Sequence[Box] | None = None) -> dict[str, Tensor]:
     """What a rank owns: "bucket lo" -> master."""
-    found = {}
-    for number, box in enumerate(boxes if boxes is not None else even_boxes(tiling)):
-        if box.owner == rank:
-            found[f"{box.bucket} {box.lo}"] = engine.base(number)[0]
-    return found
+    return {
+        f"{box.bucket} {box.lo}": master_of(engine, number)
+        for number, box in enumerate(boxes if boxes is not None else even_boxes(tiling))
+        if box.owner == rank
+    }
 
 
 def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

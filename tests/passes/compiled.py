@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from elaswave_fx.build.unit_sequence import Chain
+from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import graph_input
@@ -154,8 +154,8 @@ def _run_backward(program: Program, saved: Mapping[int, Any]) -> Tensors:
 
 def run_native(compiled: Compiled, batch: Mapping[str, torch.Tensor]) -> Pass:
     """The same by the lowered programs and the native executor."""
-    chain = Chain(artifact_of(compiled), compiled.program.tensors, lambda name: compiled.state[name])
-    step = chain.step(batch, keys_for(len(next(iter(batch.values())))))
+    units = UnitSequence(artifact_of(compiled), compiled.program.tensors, lambda name: compiled.state[name])
+    step = units.step(batch, keys_for(len(next(iter(batch.values())))))
     return Pass(float(step.loss), float(step.count), dict(step.gradients), {})
 
 

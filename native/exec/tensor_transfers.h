@@ -8,32 +8,35 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "comm/endpoint.h"
+#include "ids.h"
 
 namespace elaswave::exec {
 
-class Courier {
+class TensorTransfers {
  public:
-  Courier(int rank, std::shared_ptr<comm::Endpoint> endpoint) : rank_(rank), endpoint_(std::move(endpoint)) {}
-  ~Courier();
-  Courier(const Courier&) = delete;
-  Courier& operator=(const Courier&) = delete;
+  TensorTransfers(RankId rank, std::shared_ptr<comm::Endpoint> endpoint)
+      : rank_(rank), endpoint_(std::move(endpoint)) {}
+  ~TensorTransfers();
+  TensorTransfers(const TensorTransfers&) = delete;
+  TensorTransfers& operator=(const TensorTransfers&) = delete;
 
-  int rank() const { return rank_; }
+  RankId rank() const { return rank_; }
   void set_deadline(double deadline_s);
   // All ranks of the step: the loss of one ends every wait, for the others may have left the step because of it.
-  void set_members(const std::vector<int>& world);
+  void set_members(const std::vector<RankId>& world);
   // Throws comm::DeadlineExceeded, with `what` in its message, if the deadline has passed.
   void check_deadline(const std::string& what) const;
 
   // `tensor` must be contiguous, on the CPU, and must not change until the transfer is done. Never block. Throw
   // ExecError without an endpoint, CommError as the endpoint does.
-  comm::Transfer send(const at::Tensor& tensor, int peer, std::uint64_t tag);
-  comm::Transfer receive(const at::Tensor& into, int peer, std::uint64_t tag);
+  comm::Transfer send(const at::Tensor& tensor, RankId peer, std::uint64_t tag);
+  comm::Transfer receive(const at::Tensor& into, RankId peer, std::uint64_t tag);
 
   // Blocks until all are done, at most until the deadline. Throws like Endpoint::wait.
   void wait(std::span<const comm::Transfer> transfers);
@@ -44,10 +47,13 @@ class Courier {
   bool arrived(const comm::Transfer& transfer) const noexcept;
   // Throws comm::Aborted while an abort lasts, comm::PeerLost when a member is gone.
   void check_members() const;
-  // Has all ranks leave the step; `suspect` -1 accuses nobody.
-  void flood(int suspect) noexcept;
-  // The rank that a wait waits for, -1 when nothing is waited for. For other threads too.
-  int awaited() const { return awaited_.load(std::memory_order_relaxed); }
+  // Has all ranks leave the step; without a suspect nobody is accused.
+  void broadcast_abort(std::optional<RankId> suspect) noexcept;
+  // The rank that a wait waits for, if something is waited for. For other threads too.
+  std::optional<RankId> awaited() const {
+    const int awaited = awaited_.load(std::memory_order_relaxed);
+    return awaited == kNobody ? std::nullopt : std::optional(RankId(awaited));
+  }
   // Lets go of the tensors of finished sends. Throws like Endpoint::test.
   void reap();
   // Cancels all that is in flight; nobody touches the tensors afterwards. For failures.
@@ -62,26 +68,25 @@ class Courier {
     comm::Transfer transfer;
     at::Tensor tensor;
   };
-  comm::Endpoint& endpoint(int peer);
+  static constexpr int kNobody = -1;  // as an atomic: an optional is too large to be one
+  comm::Endpoint& endpoint(RankId peer);
 
-  int rank_;
+  RankId rank_;
   std::shared_ptr<comm::Endpoint> endpoint_;
   comm::Deadline deadline_ = comm::Deadline::after(0);
   double deadline_s_ = 0.0;
   double wait_seconds_ = 0.0;
   std::int64_t waits_ = 0;
-  std::atomic<int> awaited_{-1};
-  std::vector<int> members_;  // without this rank
+  std::atomic<int> awaited_{kNobody};
+  std::vector<int> members_;  // without this rank; as the endpoint takes them
   std::deque<Posted> sends_;
   std::unordered_map<const comm::Request*, Posted> receives_;
 };
 
 // Engine's own kinds of tags; values use kinds 1 and 2.
-inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kFoldTag = 5, kVoteTag = 6;
+inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kUpdateValuesTag = 5, kVoteTag = 6;
 // 7 and 11 are the worker's, for handing state back and for checkpoints.
 inline constexpr std::uint64_t kRecordTag = 8, kSealTag = 9, kBaseTag = 10;
-inline std::uint64_t tag_of(std::uint64_t kind, std::int64_t index) {
-  return kind << 56 | static_cast<std::uint64_t>(index) << 32;
-}
+inline std::uint64_t tag_of(std::uint64_t kind, std::size_t index) { return kind << 56 | std::uint64_t{index} << 32; }
 
 }  // namespace elaswave::exec

@@ -9,7 +9,7 @@
 
 namespace elaswave::exec {
 
-struct PlainDispatch {
+struct BelowAutogradGuard {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::AutoGradMode no_grad{false};
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};

@@ -1,0 +1,196 @@
+"""The one value that a rank's engine is made of: who computes what, with what, in which order.
+
+In: the artifact, a plan, a rank. Out: `EngineSpec`, which `native/exec/spec.cc` reads field by field, by name, and
+checks; what these classes are called here is therefore the encoding. Programs and tensors travel beside it by name.
+
+    spec = engine_spec(job, plan, rank)          job: what stays the same in every plan
+    engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
+    engine.install(engine_spec(job, next_plan, rank))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elaswave_fx.plan.box import Box, Span
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.step import Instruction, eval_program, step_program
+from elaswave_fx.plan.topology import Rank
+from elaswave_fx.program.artifact import Artifact, Binding
+
+UPDATE = "update"
+"""The optimizer's name among the programs."""
+
+Kernel = tuple[float, float, float]
+"""Modelled seconds of a unit: per sample forward and backward, and per call."""
+
+
+@dataclass(frozen=True)
+class EngineValue:
+    """A border value. `shape` is that of one sample; `sample_axis` is None for values of a whole micro-batch."""
+
+    name: str
+    sample_axis: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    has_grad: bool
+
+
+@dataclass(frozen=True)
+class EngineBucket:
+    """Flat trained parameters. `group`: the ranks whose units read them, ascending; each has a working copy."""
+
+    name: str
+    numel: int
+    dtype: str
+    optimizer: str
+    hyper_group: int
+    group: tuple[Rank, ...]
+
+
+@dataclass(frozen=True)
+class EngineBufferUpdate:
+    """An update of mutable buffers, once per granule. `values`: (dtype, shape) of what a unit yields for a granule.
+
+    `group`: (rank, first sample, last + 1) of each rank that runs the unit; empty spans for those that do not.
+    """
+
+    program: str
+    buffers: tuple[str, ...]
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    group: tuple[tuple[Rank, int, int], ...]
+
+
+@dataclass(frozen=True)
+class EngineUnit:
+    """A unit: programs by name, where inputs, outputs and gradients are bound; see `artifact.Binding`.
+
+    `modelled`: the unit is not computed, but waited for.
+    """
+
+    index: int
+    forward: str | None
+    backward: str | None
+    evaluate: str | None
+    inputs: tuple[Binding, ...]
+    eval_inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    eval_outputs: tuple[Binding, ...]
+    grads: tuple[Binding, ...]
+    num_saved: int
+    modelled: Kernel | None = None
+
+
+@dataclass(frozen=True)
+class EngineSchedule:
+    """The instructions of a step and of an evaluation. `micro_batches` in step coordinates."""
+
+    train: tuple[Instruction, ...]
+    evaluate: tuple[Instruction, ...]
+    micro_batches: tuple[Span, ...]
+    first_sample: int
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All that an engine is told, but for its tensors and programs.
+
+    `world`: all ranks of the vote. `boxes`: those of the plan, the same on every rank. `units`: those of the own tile.
+    `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state".
+    """
+
+    rank: Rank
+    seed: int
+    global_batch: int
+    granule: int
+    record_dtype: str
+    copy_mode: str
+    world: tuple[Rank, ...]
+    values: tuple[EngineValue, ...]
+    buckets: tuple[EngineBucket, ...]
+    boxes: tuple[Box, ...]
+    updates: tuple[EngineBufferUpdate, ...]
+    units: tuple[EngineUnit, ...]
+    schedule: EngineSchedule
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Names of the constants, frozen parameters and buffers that this rank's engine needs the tensors of."""
+        bound = {
+            binding[1]
+            for unit in self.units
+            for binding in (*unit.inputs, *unit.eval_inputs)
+            if binding[0] in ("constant", "frozen", "buffer")
+        }
+        return frozenset(bound | {name for update in self.updates for name in update.buffers})
+
+
+@dataclass(frozen=True)
+class EngineJob:
+    """What of a spec no plan changes."""
+
+    artifact: Artifact
+    seed: int
+    record_dtype: str
+    copy_mode: str
+
+
+def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Kernel] | None = None) -> EngineSpec:
+    """The part of `rank` in `plan`. `kernels`: how long its units take, where they are waited for and not computed."""
+    artifact = job.artifact
+    train, evaluate = step_program(plan, rank), eval_program(plan, rank)
+    return EngineSpec(
+        rank=rank,
+        seed=job.seed,
+        global_batch=plan.workload.global_batch,
+        granule=artifact.granule,
+        record_dtype=job.record_dtype,
+        copy_mode=job.copy_mode,
+        world=plan.ranks,
+        values=tuple(
+            EngineValue(v.name, v.axis if v.axis >= 0 else None, v.dtype, v.shape, v.has_grad) for v in artifact.values
+        ),
+        buckets=tuple(
+            EngineBucket(b.name, b.numel, artifact.work_dtype, UPDATE, b.group, tuple(plan.groups[b.name]))
+            for b in artifact.buckets
+        ),
+        boxes=plan.boxes,
+        updates=_updates(artifact, plan),
+        units=tuple(_unit(artifact, index, (kernels or {}).get(index)) for index in plan.tile(rank).units),
+        schedule=EngineSchedule(train.instructions, evaluate.instructions, train.micro_batches, train.first_sample),
+    )
+
+
+def _updates(artifact: Artifact, plan: Plan) -> tuple[EngineBufferUpdate, ...]:
+    """Every rank keeps every mutable buffer, so that none is lost with a rank."""
+    return tuple(
+        EngineBufferUpdate(
+            program=f"fold.{fold.buffer}",
+            buffers=(fold.buffer,),
+            values=fold.values,
+            group=tuple(
+                (tile.rank, tile.samples.lo, tile.samples.hi) if fold.unit in tile.units else (tile.rank, 0, 0)
+                for tile in plan.tiles
+            ),
+        )
+        for fold in artifact.folds
+    )
+
+
+def _unit(artifact: Artifact, index: int, modelled: Kernel | None) -> EngineUnit:
+    unit = artifact.units[index]
+    backward = f"{unit.kind}.backward"
+    return EngineUnit(
+        index=index,
+        forward=f"{unit.kind}.forward",
+        backward=backward if backward in artifact.programs else None,
+        evaluate=f"{unit.kind}.evaluate",
+        inputs=unit.inputs,
+        eval_inputs=unit.inputs,
+        outputs=unit.outputs,
+        eval_outputs=unit.eval_outputs,
+        grads=tuple(binding if binding[0] in ("param", "value") else ("none",) for binding in unit.grads),
+        num_saved=unit.num_saved,
+        modelled=modelled,
+    )

@@ -1,0 +1,46 @@
+// The one value that an engine is made of: read from what elaswave_fx/plan/engine_spec.py writes, and checked. All
+// checks of declarations are here, but for the order of instructions, which is schedule.h's. Private to exec/.
+//
+// The encoding is plain data (data.h): the fields of the Python dataclasses by their names.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data.h"
+#include "declarations.h"
+#include "program.h"
+
+namespace elaswave::exec {
+
+struct EngineSpec {
+  RankId rank;
+  std::int64_t seed = 0;
+  std::int64_t global_batch = 1, granule = 1;  // samples; the latter: of a micro-batch where buffers are updated
+  c10::ScalarType record_dtype = c10::ScalarType::Float;
+  CopyMode copy_mode = CopyMode::kLog;
+  std::vector<RankId> world;  // all ranks of the vote, ascending, this one included
+  std::vector<ValueSpec> values;
+  std::vector<BucketSpec> buckets;
+  std::vector<BoxSpec> boxes;  // every rank has the same list, so that the vote has a place for each
+  std::vector<BufferUpdateSpec> updates;
+  Units units;
+  Schedule schedule;
+};
+
+// What the names in a spec stand for.
+struct Names {
+  std::function<std::optional<ProgramId>(const std::string&)> program;
+  std::function<const ProgramSpec&(ProgramId)> program_spec;
+  std::function<std::optional<TableId>(const std::string&)> table;
+};
+
+// Throws ExecError that names the place, the fact and the rule.
+EngineSpec read_spec(const Data& data, const Names& names);
+
+// Whether an engine of `before` can go on as `after`. What is computed stays, and so do the cuts of boxes; who does
+// what may change. Throws ExecError.
+void check_successor(const EngineSpec& before, const EngineSpec& after);
+
+}  // namespace elaswave::exec

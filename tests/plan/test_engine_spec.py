@@ -1,0 +1,80 @@
+"""What the engine of each rank is told, from an artifact and a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineJob, engine_spec
+from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.step import step_program
+from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.program.artifact import Artifact, BucketSpec, FoldSpec, UnitSpec, ValueSpec
+from tests.plan.samples import chain
+
+WORKLOAD = chain(units=4)
+PLAN = plan_uniform(WORKLOAD, local_topology(4), Parallel(2, 2))
+
+
+def unit(index: int) -> UnitSpec:
+    """Unit 0 reads the batch, all read a constant; unit 1 yields a buffer's values and hands on a frozen gradient."""
+    inputs = ((("input", "x"),) if index == 0 else (("value", index - 1),), ("constant", "mask"))
+    outputs = (("fold", 0, 0),) if index == 1 else (("value", index),)
+    return UnitSpec(
+        index, "first" if index == 0 else "block", (*inputs[0], inputs[1], ("param", index, 0, (100 + index,))),
+        outputs, (), (("value", index - 1), ("frozen", "table"), ("param", index, 0, (100 + index,))), 2, 1.0, 8,
+    )  # fmt: skip
+
+
+ARTIFACT = Artifact(
+    granule=1, batch_coupled=(), work_dtype="bfloat16", inputs=("x",), params=(), buffers=(),
+    programs=dict.fromkeys(("first.forward", "first.evaluate", "block.forward", "block.backward", "block.evaluate")),
+    units=tuple(unit(index) for index in range(4)),
+    values=(
+        ValueSpec("h", 0, (1,), (1, 8), "float32", 0, True, 32),
+        ValueSpec("w", 0, (1,), (8,), "bool", -1, False, 8),
+    ),
+    buckets=tuple(BucketSpec(b.name, 0, b.numel, (), b.users) for b in WORKLOAD.buckets),
+    folds=(FoldSpec("mean", 1, (("float32", (8,)),)),), invariant_inputs=(), invariant_names=(), draws=(),
+    evaluation_exact=True, text="",
+)  # fmt: skip
+JOB = EngineJob(ARTIFACT, seed=3, record_dtype="bfloat16", copy_mode="log")
+
+
+def test_tiles_are_told_apart_and_all_else_is_the_same() -> None:
+    specs = [engine_spec(JOB, PLAN, rank) for rank in PLAN.ranks]
+    assert [[unit.index for unit in spec.units] for spec in specs] == [[*PLAN.tile(rank).units] for rank in PLAN.ranks]
+    assert [spec.schedule.train for spec in specs] == [step_program(PLAN, rank).instructions for rank in PLAN.ranks]
+    assert [spec.schedule.first_sample for spec in specs] == [PLAN.tile(rank).samples.lo for rank in PLAN.ranks]
+    nothing = {"rank": Rank(0), "units": (), "schedule": specs[0].schedule}
+    assert {replace(spec, **nothing) for spec in specs} == {replace(specs[0], **nothing)}
+    assert specs[0].boxes == PLAN.boxes and specs[0].world == PLAN.ranks
+    assert [bucket.group for bucket in specs[0].buckets] == [PLAN.groups[bucket.name] for bucket in ARTIFACT.buckets]
+
+
+def test_what_is_absent_is_none() -> None:
+    spec = engine_spec(JOB, PLAN, PLAN.ranks[0])
+    first, block = spec.units[:2]
+    assert (first.forward, first.backward, first.evaluate) == ("first.forward", None, "first.evaluate")
+    assert block.backward == "block.backward"
+    assert [value.sample_axis for value in spec.values] == [0, None]
+    assert block.grads == (("value", 0), ("none",), ("param", 1, 0, (101,)))  # a frozen parameter wants none
+    assert {bucket.optimizer for bucket in spec.buckets} == {UPDATE}
+
+
+def test_every_rank_keeps_every_buffer() -> None:
+    """Also those whose units yield nothing for it; they have no samples in its group."""
+    early, late = (rank for rank in PLAN.ranks if PLAN.tile(rank).samples.lo == 0)
+    for rank in (early, late):
+        spec = engine_spec(JOB, PLAN, rank)
+        assert spec.tables == {"mean", "mask"}
+        (update,) = spec.updates
+        assert isinstance(update, EngineBufferUpdate)
+        spans = {r: Span(lo, hi) for r, lo, hi in update.group}
+        assert (spans[early], spans[late]) == (PLAN.tile(early).samples, Span(0, 0))
+
+
+def test_modelled_units_are_those_of_the_tile() -> None:
+    kernels = {0: (1e-3, 2e-3, 0.0), 9: (1.0, 1.0, 1.0)}
+    spec = engine_spec(JOB, PLAN, PLAN.ranks[0], kernels)
+    assert [unit.modelled for unit in spec.units] == [kernels[0], *([None] * (len(spec.units) - 1))]
