@@ -27,6 +27,7 @@ class Endpoint:
         port: int = 0,
         host_id: str = "",
         allow_shm: bool = True,
+        silence_timeout_s: float = 10.0,
     ) -> None: ...
     @property
     def rank(self) -> int: ...

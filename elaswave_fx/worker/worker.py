@@ -13,6 +13,7 @@ from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
+from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, open_source
@@ -97,6 +98,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         listen_host=context.host,
         port=context.port,
         host_id=context.host_id,
+        silence_timeout_s=SILENT_FLOOR_S,
     )
     peers = context.peers(endpoint.port)
     endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, CONNECT_S)

@@ -5,6 +5,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,9 @@ class Channel {
   virtual void disarm() = 0;
   // epoll reported `fd`.
   virtual void on_event() = 0;
+  // Whether the peer's machine has acknowledged nothing for too long, though it was asked to. `look_afresh`: the caller
+  // was away, so the time counts from now. False where both ends are on one machine.
+  virtual bool is_silent(std::chrono::steady_clock::time_point, bool /*look_afresh*/) { return false; }
   // Ends the own direction; what was written is still delivered.
   virtual void finish_writing() = 0;
   // Why kClosed.
@@ -43,6 +47,7 @@ class Channel {
   virtual std::shared_ptr<const WindowView> window() const { return nullptr; }
 };
 
-std::unique_ptr<Channel> make_tcp_channel(Fd socket);
+// `silence`: how long the peer may acknowledge nothing.
+std::unique_ptr<Channel> make_tcp_channel(Fd socket, std::chrono::milliseconds silence);
 
 }  // namespace elaswave::comm

@@ -1,11 +1,11 @@
 #include "comm/core.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/errors.h"
 
@@ -16,14 +16,56 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(15);
 constexpr std::size_t kWaiterBudget = std::size_t{512} << 10;
 
+// Null where the system gives no shared memory: links are TCP then.
+std::unique_ptr<Window> make_window() {
+  try {
+    return std::make_unique<Window>();
+  } catch (const CommError&) {
+    return nullptr;
+  }
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+// Silence is looked for so many times within the time that it may last, so it is found up to one of them later.
+constexpr double kLooks = 8;
+
+EndpointOptions checked(EndpointOptions options) {
+  if (options.rank < 0) throw CommError("rank " + std::to_string(options.rank) + " is negative");
+  if (!(options.silence_timeout_s > 0) || options.silence_timeout_s > 86'400) {
+    throw CommError("rank " + std::to_string(options.rank) + ": a silence timeout of " +
+                    std::to_string(options.silence_timeout_s) + " s; it is above 0 and at most a day");
+  }
+  return options;
+}
+
 }  // namespace
+
+EndpointCore::EndpointCore(EndpointOptions options)
+    : options_(checked(std::move(options))),
+      window_(options_.allow_shm ? make_window() : nullptr),
+      io_thread_(milliseconds(options_.silence_timeout_s / kLooks),
+                 {.accept = [this] { return connector_.accept_dialers(); },
+                  .after_turn = [this] { apply_remote_abort(); },
+                  .on_lost = [this] { table_.notify(); },
+                  .on_end = [this](const std::string& why) { end_links("the IO thread failed: " + why); }}),
+      connector_(
+          {options_.rank, options_.token, sha256(options_.host_id), options_.ring_bytes, window_.get(),
+           milliseconds(options_.silence_timeout_s * (1 - 1 / kLooks))},
+          options_.host, options_.port, table_,
+          {.add_link = [this](int peer, std::unique_ptr<Channel> channel) { add_link(peer, std::move(channel)); },
+           .end_link = [this](int peer) { disconnect(peer); },
+           .on_room = [this] { io_thread_.wake(); }}) {
+  io_thread_.start(connector_.listener());
+}
 
 // ---- messages ---------------------------------------------------------------------------------------------------
 
 Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
                             std::uint32_t generation) {
-  const LinkPtr link = find(peer);
-  if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
+  const LinkPtr link = link_to(peer);
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->peer = peer;
@@ -33,7 +75,7 @@ Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std
   request->bytes = bytes;
   request->link = link;
   const bool needs_io = kind == Request::Kind::kSend ? link->post_send(request) : link->post_recv(request);
-  if (needs_io) wake_io_thread(link);
+  if (needs_io) io_thread_.wake(link);
   return Transfer(std::move(request));
 }
 
@@ -49,7 +91,7 @@ class EndpointCore::Driving {
   }
   ~Driving() {
     for (const LinkPtr& link : links_) {
-      if (link->leave()) core_.wake_io_thread(link);
+      if (link->leave()) core_.io_thread_.wake(link);
     }
   }
   Driving(const Driving&) = delete;
@@ -68,7 +110,7 @@ class EndpointCore::Driving {
 
 void EndpointCore::give_up(std::span<const Transfer> transfers, const FailurePtr& failure, const LinkPtr& link) {
   cancel(transfers);
-  wake_io_thread(link);  // if the link is over, its socket is to be let go
+  io_thread_.wake(link);  // if the link is over, its socket is to be let go
   failure->raise();
 }
 
@@ -80,7 +122,7 @@ void EndpointCore::wait(std::span<const Transfer> transfers, Deadline deadline, 
   }
   std::vector<LinkPtr> watched;
   for (const int member : members) {
-    if (const LinkPtr link = find(member)) watched.push_back(link);
+    if (const LinkPtr link = table_.find(member)) watched.push_back(link);
   }
   std::optional<Driving> driving;
   bool spun = false;
@@ -134,7 +176,7 @@ void EndpointCore::cancel(std::span<const Transfer> transfers) {
     if (!transfer.valid() || transfer.request()->state.load() != Request::State::kPending) continue;
     if (!reason) {
       reason = std::make_shared<const Failure>(
-          Failure{Failure::Kind::kComm, self() + ": the transfer was cancelled", std::nullopt, generation()});
+          Failure{Failure::Kind::kComm, self() + ": the transfer was cancelled", std::nullopt, table_.generation()});
     }
     transfer.request()->link->cancel(transfer.request(), reason);
   }
@@ -151,128 +193,91 @@ void EndpointCore::raise_deadline(std::span<Request* const> pending) const {
   throw DeadlineExceeded(text);
 }
 
+// ---- aborts and generations -------------------------------------------------------------------------------------
+
 void EndpointCore::abort(const std::string& reason) {
-  abort_links(std::make_shared<const Failure>(
-                  Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, std::nullopt, generation()}),
-              std::nullopt);
+  table_.abort(std::make_shared<const Failure>(
+      Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, std::nullopt, table_.generation()}));
 }
 
 void EndpointCore::broadcast_abort(std::optional<int> suspect) {
   const std::string whom = (suspect ? "rank " + std::to_string(*suspect) : "nobody") + " is suspected";
-  const std::uint32_t epoch = generation();
-  abort_links(std::make_shared<const Failure>(
-                  Failure{Failure::Kind::kAborted, self() + ": aborted: the step was left, " + whom, suspect, epoch}),
-              PendingAbort::Abort{epoch, suspect});
-}
-
-bool EndpointCore::abort_links(const FailurePtr& failure, std::optional<PendingAbort::Abort> abort) {
-  const std::unique_lock lock(table_mutex_);
-  // Told once per generation, however many peers tell us.
-  const bool tell = abort && (!broadcast_generation_ || *broadcast_generation_ < abort->generation);
-  if (tell) broadcast_generation_ = abort->generation;
-  if (aborted_ && !tell) return false;
-  if (!aborted_) aborted_ = failure;
-  is_aborted_.store(true);
-  for (const auto& [rank, link] : table_) link->abort(aborted_);
-  if (!tell) return true;
-  for (const LinkPtr& link : to_be_told()) {
-    if (link->post_abort(*abort)) wake_io_thread(link);
+  const std::uint32_t generation = table_.generation();
+  const auto failure = std::make_shared<const Failure>(
+      Failure{Failure::Kind::kAborted, self() + ": aborted: the step was left, " + whom, suspect, generation});
+  for (const LinkPtr& link : table_.broadcast_abort(failure, generation, options_.rank)) {
+    if (link->post_abort({generation, suspect})) io_thread_.wake(link);
   }
-  return true;
-}
-
-// The peers 1, 2, 4, ... places further in the ring of those that are left: each tells its own, so all n hear of it
-// after log n hops at most, by n log n frames where everybody telling everybody would take n * n.
-std::vector<EndpointCore::LinkPtr> EndpointCore::to_be_told() const {
-  std::vector<LinkPtr> ring, chosen;
-  for (auto it = table_.upper_bound(options_.rank); it != table_.end(); ++it) ring.push_back(it->second);
-  for (auto it = table_.begin(); it != table_.end() && it->first < options_.rank; ++it) ring.push_back(it->second);
-  std::erase_if(ring, [](const LinkPtr& link) { return link->lost() != nullptr; });
-  for (std::size_t distance = 1; distance <= ring.size(); distance *= 2) chosen.push_back(ring[distance - 1]);
-  return chosen;
 }
 
 void EndpointCore::apply_remote_abort() {
   const std::optional<PendingAbort::Abort> told = pending_abort_.newest();
   // One of an older generation is over; one of a newer waits until we get there.
-  if (!told || told->generation != generation() || is_aborted_.load()) return;
+  if (!told || told->generation != table_.generation() || table_.is_aborted()) return;
   broadcast_abort(told->suspect);
 }
 
 void EndpointCore::check(std::span<const int> members) const {
-  if (is_aborted_.load()) {
-    const std::shared_lock lock(table_mutex_);
-    if (aborted_) aborted_->raise();
-  }
+  if (const FailurePtr aborted = table_.aborted()) aborted->raise();
   if (!pending_abort_.any_lost()) return;
   for (const int member : members) {
-    const LinkPtr link = find(member);
+    const LinkPtr link = table_.find(member);
     if (const FailurePtr lost = link ? link->lost() : nullptr; lost && !lost->orderly) lost->raise();
   }
 }
 
 void EndpointCore::advance(std::uint32_t generation) {
-  {
-    const std::unique_lock lock(table_mutex_);
-    if (generation < generation_.load()) {
-      throw CommError(self() + ": generation " + std::to_string(generation) + " is older than the current " +
-                      std::to_string(generation_.load()));
-    }
-    generation_.store(generation);
-    aborted_ = nullptr;
-    is_aborted_.store(false);
-    for (const auto& [rank, link] : table_) {
-      link->advance(generation);
-      wake_io_thread(link);  // it may have stood still for a full pool
-    }
+  if (!table_.advance(generation)) {
+    throw CommError(self() + ": generation " + std::to_string(generation) + " is older than the current " +
+                    std::to_string(table_.generation()));
   }
+  for (const auto& [rank, link] : table_.links()) io_thread_.wake(link);  // it may have stood still for a full pool
   apply_remote_abort();
 }
 
-// ---- table ------------------------------------------------------------------------------------------------------
+// ---- links ------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<Link> EndpointCore::find(int peer) const {
-  const std::shared_lock lock(table_mutex_);
-  const auto it = table_.find(peer);
-  return it == table_.end() ? nullptr : it->second;
+EndpointCore::LinkPtr EndpointCore::link_to(int peer) const {
+  LinkPtr link = table_.find(peer);
+  if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
+  return link;
 }
 
-std::map<int, std::shared_ptr<Link>> EndpointCore::links() const {
-  const std::shared_lock lock(table_mutex_);
-  return table_;
-}
-
-bool EndpointCore::has_live_link(int peer) const {
-  const LinkPtr link = find(peer);
-  return link && !link->lost();
+void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
+  const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
+  const auto link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, signal_, pending_abort_);
+  table_.put(link);
+  try {
+    io_thread_.add(link);
+  } catch (const CommError& error) {
+    link->close(std::make_shared<const Failure>(
+        Failure{Failure::Kind::kComm, self() + ": " + error.what(), peer, table_.generation()}));
+    throw;
+  }
 }
 
 void EndpointCore::disconnect(int peer) {
-  const LinkPtr link = find(peer);
-  if (!link) throw CommError(self() + " has no link to rank " + std::to_string(peer));
-  {
-    const std::unique_lock lock(table_mutex_);
-    addresses_.erase(peer);
-  }
+  const LinkPtr link = link_to(peer);
+  connector_.forget(peer);
   link->close(std::make_shared<const Failure>(
       Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
-              generation()}));
-  wake_io_thread(link);
+              table_.generation()}));
+  io_thread_.wake(link);
+}
+
+void EndpointCore::end_links(const std::string& why) {
+  for (const auto& [rank, link] : table_.links()) {
+    link->close(
+        std::make_shared<const Failure>(Failure{Failure::Kind::kComm, self() + ": " + why, rank, table_.generation()}));
+  }
 }
 
 void EndpointCore::close() {
   if (std::exchange(closed_, true)) return;
-  stop_.store(true);
-  const std::uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof one);
-  io_thread_.join();
-  reap_linkers(true);
-  listener_ = Fd();
-  for (const auto& [rank, link] : links()) {
-    link->close(std::make_shared<const Failure>(
-        Failure{Failure::Kind::kComm, self() + ": the endpoint is closed", rank, generation()}));
-    link->take_channel();
-  }
+  io_thread_.stop();
+  connector_.stop();
+  end_links("the endpoint is closed");
+  for (const auto& [rank, link] : table_.links()) link->take_channel();
 }
 
 }  // namespace elaswave::comm

@@ -8,22 +8,24 @@ Endpoint::Endpoint(EndpointOptions options) : core_(std::make_unique<EndpointCor
 Endpoint::~Endpoint() = default;
 
 int Endpoint::rank() const { return core_->options().rank; }
-std::uint16_t Endpoint::port() const { return core_->port(); }
+std::uint16_t Endpoint::port() const { return core_->connector().port(); }
 const std::string& Endpoint::host_id() const { return core_->options().host_id; }
-std::uint32_t Endpoint::generation() const { return core_->generation(); }
+std::uint32_t Endpoint::generation() const { return core_->table().generation(); }
 
-void Endpoint::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) { core_->connect(peers, deadline); }
-void Endpoint::mend(Deadline deadline) { core_->mend(deadline); }
+void Endpoint::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) {
+  core_->connector().connect(peers, deadline);
+}
+void Endpoint::mend(Deadline deadline) { core_->connector().mend(deadline); }
 void Endpoint::disconnect(int peer) { core_->disconnect(peer); }
 
 LinkKind Endpoint::link_kind(int peer) const {
-  const auto link = core_->find(peer);
+  const auto link = core_->table().find(peer);
   return link && !link->lost() ? link->kind() : LinkKind::kNone;
 }
 
 std::vector<int> Endpoint::peers() const {
   std::vector<int> ranks;
-  for (const auto& [rank, link] : core_->links()) {
+  for (const auto& [rank, link] : core_->table().links()) {
     if (!link->lost()) ranks.push_back(rank);
   }
   return ranks;
@@ -31,18 +33,18 @@ std::vector<int> Endpoint::peers() const {
 
 std::vector<int> Endpoint::lost_peers() const {
   std::vector<int> ranks;
-  for (const auto& [rank, link] : core_->links()) {
+  for (const auto& [rank, link] : core_->table().links()) {
     if (link->lost()) ranks.push_back(rank);
   }
   return ranks;
 }
 
 Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) {
-  return send(peer, tag, data, bytes, core_->generation());
+  return send(peer, tag, data, bytes, core_->table().generation());
 }
 
 Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t bytes) {
-  return recv(peer, tag, data, bytes, core_->generation());
+  return recv(peer, tag, data, bytes, core_->table().generation());
 }
 
 Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation) {
@@ -68,13 +70,13 @@ void Endpoint::advance(std::uint32_t generation) { core_->advance(generation); }
 
 std::uint64_t Endpoint::bytes_sent() const {
   std::uint64_t sum = 0;
-  for (const auto& [rank, link] : core_->links()) sum += link->bytes_sent();
+  for (const auto& [rank, link] : core_->table().links()) sum += link->bytes_sent();
   return sum;
 }
 
 std::uint64_t Endpoint::bytes_received() const {
   std::uint64_t sum = 0;
-  for (const auto& [rank, link] : core_->links()) sum += link->bytes_received();
+  for (const auto& [rank, link] : core_->table().links()) sum += link->bytes_received();
   return sum;
 }
 

@@ -71,6 +71,9 @@ struct EndpointOptions {
   // fails with CommError.
   std::size_t pool_soft_bytes = std::size_t{64} << 20;
   std::size_t pool_hard_bytes = std::size_t{1} << 30;
+  // A peer on another machine that acknowledges nothing for so long is lost, also with bytes under way. An idle link
+  // has to be asked first, twice: there it takes as much again, and two seconds more at least.
+  double silence_timeout_s = 10.0;
   std::size_t pending_limit = std::size_t{1} << 20;  // pending transfers per link and direction; more is a CommError
 };
 

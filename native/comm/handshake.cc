@@ -147,9 +147,9 @@ std::unique_ptr<Channel> take_segment(const Identity& own, const Fd& socket, con
 
 void raise_refusal(Refusal refusal, const Identity& own, int peer) {
   const std::string who = "rank " + std::to_string(peer) + " refused rank " + std::to_string(own.rank) + ": ";
-  if (refusal == Refusal::kWrongToken) throw CommError(who + "wrong token");
-  if (refusal == Refusal::kWrongRank) throw CommError(who + "it is not the rank that was dialed");
-  throw CommError(who + "reason " + std::to_string(static_cast<std::uint32_t>(refusal)));
+  if (refusal == Refusal::kWrongToken) throw LinkRefused(who + "wrong token");
+  if (refusal == Refusal::kWrongRank) throw LinkRefused(who + "it is not the rank that was dialed");
+  throw LinkRefused(who + "reason " + std::to_string(static_cast<std::uint32_t>(refusal)));
 }
 
 }  // namespace
@@ -182,13 +182,13 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
     put(socket, verdict, deadline);
     return result;
   }
-  tune_tcp(socket);
+  tune_tcp(socket, own.silence);
   if (own.window != nullptr && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) {
     result.channel = offer_segment(own, socket, deadline);
   } else {
     put(socket, Verdict{}, deadline);
   }
-  if (!result.channel) result.channel = make_tcp_channel(std::move(socket));
+  if (!result.channel) result.channel = make_tcp_channel(std::move(socket), own.silence);
   return result;
 }
 
@@ -202,7 +202,8 @@ Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
   put(socket, hello, deadline);
 
   const auto challenge = get<Challenge>(socket, deadline);
-  if (challenge.magic != kMagic) throw CommError("what was dialed as rank " + std::to_string(peer) + " is no endpoint");
+  if (challenge.magic != kMagic)
+    throw LinkRefused("what was dialed as rank " + std::to_string(peer) + " is no endpoint");
   const auto their_proof = get<Digest>(socket, deadline);
   // Sent even if theirs is wrong, so that both sides can name the reason.
   put(socket, prove(own.token, "dial", hello, challenge), deadline);
@@ -214,10 +215,10 @@ Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
   if (refusal == Refusal::kAlreadyLinked) return {};
   if (refusal != Refusal::kNone) raise_refusal(refusal, own, peer);
   if (challenge.rank != peer) raise_refusal(Refusal::kWrongRank, own, peer);
-  tune_tcp(socket);
+  tune_tcp(socket, own.silence);
   Dialed result;
   if (verdict.shm != 0) result.channel = take_segment(own, socket, verdict, deadline);
-  if (!result.channel) result.channel = make_tcp_channel(std::move(socket));
+  if (!result.channel) result.channel = make_tcp_channel(std::move(socket), own.silence);
   return result;
 }
 

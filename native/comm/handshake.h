@@ -12,12 +12,14 @@
 // The token never travels. Data is neither encrypted nor signed: the network is trusted not to forge packets.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "comm/channel.h"
 #include "comm/deadline.h"
+#include "comm/errors.h"
 #include "comm/sha256.h"
 
 namespace elaswave::comm {
@@ -27,7 +29,8 @@ struct Identity {
   std::string token;
   Digest host;  // of the host id
   std::size_t ring_bytes;
-  const Window* window;  // null: no shared memory
+  const Window* window;               // null: no shared memory
+  std::chrono::milliseconds silence;  // how long a peer may acknowledge nothing
 };
 
 enum class Refusal : std::uint32_t { kNone = 0, kWrongToken = 1, kWrongRank = 2, kAlreadyLinked = 3 };
@@ -46,7 +49,14 @@ struct Dialed {
   std::unique_ptr<Channel> channel;  // null: the peer still holds an old link to us, or went away; try again
 };
 
-// The dialer's part. Throws CommError when the peer refuses us or is not `peer` ("wrong token", ...).
+// The peer will never have this link; another try is for nothing.
+class LinkRefused : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+// The dialer's part. Throws LinkRefused when the peer refuses us or is not `peer` ("wrong token", ...), CommError when
+// the connection breaks, which may be for want of room at the peer: try again.
 Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline);
 
 }  // namespace elaswave::comm

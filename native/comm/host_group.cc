@@ -65,7 +65,7 @@ class Group::Windows {
     claims_[static_cast<std::size_t>(group.index_)] = lease_.claim();
     for (const int rank : group.ranks_) {
       const bool own = rank == group.endpoint_->rank();
-      const auto link = own ? nullptr : group.endpoint_->core_->find(rank);
+      const auto link = own ? nullptr : group.endpoint_->core_->table().find(rank);
       views_.push_back(link ? link->window() : nullptr);
       // It was broken and opened anew, without memory: messages of this generation are lost with it anyway.
       if (!own && !views_.back()) throw CommError(complaint(rank, "shares no memory any more"));
@@ -122,7 +122,7 @@ bool Group::on_one_host(Deadline deadline) {
     std::int64_t can = endpoint_->core_->window() != nullptr && ranks_.size() <= Window::kMembers ? 1 : 0;
     for (const int rank : ranks_) {
       if (rank == endpoint_->rank()) continue;
-      const auto link = endpoint_->core_->find(rank);
+      const auto link = endpoint_->core_->table().find(rank);
       if (!link || !link->window()) can = 0;
     }
     all_reduce_small(&can, 1, deadline);

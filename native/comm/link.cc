@@ -23,8 +23,8 @@ std::size_t Link::KeyHash::operator()(const Key& key) const {
   return static_cast<std::size_t>(h ^ (h >> 33));
 }
 
-Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-           Signal& signal, PendingAbort& pending_abort)
+Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, Signal& signal,
+           PendingAbort& pending_abort)
     : own_rank_(own_rank),
       peer_(peer),
       kind_(channel->kind()),
@@ -33,7 +33,6 @@ Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits 
       signal_(signal),
       pending_abort_(pending_abort),
       channel_(std::move(channel)),
-      generation_(generation),
       staging_(kStaging) {}
 
 // ---- posting ----------------------------------------------------------------------------------------------------
@@ -154,6 +153,13 @@ void Link::on_event(bool hangup) {
     hangup_ = true;
     stalled_ = false;
   }
+}
+
+bool Link::check_silence(std::chrono::steady_clock::time_point now, bool look_afresh) {
+  const std::lock_guard lock(mutex_);
+  if (lost_ || !channel_->is_silent(now, look_afresh)) return false;
+  lose(Failure::Kind::kLost, "its machine acknowledges nothing any more");
+  return true;
 }
 
 std::size_t Link::progress_send(std::size_t budget) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -35,8 +36,8 @@ class Link {
     kLost,   // the link is over: detach it from epoll and drop the channel
   };
 
-  Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, std::uint32_t generation,
-       Signal& signal, PendingAbort& pending_abort);
+  Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits limits, Signal& signal,
+       PendingAbort& pending_abort);
 
   int peer() const { return peer_; }
   LinkKind kind() const { return kind_; }
@@ -59,6 +60,8 @@ class Link {
   void enter();
   bool leave();
   void on_event(bool hangup);
+  // Ends the link, and returns true, if the peer has acknowledged nothing for too long; see Channel::is_silent.
+  bool check_silence(std::chrono::steady_clock::time_point now, bool look_afresh);
 
   // The library does not touch the request's buffer once these return.
   void cancel(const RequestPtr& request, const FailurePtr& reason);
@@ -142,7 +145,7 @@ class Link {
 
   mutable std::mutex mutex_;
   std::unique_ptr<Channel> channel_;
-  std::uint32_t generation_;       // older messages are dropped
+  std::uint32_t generation_ = 0;   // older messages are dropped
   FailurePtr lost_;                // set once, for good
   std::atomic<bool> over_{false};  // lost_ is set
   FailurePtr aborted_;             // until the next generation

@@ -92,6 +92,9 @@ Fd listen_tcp(const std::string& host, std::uint16_t port) {
     Fd fd = open_socket(a->ai_family);
     const int on = 1;
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    // Whoever connects and says nothing is the kernel's to keep for a while: dialers speak first.
+    constexpr int kSilentSeconds = 10;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &kSilentSeconds, sizeof kSilentSeconds);
     if (::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
     error = errno;
   }
@@ -129,14 +132,16 @@ Fd dial_tcp(const std::string& host, std::uint16_t port, Deadline deadline, std:
   return Fd();
 }
 
-void tune_tcp(const Fd& socket) {
+void tune_tcp(const Fd& socket, std::chrono::milliseconds silence) {
   const auto set = [&](int level, int name, int value) { setsockopt(socket.get(), level, name, &value, sizeof value); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // A host that vanishes without a word is noticed after about 11 s; waits have their own, shorter deadlines.
+  // The channel counts unanswered probes itself; the kernel's own limit comes after that.
+  const int idle_s = std::max(1, static_cast<int>(silence.count() / 2000));
+  constexpr int kProbes = 8;
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, idle_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
   // A fixed size turns the kernel's own tuning off and is cut to the system's limit, so it helps only where that is
   // high.
   constexpr std::size_t kBuffer = std::size_t{4} << 20;

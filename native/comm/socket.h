@@ -1,6 +1,7 @@
 // Sockets with deadlines, for setting links up. Private to comm/.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -39,8 +40,8 @@ std::uint16_t port_of(const Fd& socket);
 // be resolved.
 Fd dial_tcp(const std::string& host, std::uint16_t port, Deadline deadline, std::string& why);
 
-// TCP_NODELAY, keep-alive, buffer sizes.
-void tune_tcp(const Fd& socket);
+// TCP_NODELAY, buffer sizes, and probes of a connection that has been idle for half of `silence` (at least a second).
+void tune_tcp(const Fd& socket, std::chrono::milliseconds silence);
 
 // All or nothing on a nonblocking socket. Throw DeadlineExceeded or CommError.
 void send_all(const Fd& socket, const void* data, std::size_t bytes, Deadline deadline);

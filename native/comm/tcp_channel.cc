@@ -1,7 +1,11 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 
 #include "comm/channel.h"
 #include "comm/errors.h"
@@ -10,8 +14,10 @@ namespace elaswave::comm {
 namespace {
 
 class TcpChannel final : public Channel {
+  using Clock = std::chrono::steady_clock;
+
  public:
-  explicit TcpChannel(Fd socket) : socket_(std::move(socket)) {}
+  TcpChannel(Fd socket, std::chrono::milliseconds silence) : socket_(std::move(socket)), silence_(silence) {}
 
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
     for (;;) {
@@ -48,6 +54,21 @@ class TcpChannel final : public Channel {
   void disarm() override { tell_epoll(EPOLL_CTL_MOD, kNothing); }
   void on_event() override {}
 
+  // An answer is due to bytes that were sent after the peer was last heard of, and to the second of two probes of a
+  // full window or of an idle connection; the first may be counted after it was answered, where packets are handed over
+  // within the machine. TCP_USER_TIMEOUT would not do: it also ends connections to those who are there but read nothing
+  // for a while, as a rank whose pool is full in a long backward pass.
+  bool is_silent(Clock::time_point now, bool look_afresh) override {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+    const bool awaits_bytes = info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > info.tcpi_last_data_sent;
+    const bool due = awaits_bytes || info.tcpi_probes >= 2;
+    const Clock::time_point heard_at = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
+    due_since_ = due && !look_afresh ? std::max(due_since_, heard_at) : now;
+    return now - due_since_ >= silence_;
+  }
+
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
 
   std::string trouble() const override { return trouble_; }
@@ -76,6 +97,8 @@ class TcpChannel final : public Channel {
   }
 
   Fd socket_;
+  const std::chrono::milliseconds silence_;
+  Clock::time_point due_since_ = Clock::now();
   int epoll_ = -1;
   std::uint64_t number_ = 0;
   std::uint32_t watched_ = 0;
@@ -84,6 +107,8 @@ class TcpChannel final : public Channel {
 
 }  // namespace
 
-std::unique_ptr<Channel> make_tcp_channel(Fd socket) { return std::make_unique<TcpChannel>(std::move(socket)); }
+std::unique_ptr<Channel> make_tcp_channel(Fd socket, std::chrono::milliseconds silence) {
+  return std::make_unique<TcpChannel>(std::move(socket), silence);
+}
 
 }  // namespace elaswave::comm
