@@ -9,7 +9,7 @@ from pathlib import Path
 BENCHES = {
     "executor": "transformer blocks, forward and backward: native unit programs against eager autograd and inductor",
     "communicator_edit": "lose one rank: from the abort to checked exchanges in the new epoch, against gloo",
-    "collectives": "all-reduce, reduce-scatter, all-gather, send/recv: shared memory and TCP against gloo",
+    "messages": "a message there and back: shared memory and TCP against gloo",
     "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
@@ -19,7 +19,7 @@ BENCHES = {
 TAKES = {
     "executor": {"repeats", "tiny"},
     "communicator_edit": {"repeats", "ranks"},
-    "collectives": {"repeats", "ranks", "tiny"},
+    "messages": {"repeats", "tiny"},
     "pipeline": {"repeats", "tiny"},
     "copies": {"repeats", "tiny"},
     "steady": {"repeats", "tiny"},

@@ -113,22 +113,6 @@ void wait_one(Endpoint& endpoint, const PyTransfer& transfer, double timeout_s) 
   endpoint.wait(transfer.transfer(), Deadline::after(timeout_s));
 }
 
-// Calls `body` with a null pointer of the tensor's element type, which has to be one of those that Group adds.
-template <typename Body>
-void with_sum_type(const at::Tensor& tensor, Body&& body) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return body(static_cast<float*>(nullptr));
-    case at::kDouble:
-      return body(static_cast<double*>(nullptr));
-    case at::kLong:
-      return body(static_cast<std::int64_t*>(nullptr));
-    default:
-      throw py::type_error(std::string("sums are formed of float32, float64 and int64, not of ") +
-                           c10::toString(tensor.scalar_type()));
-  }
-}
-
 std::vector<Interval> as_intervals(const std::vector<std::pair<std::size_t, std::size_t>>& pairs, std::size_t unit,
                                    std::size_t bound) {
   std::vector<Interval> intervals;
@@ -144,65 +128,12 @@ std::vector<Interval> as_intervals(const std::vector<std::pair<std::size_t, std:
 
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
-void all_reduce(Group& group, const py::object& object, double timeout_s) {
-  const at::Tensor tensor = as_tensor(object);
-  with_sum_type(tensor, [&]<typename T>(T*) {
-    T* const data = static_cast<T*>(tensor.data_ptr());
-    const auto count = static_cast<std::size_t>(tensor.numel());
-    const py::gil_scoped_release release;
-    group.all_reduce(data, count, Deadline::after(timeout_s));
-  });
-}
-
-void reduce_scatter(Group& group, const py::object& input_object, const Pairs& pairs, const py::object& output_object,
-                    double timeout_s) {
-  const at::Tensor input = as_tensor(input_object);
-  const at::Tensor output = as_tensor(output_object);
-  const auto intervals = as_intervals(pairs, 1, static_cast<std::size_t>(input.numel()));
-  const auto me = static_cast<std::size_t>(group.index());
-  if (input.scalar_type() != output.scalar_type()) throw py::type_error("input and output differ in their type");
-  if (me < intervals.size() && static_cast<std::size_t>(output.numel()) != intervals[me].size()) {
-    throw py::value_error("the output has " + std::to_string(output.numel()) + " elements, the own interval " +
-                          std::to_string(intervals[me].size()));
-  }
-  with_sum_type(input, [&]<typename T>(T*) {
-    const T* const from = static_cast<const T*>(input.data_ptr());
-    T* const to = static_cast<T*>(output.data_ptr());
-    const py::gil_scoped_release release;
-    group.reduce_scatter<T>(from, intervals, to, Deadline::after(timeout_s));
-  });
-}
-
 void all_gather(Group& group, const py::object& object, const Pairs& pairs, double timeout_s) {
   const at::Tensor tensor = as_tensor(object);
   const auto intervals = as_intervals(pairs, tensor.element_size(), static_cast<std::size_t>(tensor.numel()));
   void* const data = tensor.data_ptr();
   const py::gil_scoped_release release;
   group.all_gather(data, intervals, Deadline::after(timeout_s));
-}
-
-void broadcast(Group& group, int root, const py::object& object, double timeout_s) {
-  const Buffer buffer = as_buffer(object, true);
-  const py::gil_scoped_release release;
-  group.broadcast(root, buffer.data, buffer.bytes, Deadline::after(timeout_s));
-}
-
-using PyPieces = std::vector<std::tuple<int, std::uint32_t, py::object>>;
-
-void route(Group& group, const PyPieces& sends, const PyPieces& receives, double timeout_s) {
-  std::vector<Buffer> buffers;
-  std::vector<comm::SendPiece> out;
-  std::vector<comm::RecvPiece> in;
-  for (const auto& [member, tag, object] : sends) {
-    buffers.push_back(as_buffer(object, false));
-    out.push_back({member, tag, buffers.back().data, buffers.back().bytes});
-  }
-  for (const auto& [member, tag, object] : receives) {
-    buffers.push_back(as_buffer(object, true));
-    in.push_back({member, tag, buffers.back().data, buffers.back().bytes});
-  }
-  const py::gil_scoped_release release;
-  group.route(out, in, Deadline::after(timeout_s));
 }
 
 // Peers come as {rank: (host, port, host_id)}.
@@ -320,26 +251,19 @@ void bind_endpoint(py::module_& module) {
 void bind_group(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<Group>(module, "Group",
-                    "An ordered view on some ranks of an endpoint. Sums are formed in member order. One thread at a "
-                    "time; after an error it must not be used any further.")
+                    "An ordered view on some ranks of an endpoint. One thread at a time; after an error it must not be "
+                    "used any further.")
       .def(py::init<Endpoint&, std::uint32_t, std::vector<int>, std::uint32_t>(), py::arg("endpoint"), py::arg("id"),
            py::arg("ranks"), py::arg("generation") = 0, py::keep_alive<1, 2>())
       .def_property_readonly("size", &Group::size)
       .def_property_readonly("index", &Group::index)
       .def_property_readonly("ranks", &Group::ranks)
       .def_property_readonly("generation", &Group::generation)
-      .def("all_reduce", &all_reduce, py::arg("tensor"), py::arg("timeout_s"),
-           "Sums float32, float64 or int64 tensors over the members, in place.")
-      .def("reduce_scatter", &reduce_scatter, py::arg("input"), py::arg("intervals"), py::arg("output"),
-           py::arg("timeout_s"), "output := the sum of the own interval of input; intervals are (lo, hi) per member.")
       .def("all_gather", &all_gather, py::arg("tensor"), py::arg("intervals"), py::arg("timeout_s"),
            "Fills every member's interval (lo, hi), in elements, from that member.")
-      .def("broadcast", &broadcast, py::arg("root"), py::arg("buffer"), py::arg("timeout_s"))
       .def(
           "barrier", [](Group& g, double timeout_s) { g.barrier(Deadline::after(timeout_s)); }, py::arg("timeout_s"),
-          Released())
-      .def("route", &route, py::arg("sends"), py::arg("receives"), py::arg("timeout_s"),
-           "Moves pieces (member, tag, buffer) between members; posts all receives first.");
+          Released());
 }
 
 }  // namespace

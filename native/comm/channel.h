@@ -1,6 +1,6 @@
 // A nonblocking pipe of bytes in both directions: what a Link frames its messages on. Private to comm/.
 //
-// All methods but fd(), kind() and window() are called under the lock of the link that owns the channel.
+// All methods but fd() and kind() are called under the lock of the link that owns the channel.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,7 +13,6 @@
 
 #include "comm/endpoint.h"
 #include "comm/socket.h"
-#include "comm/window.h"
 
 namespace elaswave::comm {
 
@@ -43,8 +42,6 @@ class Channel {
   virtual std::string trouble() const = 0;
   virtual int fd() const = 0;
   virtual LinkKind kind() const = 0;
-  // The peer's; null where no memory is shared.
-  virtual std::shared_ptr<const WindowView> window() const { return nullptr; }
 };
 
 // `silence`: how long the peer may acknowledge nothing.

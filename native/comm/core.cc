@@ -16,15 +16,6 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(15);
 constexpr std::size_t kWaiterBudget = std::size_t{512} << 10;
 
-// Null where the system gives no shared memory: links are TCP then.
-std::unique_ptr<Window> make_window() {
-  try {
-    return std::make_unique<Window>();
-  } catch (const CommError&) {
-    return nullptr;
-  }
-}
-
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
@@ -45,14 +36,13 @@ EndpointOptions checked(EndpointOptions options) {
 
 EndpointCore::EndpointCore(EndpointOptions options)
     : options_(checked(std::move(options))),
-      window_(options_.allow_shm ? make_window() : nullptr),
       io_thread_(milliseconds(options_.silence_timeout_s / kLooks),
                  {.accept = [this] { return connector_.accept_dialers(); },
                   .after_turn = [this] { apply_remote_abort(); },
                   .on_lost = [this] { table_.notify(); },
                   .on_end = [this](const std::string& why) { end_links("the IO thread failed: " + why); }}),
       connector_(
-          {options_.rank, options_.token, sha256(options_.host_id), options_.ring_bytes, window_.get(),
+          {options_.rank, options_.token, sha256(options_.host_id), options_.ring_bytes, options_.allow_shm,
            milliseconds(options_.silence_timeout_s * (1 - 1 / kLooks))},
           options_.host, options_.port, table_,
           {.add_link = [this](int peer, std::unique_ptr<Channel> channel) { add_link(peer, std::move(channel)); },

@@ -1,8 +1,7 @@
 // What an Endpoint is made of: its links, the thread that moves their bytes, and what makes links. It posts and awaits
 // transfers. Private to comm/.
 //
-// Locks, in the order in which they may be nested: the connector's, the table's, a link's, the IO thread's. The
-// window's is taken alone.
+// Locks, in the order in which they may be nested: the connector's, the table's, a link's, the IO thread's.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,6 @@
 #include "comm/io_thread.h"
 #include "comm/link.h"
 #include "comm/link_table.h"
-#include "comm/window.h"
 
 namespace elaswave::comm {
 
@@ -29,7 +27,6 @@ class EndpointCore {
   const EndpointOptions& options() const { return options_; }
   const LinkTable& table() const { return table_; }
   Connector& connector() { return connector_; }
-  Window* window() const { return window_.get(); }  // null: no shared memory
 
   Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
                 std::uint32_t generation);
@@ -59,7 +56,6 @@ class EndpointCore {
   [[noreturn]] void raise_deadline(std::span<Request* const> pending) const;
 
   const EndpointOptions options_;
-  const std::unique_ptr<Window> window_;  // null where memory is not shared, by option or for want of it
   Signal signal_;
   PendingAbort pending_abort_;
   LinkTable table_;

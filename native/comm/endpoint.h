@@ -156,7 +156,6 @@ class Endpoint {
   void close();
 
  private:
-  friend class Group;  // reads the windows of peers
   std::unique_ptr<EndpointCore> core_;
 };
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -16,7 +17,7 @@
 namespace elaswave::comm {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x326b6e696c776c65;  // "elwlink2", little-endian
+constexpr std::uint64_t kMagic = 0x336b6e696c776c65;  // "elwlink3", little-endian
 constexpr std::uint32_t kAllowsShm = 1;
 constexpr char kYes = 'Y', kNo = 'N', kMapped = 'M';
 
@@ -92,27 +93,37 @@ std::string random_name() {
   return name;
 }
 
-// The acceptor's side of a shared-memory link; null when the dialer could not follow.
-std::unique_ptr<Channel> offer_segment(const Identity& own, const Fd& socket, Deadline deadline) {
+// What the acceptor offers for a link in shared memory.
+struct Offer {
   Verdict verdict;
-  verdict.shm = 1;
+  Fd listener;
+  Fd segment;
+};
+
+// None where the system gives no shared memory.
+std::optional<Offer> make_offer(std::size_t ring_bytes) {
   const std::string name = random_name();
-  std::memcpy(verdict.unix_name, name.data(), name.size());
-  const Fd listener = listen_unix(name);
-  const Fd segment = make_segment(own.ring_bytes);
-  put(socket, verdict, deadline);
+  try {
+    Offer offer{{.shm = 1}, listen_unix(name), make_segment(ring_bytes)};
+    std::memcpy(offer.verdict.unix_name, name.data(), name.size());
+    return offer;
+  } catch (const CommError&) {
+    return std::nullopt;
+  }
+}
+
+// The acceptor's side of a shared-memory link; null when the dialer could not follow.
+std::unique_ptr<Channel> give_segment(const Offer& offer, const Fd& socket, Deadline deadline) {
   if (get<char>(socket, deadline) != kYes) return nullptr;
   // It has connected, so this does not wait.
-  Fd pipe(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  Fd pipe(::accept4(offer.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!pipe) throw CommError("the dialer's unix socket is gone: " + describe_errno(errno));
   std::unique_ptr<Channel> channel;
   try {
-    const Fd window = recv_file(pipe, deadline);
     const Fd handle(::fcntl(pipe.get(), F_DUPFD_CLOEXEC, 0));
     // Mapped before it is given away: once the dialer has mapped its part, both have a channel.
-    channel = make_shm_channel(segment, std::move(pipe), window, true);
-    send_file(handle, segment, deadline);
-    send_file(handle, own.window->file(), deadline);
+    channel = make_shm_channel(offer.segment, std::move(pipe), true);
+    send_file(handle, offer.segment, deadline);
   } catch (const CommError&) {
     channel = nullptr;  // the dialer notices by the end of its socket; TCP works as well
     pipe = Fd();
@@ -123,21 +134,15 @@ std::unique_ptr<Channel> offer_segment(const Identity& own, const Fd& socket, De
 // The dialer's side; null when the link falls back to TCP.
 std::unique_ptr<Channel> take_segment(const Identity& own, const Fd& socket, const Verdict& verdict,
                                       Deadline deadline) {
-  if (own.window == nullptr) throw CommError("shared memory is offered that was not asked for");
+  if (!own.allows_shm) throw CommError("shared memory is offered that was not asked for");
   std::string name(verdict.unix_name, strnlen(verdict.unix_name, sizeof verdict.unix_name));
   Fd pipe = dial_unix(name);
-  try {
-    if (pipe) send_file(pipe, own.window->file(), deadline);
-  } catch (const CommError&) {
-    pipe = Fd();
-  }
   put(socket, pipe ? kYes : kNo, deadline);
   if (!pipe) return nullptr;
   std::unique_ptr<Channel> channel;
   try {
     const Fd segment = recv_file(pipe, deadline);
-    const Fd window = recv_file(pipe, deadline);
-    channel = make_shm_channel(segment, std::move(pipe), window, false);
+    channel = make_shm_channel(segment, std::move(pipe), false);
   } catch (const CommError&) {
     channel = nullptr;  // say so to the acceptor; TCP works as well
   }
@@ -162,7 +167,7 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
 
   Challenge challenge;
   challenge.rank = own.rank;
-  challenge.flags = own.window != nullptr ? kAllowsShm : 0;
+  challenge.flags = own.allows_shm ? kAllowsShm : 0;
   challenge.host = own.host;
   challenge.nonce = random_digest();
   put(socket, challenge, deadline);
@@ -183,11 +188,10 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
     return result;
   }
   tune_tcp(socket, own.silence);
-  if (own.window != nullptr && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) {
-    result.channel = offer_segment(own, socket, deadline);
-  } else {
-    put(socket, Verdict{}, deadline);
-  }
+  std::optional<Offer> offer;
+  if (own.allows_shm && (hello.flags & kAllowsShm) != 0 && hello.host == own.host) offer = make_offer(own.ring_bytes);
+  put(socket, offer ? offer->verdict : Verdict{}, deadline);
+  if (offer) result.channel = give_segment(*offer, socket, deadline);
   if (!result.channel) result.channel = make_tcp_channel(std::move(socket), own.silence);
   return result;
 }
@@ -196,7 +200,7 @@ Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
   Hello hello;
   hello.from = own.rank;
   hello.to = peer;
-  hello.flags = own.window != nullptr ? kAllowsShm : 0;
+  hello.flags = own.allows_shm ? kAllowsShm : 0;
   hello.host = own.host;
   hello.nonce = random_digest();
   put(socket, hello, deadline);

@@ -5,9 +5,8 @@
 //   acceptor -> dialer   CHALLENGE  rank, host digest, nonce, HMAC(token, "accept" HELLO CHALLENGE)
 //   dialer -> acceptor   PROOF      HMAC(token, "dial" HELLO CHALLENGE)
 //   acceptor -> dialer   VERDICT    welcome and link kind, or a refusal
-// and for shared memory: the dialer reaches a unix socket named in the verdict and gives its window over it ('Y', else
-// 'N': TCP it is); the acceptor maps that and gives a segment and its own window, or ends the socket; the dialer says
-// whether it could map them ('M', else 'N': TCP).
+// and for shared memory: the dialer reaches a unix socket named in the verdict ('Y', else 'N': TCP it is); the acceptor
+// gives a segment over it, or ends it; the dialer says whether it could map that ('M', else 'N': TCP).
 //
 // The token never travels. Data is neither encrypted nor signed: the network is trusted not to forge packets.
 #pragma once
@@ -29,7 +28,7 @@ struct Identity {
   std::string token;
   Digest host;  // of the host id
   std::size_t ring_bytes;
-  const Window* window;               // null: no shared memory
+  bool allows_shm;
   std::chrono::milliseconds silence;  // how long a peer may acknowledge nothing
 };
 

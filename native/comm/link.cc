@@ -28,7 +28,6 @@ Link::Link(int own_rank, int peer, std::unique_ptr<Channel> channel, LinkLimits 
     : own_rank_(own_rank),
       peer_(peer),
       kind_(channel->kind()),
-      window_(channel->window()),
       limits_(limits),
       signal_(signal),
       pending_abort_(pending_abort),
@@ -237,7 +236,7 @@ bool Link::begin_message() {
   std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
   if (!accepts(header)) return false;
   incoming_ = Incoming{header, 0, nullptr, nullptr};
-  if (header.kind == FrameKind::kMessage && header.generation >= generation_) {
+  if (is_admitted(header)) {
     Slot& slot = slots_[{header.generation, header.tag}];
     if (slot.receives.empty()) {
       incoming_.arrival = std::make_shared<Arrival>(
@@ -261,12 +260,18 @@ bool Link::begin_message() {
   return true;
 }
 
+// Whether it is a message that is delivered now, or held until this side is in its generation, too.
+bool Link::is_admitted(const FrameHeader& header) {
+  return header.kind == FrameKind::kMessage &&
+         commit::admit(header.generation, generation_, older_frames_are_dropped_) != commit::Admission::kDrop;
+}
+
 bool Link::accepts(const FrameHeader& header) {
   if (header.magic != FrameHeader::kMagic) {
     lose(Failure::Kind::kComm, "the stream is out of step (a frame with a wrong magic number)");
     return false;
   }
-  if (header.kind != FrameKind::kMessage || header.generation < generation_) return true;
+  if (!is_admitted(header)) return true;
   const auto slot = slots_.find({header.generation, header.tag});
   if (slot != slots_.end() && !slot->second.receives.empty()) return true;
   if (header.length > limits_.pool_hard_bytes || pool_bytes_ > limits_.pool_hard_bytes - header.length) {

@@ -19,6 +19,7 @@
 #include "comm/channel.h"
 #include "comm/frame.h"
 #include "comm/request.h"
+#include "commit/admission.h"
 
 namespace elaswave::comm {
 
@@ -41,8 +42,6 @@ class Link {
 
   int peer() const { return peer_; }
   LinkKind kind() const { return kind_; }
-  // The peer's; null where no memory is shared. Stays readable when the link is over.
-  const std::shared_ptr<const WindowView>& window() const { return window_; }
 
   // Accept a request. True: the IO thread has to look at this link. Throw CommError at the bound of pending transfers.
   bool post_send(const RequestPtr& request);
@@ -125,6 +124,7 @@ class Link {
   void finish_message();
   bool fill_header();
   bool accepts(const FrameHeader& header);
+  bool is_admitted(const FrameHeader& header);
   void settle_with_arrival(const RequestPtr& request, Slots::iterator slot);
   void drop_incoming();
   void withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
@@ -138,14 +138,14 @@ class Link {
   const int own_rank_;
   const int peer_;
   const LinkKind kind_;
-  const std::shared_ptr<const WindowView> window_;
   const LinkLimits limits_;
   Signal& signal_;
   PendingAbort& pending_abort_;
 
   mutable std::mutex mutex_;
   std::unique_ptr<Channel> channel_;
-  std::uint32_t generation_ = 0;   // older messages are dropped
+  std::uint32_t generation_ = 0;  // older messages are dropped
+  commit::Guard older_frames_are_dropped_;
   FailurePtr lost_;                // set once, for good
   std::atomic<bool> over_{false};  // lost_ is set
   FailurePtr aborted_;             // until the next generation

@@ -40,11 +40,8 @@ struct Ring {
 
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(const Fd& segment, std::size_t ring_bytes, Fd socket, const Fd& window, bool creator)
-      : mapping_(segment, 2 * (kHeaderBytes + ring_bytes), true),
-        capacity_(ring_bytes),
-        socket_(std::move(socket)),
-        window_(std::make_shared<const WindowView>(window)) {
+  ShmChannel(const Fd& segment, std::size_t ring_bytes, Fd socket, bool creator)
+      : mapping_(segment, 2 * (kHeaderBytes + ring_bytes), true), capacity_(ring_bytes), socket_(std::move(socket)) {
     const auto ring = [&](std::size_t base) {
       return Ring{reinterpret_cast<RingHeader*>(mapping_.at(base)), mapping_.at(base + kHeaderBytes)};
     };
@@ -131,7 +128,6 @@ class ShmChannel final : public Channel {
   std::string trouble() const override { return trouble_; }
   int fd() const override { return socket_.get(); }
   LinkKind kind() const override { return LinkKind::kSharedMemory; }
-  std::shared_ptr<const WindowView> window() const override { return window_; }
 
  private:
   // A full socket means that doorbells lie there unread: one more would add nothing. A broken one shows in on_event.
@@ -160,7 +156,6 @@ class ShmChannel final : public Channel {
   Mapping mapping_;
   std::size_t capacity_;
   Fd socket_;
-  std::shared_ptr<const WindowView> window_;
   Ring out_{};
   Ring in_{};
   bool gone_ = false;
@@ -174,13 +169,13 @@ Fd make_segment(std::size_t ring_bytes) {
   return make_shared_file("elaswave-link", 2 * (kHeaderBytes + capacity));  // zeros: both rings are empty
 }
 
-std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, const Fd& window, bool creator) {
+std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, bool creator) {
   const std::size_t bytes = sealed_bytes(segment);
   const std::size_t ring_bytes = bytes / 2 - kHeaderBytes;
   if (bytes == 0 || !std::has_single_bit(ring_bytes) || ring_bytes < kSmallestRing) {
     throw CommError("a shared segment of " + std::to_string(bytes) + " bytes is not one of a link");
   }
-  return std::make_unique<ShmChannel>(segment, ring_bytes, std::move(socket), window, creator);
+  return std::make_unique<ShmChannel>(segment, ring_bytes, std::move(socket), creator);
 }
 
 }  // namespace elaswave::comm

@@ -13,8 +13,8 @@ namespace elaswave::comm {
 // A new segment for two rings of `ring_bytes` each (rounded up to a power of two). Throws CommError.
 Fd make_segment(std::size_t ring_bytes);
 
-// Maps `segment` and the peer's `window`. The creator writes the first ring and reads the second, the other end the
-// reverse. Throws CommError when one of them is not one of ours.
-std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, const Fd& window, bool creator);
+// Maps `segment`. The creator writes the first ring and reads the second, the other end the
+// reverse. Throws CommError when it is not one of ours.
+std::unique_ptr<Channel> make_shm_channel(const Fd& segment, Fd socket, bool creator);
 
 }  // namespace elaswave::comm

@@ -1,4 +1,4 @@
-// Bandwidth of 64 MB messages and latency of 1 KB messages between two processes, and all-reduce among several.
+// Bandwidth of 64 MB messages and latency of 1 KB messages between two processes.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cluster.h"
-#include "comm/group.h"
 #include "process.h"
 
 using namespace elaswave::comm;
@@ -63,21 +62,6 @@ void measure_pair(Endpoint& endpoint, const char* name) {
   }
 }
 
-void measure_all_reduce(Endpoint& endpoint, int ranks, const char* name) {
-  std::vector<int> members;
-  for (int r = 0; r < ranks; ++r) members.push_back(r);
-  Group group(endpoint, 1, members, 0);
-  std::vector<float> data(std::size_t{16} << 20, 1.0f);
-  const auto reduce = [&](std::size_t count) { group.all_reduce(data.data(), count, plenty()); };
-  reduce(data.size());
-  const double large_s = time_of(7, [&] { reduce(data.size()); }), small_s = time_of(1000, [&] { reduce(256); });
-  if (endpoint.rank() == 0) {
-    std::printf("%s: all-reduce of %d ranks: 64 MiB %.1f ms, 1 KiB %.1f us\n", name, ranks, large_s * 1e3,
-                small_s * 1e6);
-  }
-  group.barrier(plenty());
-}
-
 void run_ranks(int ranks, LinkKind kind, const std::function<void(Endpoint&)>& body) {
   const std::uint16_t base = static_cast<std::uint16_t>(20000 + ::getpid() % 20000);
   std::vector<std::unique_ptr<Child>> children;
@@ -103,7 +87,6 @@ void run_ranks(int ranks, LinkKind kind, const std::function<void(Endpoint&)>& b
 int main() {
   for (const auto& [kind, name] : {std::pair{LinkKind::kSharedMemory, "shm"}, std::pair{LinkKind::kTcp, "tcp"}}) {
     run_ranks(2, kind, [&](Endpoint& e) { measure_pair(e, name); });
-    for (const int ranks : {2, 4}) run_ranks(ranks, kind, [&](Endpoint& e) { measure_all_reduce(e, ranks, name); });
   }
   return 0;
 }

@@ -84,12 +84,12 @@ def test_communicator_edit(tmp_path: Path) -> None:
     assert re.search(r"4 ranks: [\d.]+ ms, [\d.]+ ms of it after the last answer; gloo's full rebuild takes", shown)
 
 
-def test_collectives(tmp_path: Path) -> None:
-    shown, entries = bench(tmp_path, "collectives", "--tiny", "--ranks", "2", "--repeats", "1")
-    sizes, calls, sides = 3, 4, 2
-    assert len(entries) == sizes * calls * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
-    assert "2 ranks, all-gather, 1 MB: " in shown
-    assert re.search(r"2 ranks, 1 MB: socket [\d.]+ ms, ours [\d.]+ ms, gloo [\d.]+ ms", shown)
+def test_messages(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "messages", "--tiny", "--repeats", "1")
+    sizes, sides = 3, 2
+    assert len(entries) == sizes * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
+    assert [entry["target"] for entry in entries] == [None] * 4 + [1.3, 1.0]
+    assert re.search(r"1 MB: socket [\d.]+ ms, ours [\d.]+ ms, gloo [\d.]+ ms", shown)
 
 
 def test_pipeline(tmp_path: Path) -> None:

@@ -97,23 +97,11 @@ def test_processes_exchange_tensors(allow_shm: bool) -> None:
         assert word == b"hello"
 
         group = _native.Group(endpoint, 1, [0, 1])
-        data = torch.arange(10, dtype=torch.float64) + rank
-        group.all_reduce(data, TEST_TIMEOUT_S)
-        assert data.tolist() == [2.0 * i + 1 for i in range(10)]
-        own = torch.zeros(7 if rank == 0 else 3, dtype=torch.float64)
-        group.reduce_scatter(data, [(0, 7), (7, 10)], own, TEST_TIMEOUT_S)
-        assert torch.equal(own, 2 * data[:7] if rank == 0 else 2 * data[7:])
-        whole = torch.zeros(10, dtype=torch.float64)
-        whole[:7] = own if rank == 0 else 0
-        whole[7:] = own if rank == 1 else 0
+        whole = torch.full((10,), -1.0, dtype=torch.float64)
+        whole[:7] = 0 if rank == 0 else -1
+        whole[7:] = 1 if rank == 1 else -1
         group.all_gather(whole, [(0, 7), (7, 10)], TEST_TIMEOUT_S)
-        assert torch.equal(whole, 2 * data)
-        group.broadcast(1, data.fill_(rank), TEST_TIMEOUT_S)
-        assert bool((data == 1).all())
-        target = torch.zeros(2)
-        pieces = [(0, 3, target[rank : rank + 1]), (1, 3, target[1 - rank : 2 - rank])]
-        group.route([(m, 3, torch.tensor([float(10 * rank + m)])) for m in (0, 1)], pieces, TEST_TIMEOUT_S)
-        assert sorted(target.tolist()) == [float(rank), 10.0 + rank]
+        assert whole.tolist() == [0.0] * 7 + [1.0] * 3
         group.barrier(TEST_TIMEOUT_S)
 
     ranks = Ranks(2, allow_shm, body)
@@ -169,8 +157,6 @@ def test_buffers_that_cannot_be_used_are_refused(pair: tuple[_native.Endpoint, _
     with pytest.raises((BufferError, TypeError)):
         zero.recv(1, 1, b"read only")
     group = _native.Group(zero, 1, [0, 1])
-    with pytest.raises(TypeError, match="not of Half"):
-        group.all_reduce(torch.zeros(4, dtype=torch.float16), TEST_TIMEOUT_S)
     with pytest.raises(ValueError, match=r"interval \[2, 9\) ends behind the 8 elements"):
         group.all_gather(torch.zeros(8), [(0, 2), (2, 9)], TEST_TIMEOUT_S)
 
