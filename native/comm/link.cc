@@ -141,7 +141,7 @@ bool Link::leave() {
 
 void Link::watch(int epoll, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  channel_->watch(epoll, number);
+  if (channel_) channel_->watch(epoll, number);  // it may be over already, and let go of
 }
 
 void Link::on_event(bool hangup) {
