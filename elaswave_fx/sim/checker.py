@@ -227,10 +227,12 @@ class Checker:
         self._was_voted(stamp, f"the ledger takes {stamp}")
         spans: dict[int, list[Span]] = {}
         for vote in line.votes:
-            if self.computed.get((stamp.epoch, stamp.version, vote.rank)) != vote.samples or vote.stamp != stamp:
-                raise Violation(f"the ledger says that rank {vote.rank} consumed {vote.samples} for {stamp}")
-            for unit in vote.units:
-                spans.setdefault(unit, []).append(vote.samples)
+            computed = self.computed.get((stamp.epoch, stamp.version, vote.rank))
+            if [span.samples for span in vote.consumed] != [computed] or vote.stamp != stamp:
+                raise Violation(f"the ledger says that rank {vote.rank} consumed {vote.consumed} for {stamp}")
+            for span in vote.consumed:
+                for unit in span.units:
+                    spans.setdefault(unit, []).append(span.samples)
         if not spans or not all(covers(of_unit) for of_unit in spans.values()):
             raise Violation(f"the ledger line of {stamp} does not cover the plane once")
         self.history[stamp.version] = stamp

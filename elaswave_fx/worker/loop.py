@@ -19,6 +19,7 @@ from elaswave_fx import _native
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
+from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import Faithfulness
 from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
@@ -224,7 +225,7 @@ class Training:
             grad_norm=result.grad_norm,
             memory_peak_mb=result.memory_bytes / 2**20,
             epoch=worker.plan.epoch,
-            consumed=tuple((v.units.lo, v.units.hi, v.samples.lo, v.samples.hi) for v in votes),
+            consumed=tuple(edges_of(span) for vote in votes for span in vote.consumed),
             world_size=len(votes),
             alive_at_s=time.monotonic() - seconds,
         )

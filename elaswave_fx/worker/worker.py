@@ -21,7 +21,7 @@ from elaswave_fx.devices.emulated import kernels
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
-from elaswave_fx.plan.box import BoxId, Span
+from elaswave_fx.plan.box import BoxId
 from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
@@ -144,5 +144,4 @@ def certificate_of(stamp: Stamp, votes: Mapping[Rank, bytes]) -> Certificate:
 
 def vote_of(stamp: Stamp, rank: int, payload: bytes) -> Vote:
     """One rank's vote; what it consumed is in what it cast."""
-    unit_lo, unit_hi, sample_lo, sample_hi = Payload.unpack(payload).consumed
-    return Vote(stamp, Rank(rank), Span(unit_lo, unit_hi), Span(sample_lo, sample_hi), payload)
+    return Vote(stamp, Rank(rank), Payload.unpack(payload).consumed, payload)

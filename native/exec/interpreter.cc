@@ -198,8 +198,14 @@ void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, std::size
 
 // From here on this rank has promised that it can do its part of the step, whatever happens to others.
 void Engine::vote() {
-  Vote mine{loss_,     count_, static_cast<double>(resident_peak_bytes()), 0, options_.content, boxes_.state_digest(),
-            consumed_, {}};
+  Vote mine{loss_,
+            count_,
+            static_cast<double>(resident_peak_bytes()),
+            0,
+            options_.content,
+            boxes_.state_digest(),
+            consumed_.spans(),
+            {}};
   mine.squares = boxes_.finish();
   updates_.wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;

@@ -1,9 +1,10 @@
 // A rank's yes to a step: it has every sum and every record of its boxes. With all votes at hand, any rank can finish
 // the step: loss, count, clipping norm and verdict follow from them. Also what the ledger needs. No torch in here.
 //
-// As little-endian words of 8 bytes:
+// As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
 //   loss, count, peak memory [float64]  flags  content lo, hi  state lo, hi [uint64]
-//   first unit, last + 1, first sample, last + 1, unit-samples run [uint64]  squares of box 0, 1, … [float64]
+//   number of spans, then kMostSpans of them, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
+//   squares of box 0, 1, … [float64]
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "digest.h"
@@ -20,24 +22,58 @@
 
 namespace elaswave::exec {
 
-// The part of the work plane that a rank really ran forward, samples counted within the step.
-struct Consumed {
+// A rectangle of the work plane, samples counted within the step.
+struct WorkSpan {
   std::uint64_t unit_lo = 0, unit_hi = 0, sample_lo = 0, sample_hi = 0;
-  std::uint64_t area = 0;  // units x samples; equal to the rectangle's unless something is missing in it
+  bool operator==(const WorkSpan&) const = default;
+};
 
-  void add(std::uint64_t unit, std::uint64_t lo, std::uint64_t hi) {
-    const bool first = area == 0;
-    unit_lo = first ? unit : std::min(unit_lo, unit);
-    unit_hi = std::max(unit_hi, unit + 1);
-    sample_lo = first ? lo : std::min(sample_lo, lo);
-    sample_hi = std::max(sample_hi, hi);
-    area += hi - lo;
+// The part of the work plane that a rank really ran forward: exactly that, with its holes and with what was run twice.
+class Consumed {
+ public:
+  void add(std::uint64_t unit, std::uint64_t lo, std::uint64_t hi) { append(by_unit_[unit], {lo, hi}); }
+
+  // As few rectangles as units with equal samples allow, in order of units and samples.
+  std::vector<WorkSpan> spans() const {
+    std::vector<WorkSpan> found;
+    Pieces open;  // of the units before, which `found` ends with
+    for (const auto& [unit, pieces] : by_unit_) {
+      const Pieces own = merged(pieces);
+      const bool joins = !found.empty() && found.back().unit_hi == unit && own == open;
+      if (joins) {
+        for (std::size_t i = 1; i <= own.size(); ++i) ++found[found.size() - i].unit_hi;
+      } else {
+        for (const auto& [lo, hi] : own) found.push_back({unit, unit + 1, lo, hi});
+      }
+      open = own;
+    }
+    return found;
   }
+
+ private:
+  using Pieces = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+  static void append(Pieces& pieces, std::pair<std::uint64_t, std::uint64_t> piece) {
+    if (!pieces.empty() && pieces.back().second == piece.first) {
+      pieces.back().second = piece.second;
+    } else {
+      pieces.push_back(piece);
+    }
+  }
+  static Pieces merged(Pieces pieces) {
+    std::sort(pieces.begin(), pieces.end());
+    Pieces found;
+    for (const auto& piece : pieces) append(found, piece);
+    return found;
+  }
+
+  std::map<std::uint64_t, Pieces> by_unit_;
 };
 
 struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
-  static constexpr std::size_t kFixedWords = 13;
+  static constexpr std::size_t kMostSpans = 8;
+  static constexpr std::size_t kFixedWords = 9 + 4 * kMostSpans;
 
   double loss = 0.0;  // sums over the rank's samples
   double count = 0.0;
@@ -45,32 +81,40 @@ struct Vote {
   std::uint64_t flags = 0;
   Digest content;  // of the samples that the rank consumed
   Digest state;    // of the boxes that it owns, before the step
-  Consumed consumed;
+  std::vector<WorkSpan> consumed;
   std::vector<double> squares;  // per box, 0 for those it does not own
 
+  // Throws ExecError if the rank consumed more separate spans than a vote has room for.
   std::vector<std::uint64_t> pack() const {
-    std::vector<std::uint64_t> words = {bits(loss),       bits(count),      bits(memory_bytes), flags,
-                                        content.lo,       content.hi,       state.lo,           state.hi,
-                                        consumed.unit_lo, consumed.unit_hi, consumed.sample_lo, consumed.sample_hi,
-                                        consumed.area};
+    if (consumed.size() > kMostSpans) {
+      throw ExecError("vote: " + std::to_string(consumed.size()) +
+                      " separate spans were consumed; a vote has room for " + std::to_string(kMostSpans));
+    }
+    std::vector<std::uint64_t> words = {bits(loss), bits(count), bits(memory_bytes), flags,          content.lo,
+                                        content.hi, state.lo,    state.hi,           consumed.size()};
+    for (const WorkSpan& span : consumed) {
+      words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
+    }
+    words.resize(kFixedWords, 0);
     for (const double square : squares) words.push_back(bits(square));
     return words;
   }
 
-  // Throws ExecError unless there is a word for each of `boxes`.
+  // Throws ExecError unless there is a word for each of `boxes`, and no more spans than there is room for.
   static Vote unpack(const std::vector<std::uint64_t>& words, std::size_t boxes) {
     if (words.size() != kFixedWords + boxes) {
       throw ExecError("vote: " + std::to_string(words.size()) + " words; with " + std::to_string(boxes) +
                       " boxes it has " + std::to_string(kFixedWords + boxes));
     }
-    Vote vote{real(words[0]),
-              real(words[1]),
-              real(words[2]),
-              words[3],
-              {words[4], words[5]},
-              {words[6], words[7]},
-              {words[8], words[9], words[10], words[11], words[12]},
-              {}};
+    if (words[8] > kMostSpans) {
+      throw ExecError("vote: says that it has " + std::to_string(words[8]) + " spans; there is room for " +
+                      std::to_string(kMostSpans));
+    }
+    Vote vote{
+        real(words[0]), real(words[1]), real(words[2]), words[3], {words[4], words[5]}, {words[6], words[7]}, {}, {}};
+    for (std::size_t i = 9; i < 9 + 4 * words[8]; i += 4) {
+      vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
+    }
     for (std::size_t i = 0; i < boxes; ++i) vote.squares.push_back(real(words[kFixedWords + i]));
     return vote;
   }

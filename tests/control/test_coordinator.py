@@ -45,6 +45,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -322,7 +323,7 @@ def test_ledger_lines_follow_each_other_and_are_acknowledged() -> None:
 
     def line(version: int, epoch: int = 0) -> Certificate:
         stamp = Stamp(Version(version), Epoch(epoch))
-        return Certificate(stamp, (Vote(stamp, Rank(0), Span(0, 1), Span(0, 12)),))
+        return Certificate(stamp, (Vote(stamp, Rank(0), (WorkSpan(Span(0, 1), Span(0, 12)),)),))
 
     job.heartbeat(0, lines=(line(2),))
     job.heartbeat(0, lines=(line(1, epoch=5),))
@@ -360,7 +361,7 @@ def test_a_superseded_coordinator_retires() -> None:
 
 def line(version: int, epoch: int = 0) -> Certificate:
     stamp = Stamp(Version(version), Epoch(epoch))
-    return Certificate(stamp, (Vote(stamp, Rank(0), Span(0, 1), Span(0, 12)),))
+    return Certificate(stamp, (Vote(stamp, Rank(0), (WorkSpan(Span(0, 1), Span(0, 12)),)),))
 
 
 def test_when_a_rank_has_finished_no_epoch_follows() -> None:

@@ -24,6 +24,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -41,7 +42,7 @@ def register() -> Register:
 
 
 def vote(rank: int) -> Vote:
-    return Vote(IN_FLIGHT, Rank(rank), Span(0, 1), Span(3 * rank, 3 * rank + 3))
+    return Vote(IN_FLIGHT, Rank(rank), (WorkSpan(Span(0, 1), Span(3 * rank, 3 * rank + 3)),))
 
 
 def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
@@ -84,7 +85,7 @@ def test_a_commit_known_to_one_survivor_is_kept() -> None:
 
 
 def test_votes_of_an_older_epoch_prove_nothing() -> None:
-    old = tuple(Vote(Stamp(Version(7), Epoch(2)), Rank(r), Span(0, 1), Span(0, 3)) for r in range(4))
+    old = tuple(Vote(Stamp(Version(7), Epoch(2)), Rank(r), (WorkSpan(Span(0, 1), Span(0, 3)),)) for r in range(4))
     known = {rank: replace(report, votes=old) for rank, report in reports(0, 1, 2).items()}
     verdict = decide(register(), known, NOBODY, replan)
     assert isinstance(verdict, Proceed) and verdict.activation.resume == BASE

@@ -20,6 +20,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.control.store import file_store
 from elaswave_fx.control.store.file_store import FileStore, read_lines
@@ -34,7 +35,8 @@ START = Register(Term(0), FIRST, SEED, SEED, None, SEED)
 
 def commit(version: int, epoch: int = 0) -> Certificate:
     stamp = Stamp(Version(version), Epoch(epoch))
-    votes = tuple(Vote(stamp, Rank(r), Span(0, 1), Span(6 * r, 6 * r + 6), Payload(count=6.0).pack()) for r in (0, 1))
+    halves = [WorkSpan(Span(0, 1), Span(6 * r, 6 * r + 6)) for r in (0, 1)]
+    votes = tuple(Vote(stamp, Rank(r), (half,), Payload(count=6.0).pack()) for r, half in enumerate(halves))
     return Certificate(stamp, votes)
 
 

@@ -60,6 +60,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.tiling import Tile
@@ -87,7 +88,7 @@ def activate(epoch: int = 0, ballot: Ballot = BALLOT, resume: Stamp = SEED, roll
 
 def certificate(version: int = 1, voters: tuple[Rank, ...] = (ME, PEER)) -> Certificate:
     stamp = Stamp(Version(version), Epoch(0))
-    return Certificate(stamp, tuple(Vote(stamp, r, Span(0, 1), HALF if r == ME else REST) for r in voters))
+    return Certificate(stamp, tuple(Vote(stamp, r, (WorkSpan(Span(0, 1), HALF if r == ME else REST),)) for r in voters))
 
 
 def holdings(committed: Stamp = SEED, votes: tuple[Vote, ...] = ()) -> Holdings:

@@ -45,6 +45,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.tiling import Tile
@@ -118,7 +119,7 @@ def record(base_digest: int) -> Record:
 
 def vote_of(rank: Rank, epoch: int = 0) -> VoteCast:
     stamp = Stamp(Version(1), Epoch(epoch))
-    return VoteCast(Epoch(epoch), Vote(stamp, rank, Span(0, 1), HALF if rank == ME else REST))
+    return VoteCast(Epoch(epoch), Vote(stamp, rank, (WorkSpan(Span(0, 1), HALF if rank == ME else REST),)))
 
 
 def test_a_step_from_load_to_update() -> None:

@@ -25,6 +25,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message, RankSocket, decode, encode
 from elaswave_fx.errors import CommError
@@ -33,7 +34,7 @@ from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.cluster import first_assignment
 
 STAMP = Stamp(Version(7), Epoch(2))
-VOTE = Vote(STAMP, Rank(1), Span(0, 2), Span(3, 6), b"\x00\xff")
+VOTE = Vote(STAMP, Rank(1), (WorkSpan(Span(0, 2), Span(3, 6)),), b"\x00\xff")
 CERTIFICATE = Certificate(STAMP, (VOTE,))
 RECORD = Record(STAMP, (Part(Rank(0), Span(0, 3)),), 2**63 + 1)
 REPORT = Report(

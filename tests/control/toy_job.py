@@ -41,6 +41,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
+    WorkSpan,
 )
 from elaswave_fx.control.store.file_store import FileStore, read_lines
 from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
@@ -225,7 +226,7 @@ class ToyRank:
         tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
         flags = STOP_WANTED if self.wants_stop() else 0
         payload = Payload(count=len(tile.samples), content_hash=stamp.version, state_digest=self.rank, flags=flags)
-        vote = Vote(stamp, self.rank, tile.units, tile.samples, payload.pack())
+        vote = Vote(stamp, self.rank, (WorkSpan(tile.units, tile.samples),), payload.pack())
         self.votes[stamp, self.rank] = vote
         for peer in members:
             self._send(peer, vote)

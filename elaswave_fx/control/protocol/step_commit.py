@@ -56,7 +56,7 @@ from elaswave_fx.control.protocol.rank_state import (
     install,
     report,
 )
-from elaswave_fx.control.protocol.types import BoxId, Certificate, Copy, Part, Record, Stamp, Vote
+from elaswave_fx.control.protocol.types import BoxId, Certificate, Copy, Part, Record, Stamp, Vote, WorkSpan
 from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.topology import Epoch, Rank
 
@@ -206,7 +206,7 @@ def _paused(state: RankState, now_s: float) -> bool:
 def _vote(state: RankState) -> Result:
     assert state.view is not None
     view, version = state.view, state.next_version
-    vote = Vote(Stamp(version, state.epoch), state.rank, view.units, view.samples)
+    vote = Vote(Stamp(version, state.epoch), state.rank, (WorkSpan(view.units, view.samples),))
     state = replace(
         state,
         phase=VOTED,

@@ -70,16 +70,22 @@ class Record(NamedTuple):
     base_digest: int
 
 
+class WorkSpan(NamedTuple):
+    """A rectangle of the work plane; samples count within the step."""
+
+    units: Span
+    samples: Span
+
+
 class Vote(NamedTuple):
-    """Yes of one rank to one version: all records of its boxes are there; and the samples that it consumed.
+    """Yes of one rank to one version: all records of its boxes are there; and what it consumed, span by span.
 
     `payload`: the vote as the engine cast it; `ledger.py` alone reads it.
     """
 
     stamp: Stamp
     rank: Rank
-    units: Span
-    samples: Span
+    consumed: tuple[WorkSpan, ...]
     payload: bytes = b""
 
 

@@ -13,15 +13,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elaswave_fx.control.protocol.types import Certificate, Vote
+from elaswave_fx.control.protocol.types import Certificate, WorkSpan
 from elaswave_fx.observe.metrics import coverage
+from elaswave_fx.plan.box import Span
 
-_HEAD = struct.Struct("<dddQQQQQQQQQQ")
+_HEAD = struct.Struct("<dddQQQQQQ")
+_SPAN = struct.Struct("<QQQQ")
 _WORD = 8
 _MODULUS = 1 << 128
 
 STOP_WANTED = 1
 """Bit of `Payload.flags`: the rank was asked to end the run."""
+
+MOST_SPANS = 8
+"""Separate spans that a vote has room for; what a rank consumes is one tile as a rule."""
+
+_FIXED = _HEAD.size + MOST_SPANS * _SPAN.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +36,8 @@ class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's; digests are sums modulo 2^128.
 
     `content_hash`: of the samples that the rank fed to the step. `state_digest`: of the boxes that it owns, as they
-    stood when the step began. `consumed`: first unit, last + 1, first sample, last + 1 of what it ran forward,
-    `area` of it in units x samples. `grad_squares`: of each box of the job, 0 for those that others own.
+    stood when the step began. `consumed`: what it ran forward, with its holes and with what was run twice.
+    `grad_squares`: of each box of the job, 0 for those that others own. The layout is that of `native/exec/vote.h`.
     """
 
     loss: float = 0.0
@@ -39,8 +46,7 @@ class Payload:
     flags: int = 0
     content_hash: int = 0
     state_digest: int = 0
-    consumed: tuple[int, int, int, int] = (0, 0, 0, 0)
-    area: int = 0
+    consumed: tuple[WorkSpan, ...] = ()
     grad_squares: tuple[float, ...] = ()
 
     def pack(self) -> bytes:
@@ -48,20 +54,23 @@ class Payload:
         low = (1 << 64) - 1
         hashes = (self.content_hash, self.state_digest)
         words = [word for value in hashes for word in (value & low, value >> 64)]
-        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, *self.consumed, self.area)
-        return head + struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
+        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, len(self.consumed))
+        spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
+        squares = struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
+        return (head + spans).ljust(_FIXED, b"\0") + squares
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Nothing said gives zeros. Raises `ValueError` for a payload that breaks off."""
+        """Nothing said gives zeros. Raises `ValueError` for a payload that breaks off, or has too many spans."""
         if not data:
             return Payload()
-        if len(data) < _HEAD.size or len(data) % _WORD:
-            raise ValueError(
-                f"ledger: a vote's payload has {len(data)} bytes; whole words, at least {_HEAD.size} bytes"
-            )
-        loss, count, memory, flags, content, content_high, state, state_high, *run = _HEAD.unpack_from(data)
-        squares = struct.unpack_from(f"<{(len(data) - _HEAD.size) // _WORD}d", data, _HEAD.size)
+        if len(data) < _FIXED or len(data) % _WORD:
+            raise ValueError(f"ledger: a vote's payload has {len(data)} bytes; whole words, at least {_FIXED} bytes")
+        loss, count, memory, flags, content, content_high, state, state_high, spans = _HEAD.unpack_from(data)
+        if spans > MOST_SPANS:
+            raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
+        edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
+        squares = struct.unpack_from(f"<{(len(data) - _FIXED) // _WORD}d", data, _FIXED)
         return Payload(
             loss,
             count,
@@ -69,8 +78,7 @@ class Payload:
             flags,
             content | content_high << 64,
             state | state_high << 64,
-            tuple(run[:4]),
-            run[4],
+            tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges),
             squares,
         )
 
@@ -81,7 +89,7 @@ def line_of(certificate: Certificate) -> dict[str, Any]:
     payloads = [Payload.unpack(vote.payload) for vote in votes]
     return {
         "step": certificate.stamp.version - 1,
-        "tiles": {str(vote.rank): [_tile(vote)] for vote in votes},
+        "tiles": {str(vote.rank): [list(edges_of(span)) for span in vote.consumed] for vote in votes},
         "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
         "weight_sum": sum(payload.count for payload in payloads),
         "content_hash": f"{sum(payload.content_hash for payload in payloads) % _MODULUS:032x}",
@@ -128,5 +136,6 @@ def covers_once(
     return f"ledger: has step {min(beyond)} of a run of {steps} steps" if beyond else None
 
 
-def _tile(vote: Vote) -> list[int]:
-    return [vote.units.lo, vote.units.hi, vote.samples.lo, vote.samples.hi]
+def edges_of(span: WorkSpan) -> tuple[int, int, int, int]:
+    """First unit, last + 1, first sample, last + 1."""
+    return span.units.lo, span.units.hi, span.samples.lo, span.samples.hi

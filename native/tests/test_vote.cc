@@ -1,0 +1,87 @@
+// Votes: what a rank consumed as rectangles, and the bytes that control/store/ledger.py reads.
+#include "exec/vote.h"
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+using namespace elaswave::exec;
+
+namespace {
+
+// Micro-batches one after the other, each through all units of a tile.
+Consumed tile(std::uint64_t unit_lo, std::uint64_t unit_hi, std::uint64_t lo, std::uint64_t hi, std::uint64_t size) {
+  Consumed consumed;
+  for (std::uint64_t at = lo; at < hi; at += size) {
+    for (std::uint64_t unit = unit_lo; unit < unit_hi; ++unit) consumed.add(unit, at, std::min(at + size, hi));
+  }
+  return consumed;
+}
+
+void check_spans(const Consumed& consumed, const std::vector<WorkSpan>& expected) {
+  CHECK(consumed.spans() == expected);
+}
+
+std::string hex_of(const std::vector<std::uint64_t>& words) {
+  std::string text;
+  char digits[3];
+  for (const std::uint64_t word : words) {
+    for (int byte = 0; byte < 8; ++byte) {
+      std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned>(word >> (8 * byte) & 0xff));
+      text += digits;
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST(a_tile_is_one_rectangle_however_it_is_run) {
+  check_spans(Consumed(), {});
+  check_spans(tile(2, 5, 8, 16, 3), {{2, 5, 8, 16}});
+  Consumed backwards;
+  for (const std::uint64_t at : {12, 8, 10}) backwards.add(1, at, at + 2);
+  check_spans(backwards, {{1, 2, 8, 14}});
+}
+
+TEST(holes_and_repetitions_are_told) {
+  Consumed hole = tile(0, 3, 0, 4, 2);
+  hole.add(0, 6, 8);
+  hole.add(1, 6, 8);
+  check_spans(hole, {{0, 2, 0, 4}, {0, 2, 6, 8}, {2, 3, 0, 4}});
+  Consumed twice = tile(0, 1, 0, 4, 2);
+  twice.add(0, 0, 2);
+  check_spans(twice, {{0, 1, 0, 2}, {0, 1, 0, 4}});
+  Consumed apart = tile(0, 1, 0, 4, 4);
+  apart.add(2, 0, 4);
+  check_spans(apart, {{0, 1, 0, 4}, {2, 3, 0, 4}});
+}
+
+TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
+  const Vote vote{1.5, 6.0, 1048576.0, Vote::kStop, {3, 4}, {5, 6}, {{2, 5, 8, 16}, {7, 8, 0, 4}}, {0.25, 0.0, 4.0}};
+  std::ifstream file(GOLDEN_VOTE);
+  const std::string golden((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  CHECK_EQUAL(hex_of(vote.pack()), golden);
+  const Vote back = Vote::unpack(vote.pack(), 3);
+  CHECK(back.consumed == vote.consumed && back.squares == vote.squares);
+  CHECK_EQUAL(back.flags, Vote::kStop);
+  CHECK_EQUAL(back.memory_bytes, 1048576.0);
+  CHECK(back.content.hi == 4 && back.state.lo == 5);
+}
+
+TEST(a_vote_that_is_none_is_refused) {
+  const std::vector<std::uint64_t> words = Vote().pack();
+  CHECK_THROWS(ExecError, "41 words; with 2 boxes it has 43", Vote::unpack(words, 2));
+  std::vector<std::uint64_t> many = words;
+  many[8] = 9;
+  CHECK_THROWS(ExecError, "says that it has 9 spans; there is room for 8", Vote::unpack(many, 0));
+  Vote scattered;
+  scattered.consumed.resize(9);
+  CHECK_THROWS(ExecError, "9 separate spans were consumed; a vote has room for 8", scattered.pack());
+}
+
+int main(int argc, char** argv) { return elaswave::tests::run(argc, argv); }

@@ -1,0 +1,39 @@
+"""The payload of a vote is read as `native/exec/vote.h` writes it: `native/tests/test_vote.cc` has the same golden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote, WorkSpan
+from elaswave_fx.control.store.ledger import STOP_WANTED, Payload, line_of
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Epoch, Rank
+
+GOLDEN = bytes.fromhex((Path(__file__).parent.parent / "golden" / "vote.hex").read_text())
+SPANS = (WorkSpan(Span(2, 5), Span(8, 16)), WorkSpan(Span(7, 8), Span(0, 4)))
+
+
+def test_the_bytes_are_those_that_the_engine_writes() -> None:
+    vote = Payload.unpack(GOLDEN)
+    assert vote.pack() == GOLDEN
+    assert vote == Payload(1.5, 6.0, 2**20, STOP_WANTED, 3 + (4 << 64), 5 + (6 << 64), SPANS, (0.25, 0.0, 4.0))
+
+
+def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
+    assert Payload.unpack(b"") == Payload()
+    with pytest.raises(ValueError, match="a vote's payload has 320 bytes; whole words, at least 328 bytes"):
+        Payload.unpack(GOLDEN[:320])
+    with pytest.raises(ValueError, match="has 330 bytes"):
+        Payload.unpack(GOLDEN[:330])
+    with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):
+        Payload.unpack(GOLDEN[:64] + (9).to_bytes(8, "little") + GOLDEN[72:])
+
+
+def test_a_line_lists_the_spans_of_every_rank() -> None:
+    stamp = Stamp(Version(4), Epoch(1))
+    votes = (Vote(stamp, Rank(2), SPANS, GOLDEN), Vote(stamp, Rank(0), SPANS[:1], Payload(count=1.0).pack()))
+    line = line_of(Certificate(stamp, votes))
+    assert line["tiles"] == {"0": [[2, 5, 8, 16]], "2": [[2, 5, 8, 16], [7, 8, 0, 4]]}
+    assert (line["step"], line["epoch"], line["weight_sum"]) == (3, 1, 7.0)
