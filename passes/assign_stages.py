@@ -15,6 +15,7 @@ import torch
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.copies import least_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
@@ -81,6 +82,7 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int) -> 
         batch_coupled=bool(artifact.batch_coupled),
         state_bytes_per_element=_MASTER_BYTES + GRADIENT_BYTES + 4 * state_tensors,
         work_bytes_per_element=itemsize,
+        least_elements=least_elements(sum(bucket.numel for bucket in artifact.buckets)),
     )
 
 

@@ -1,30 +1,69 @@
-"""Boxes and who keeps their copies: cut once at the first plan, then only handed from rank to rank.
+"""Boxes and who keeps their copies: cut from the program alone, then dealt to ranks, and later handed on among them.
 
 In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and holders. Pure and deterministic.
 
-    bucket of 10 elements, first read on ranks 0 and 2  ->  [0, 5) owned by 0, [5, 10) owned by 2
-    choose_holders, hosts (0, 1) and (2, 3), one copy   ->  [0, 5) held by 2 (other host, same bucket), [5, 10) by 0
+    bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
+    first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
+    choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elaswave_fx.plan.box import Box
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Bucket, Workload
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Host, Rank, Topology
 
+BOXES = 512
+"""About as many boxes does a large program have: two for each of 256 ranks, eight times the 32 that start a large job
+here. There are no more of them because every re-plan goes through all."""
 
-def cut_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
-    """Every bucket split evenly over the ranks of its first user, who own a piece each; empty pieces left out."""
-    boxes = []
+LEAST_ELEMENTS = 8192
+"""About the smallest box that a bucket is cut into, 32 KiB in fp32. However small it is, a box costs every step its
+messages and a call of the optimizer, so a small program shall not have hundreds. Smaller buckets stay whole."""
+
+ALIGNMENT = 32
+"""Boxes begin at multiples of so many elements, a cache line also in bf16, so that kernels run on whole vectors."""
+
+
+def least_elements(total: int) -> int:
+    """The smallest box, in elements, of a program that trains `total` elements."""
+    return max(LEAST_ELEMENTS, -(-total // BOXES))
+
+
+def cut_bucket(numel: int, least: int) -> tuple[Span, ...]:
+    """The boxes of a bucket: equal ones, up to a cache line, of `least` elements or more, if it has as many.
+
+    Their number is a power of two or three times one, so that 2, 3, 4, 6 or 8 ranks share them evenly.
+    """
+    most = max(1, min(numel // least, numel // ALIGNMENT))
+    power = 1 << (most.bit_length() - 1)
+    count = 3 * power // 2 if 3 * power // 2 <= most and power > 1 else power
+    borders = [ALIGNMENT * span.hi for span in consecutive(even_split(numel // ALIGNMENT, count))]
+    return tuple(Span(lo, hi) for lo, hi in itertools.pairwise((0, *borders[:-1], numel)))
+
+
+def deal_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
+    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user.
+
+    Runs are as equal as can be; the longer ones go to whoever owns least of the buckets before.
+    """
+    boxes: list[Box] = []
+    owned: Counter[Rank] = Counter()
     for index, bucket in enumerate(workload.buckets):
-        owners = sorted(t.rank for t in tiles if bucket.users[0] in t.units)
-        spans = consecutive(even_split(bucket.numel, len(owners)))
-        boxes += [Box(index, span, rank) for rank, span in zip(owners, spans, strict=True) if span]
+        spans = cut_bucket(bucket.numel, workload.least_elements)
+        ranks = sorted(t.rank for t in tiles if bucket.users[0] in t.units)
+        each, rest = divmod(len(spans), len(ranks))
+        longer = sorted(ranks, key=lambda rank: (owned[rank], rank))[:rest]
+        owners = [rank for rank in ranks for _ in range(each + (rank in longer))]
+        for owner, span in zip(owners, spans, strict=True):
+            boxes.append(Box(index, span, owner))
+            owned[owner] += len(span)
     return with_readers(boxes, workload, tiles)
 
 

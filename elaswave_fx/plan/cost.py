@@ -60,6 +60,7 @@ class Workload:
     `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
     `work_bytes_per_element` is the size of an element as the units compute with it.
     `batch_coupled`: a micro-batch is exactly one granule. `micro_batch`: the user's upper bound in samples, if any.
+    `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     """
 
     units: tuple[UnitCost, ...]
@@ -71,6 +72,7 @@ class Workload:
     state_bytes_per_element: int = 16
     work_bytes_per_element: int = 4
     micro_batch: int | None = None
+    least_elements: int = 1
 
     def __post_init__(self) -> None:
         if not self.units:

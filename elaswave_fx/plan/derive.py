@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.copies import choose_holders, cut_boxes, kept_elements
+from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 from elaswave_fx.plan.memory import tile_memory
 from elaswave_fx.plan.plan import Hop, Plan, Predicted, RankCost
@@ -48,12 +48,12 @@ def make_plan(
 ) -> Plan:
     """The plan of a tiling; PlanError if its schedule cannot run to the end.
 
-    Boxes are cut and get `copies` holders each, unless `boxes` are given: those are taken as they are.
+    Boxes are dealt and get `copies` holders each, unless `boxes` are given: those are taken as they are.
     """
     hops = find_hops(workload, tiles)
     if boxes is None:
         ranks = [tile.rank for tile in tiles]
-        boxes = choose_holders(topology, cut_boxes(workload, tiles), ranks, copies)
+        boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
     work = step_work(workload, topology, tiles, hops)
     schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, kept)

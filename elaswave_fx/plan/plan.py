@@ -240,4 +240,5 @@ def _workload_of(data: dict[str, Any]) -> Workload:
         state_bytes_per_element=data["state_bytes_per_element"],
         work_bytes_per_element=data["work_bytes_per_element"],
         micro_batch=data["micro_batch"],
+        least_elements=data["least_elements"],
     )

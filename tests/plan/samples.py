@@ -21,7 +21,8 @@ def chain(
     batch_coupled: bool = False,
 ) -> Workload:
     """Units in a chain; besides: a skip from the first unit to the last, a mask that all read (no gradient), a bias
-    without a sample axis (with gradient), a bucket per unit and one tied between the first and the last unit."""
+    without a sample axis (with gradient), a bucket per unit, cut into two boxes, and one tied between the first and
+    the last unit."""
     costs = costs or [1e-3] * units
     later = tuple(range(1, units))
     values = [Value(f"h{i}", i, (i + 1,), 100) for i in range(units - 1)]
@@ -41,6 +42,7 @@ def chain(
         global_batch,
         granule,
         batch_coupled,
+        least_elements=48,
     )
 
 

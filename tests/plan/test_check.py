@@ -127,23 +127,23 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "owner holds": (
         lambda p: with_box(p, 0, holders=(Rank(0),)),
-        "plan 0: box [0, 50) of bucket u0 is owned and held by rank 0; a holder is another rank than the owner",
+        "plan 0: box [0, 64) of bucket u0 is owned and held by rank 0; a holder is another rank than the owner",
     ),
     "held twice": (
         lambda p: with_box(p, 0, holders=(Rank(2), Rank(2))),
-        "plan 0: box [0, 50) of bucket u0 is held by (2, 2); a rank holds a box once",
+        "plan 0: box [0, 64) of bucket u0 is held by (2, 2); a rank holds a box once",
     ),
     "held by a stranger": (
         lambda p: with_box(p, 0, holders=(Rank(9),)),
-        "plan 0: box [0, 50) of bucket u0 is held by rank 9, which has no tile",
+        "plan 0: box [0, 64) of bucket u0 is held by rank 9, which has no tile",
     ),
     "catching up but no holder": (
         lambda p: with_box(p, 0, catching_up=(Rank(1),)),
-        "plan 0: box [0, 50) of bucket u0 is awaited by (1,) and held by (2,); those that catch up are holders",
+        "plan 0: box [0, 64) of bucket u0 is awaited by (1,) and held by (2,); those that catch up are holders",
     ),
     "readers": (
         lambda p: with_box(p, 0, readers=(Rank(0), Rank(1))),
-        "plan 0: box [0, 50) of bucket u0 is read by (0, 1); users of its bucket run on (0, 2)",
+        "plan 0: box [0, 64) of bucket u0 is read by (0, 1); users of its bucket run on (0, 2)",
     ),
     "missing hop": (
         lambda p: without_hop(p, 0),
@@ -187,7 +187,7 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "memory": (
         lambda p: with_memory(p, 5000),
-        "plan 0: rank 0 needs 5264 bytes and has 5000; a tile fits in the memory of its rank",
+        "plan 0: rank 0 needs 5232 bytes and has 5000; a tile fits in the memory of its rank",
     ),
     "deadlock": (
         lambda p: with_bound(
@@ -208,7 +208,7 @@ def test_a_planted_violation_is_named(kind: str) -> None:
 
 def test_a_good_plan_passes() -> None:
     check_plan(good())
-    check_plan(with_memory(good(), 5504))
+    check_plan(with_memory(good(), 5520))
     workload = chain(4, 16)
     check_plan(make_plan(local_topology(5), workload, uneven_rows(workload), "rows"))
 

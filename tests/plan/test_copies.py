@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import with_readers
+from elaswave_fx.plan.copies import ALIGNMENT, BOXES, cut_bucket, least_elements, with_readers
+from elaswave_fx.plan.cost import Bucket
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
@@ -53,7 +54,7 @@ def test_copies_of_one_rank_spread_over_several_holders() -> None:
     for box in plan.boxes:
         held[box.holders[0]] += len(box.span)
         holders_of[box.owner][box.holders[0]] += len(box.span)
-    assert max(held.values()) - min(held.values()) <= max(len(b.span) for b in plan.boxes)
+    assert max(held.values()) - min(held.values()) <= 2 * max(len(b.span) for b in plan.boxes)
     assert all(len(spread) == 4 for spread in holders_of.values())
 
 
@@ -86,9 +87,9 @@ def test_a_refusal_counts_copies_and_names_them() -> None:
 
 def test_layouts_are_owners_and_spans() -> None:
     plan = planned(2, 2)
-    assert plan.layouts["u0"] == ((0, Span(0, 50)), (2, Span(50, 100)))
+    assert plan.layouts["u0"] == ((0, Span(0, 64)), (2, Span(64, 100)))
     handed_over = replace(plan, boxes=tuple(replace(b, owner=Rank(3), holders=()) for b in plan.boxes))
-    assert handed_over.layouts["u0"] == ((3, Span(0, 50)), (3, Span(50, 100)))
+    assert handed_over.layouts["u0"] == ((3, Span(0, 64)), (3, Span(64, 100)))
 
 
 def test_an_owner_that_does_not_read_the_bucket_takes_part_in_its_sum() -> None:
@@ -114,3 +115,45 @@ def test_memory_per_parameter_counts_every_copy() -> None:
     assert (ours["state"], ours["copies"], bare["copies"]) == (base, base, 0)
     assert (ours["records"], bare["records"], per_parameter(plan, "state")["records"]) == (8, 4, 4)
     assert ours["parameters"] == bare["parameters"] >= 2 * plan.workload.work_bytes_per_element
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10**6), st.integers(100, 10**6))
+def test_boxes_of_a_bucket_are_equal_aligned_and_not_too_small(numel: int, least: int) -> None:
+    spans = cut_bucket(numel, least)
+    assert [span.lo for span in spans] == [0, *(span.hi for span in spans[:-1])] and spans[-1].hi == numel
+    assert all(span.lo % ALIGNMENT == 0 for span in spans)
+    count, sizes = len(spans), {len(span) for span in spans}
+    assert count == 1 or max(sizes) - min(sizes) < 2 * ALIGNMENT
+    assert count == 1 or min(sizes) > least - 2 * ALIGNMENT
+    # Twice as many would be too small: no bucket is cut more coarsely than it must be.
+    assert 2 * count * max(least, ALIGNMENT) > numel
+    assert (count & -count) in (count, count // 3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(1, 300_000), min_size=3, max_size=12))
+def test_boxes_are_those_of_the_program_and_shared_evenly(dp: int, pp: int, sizes: list[int]) -> None:
+    shape = chain(len(sizes), 24)
+    buckets = tuple(Bucket(f"u{i}", numel, (i,)) for i, numel in enumerate(sizes))
+    workload = replace(shape, buckets=buckets, least_elements=least_elements(sum(sizes)))
+    plan = plan_uniform(workload, local_topology(dp * pp), Parallel(dp, pp))
+    check_plan(plan)
+    alone = plan_uniform(workload, local_topology(1), Parallel(1, 1))
+    assert [(b.bucket, b.span) for b in plan.boxes] == [(b.bucket, b.span) for b in alone.boxes]
+    for stage in {tile.units for tile in plan.tiles}:
+        ranks = [tile.rank for tile in plan.tiles if tile.units == stage]
+        owned = [sum(len(box.span) for box in plan.boxes if box.owner == rank) for rank in ranks]
+        rounding = ALIGNMENT * len(sizes)
+        assert max(owned) - min(owned) <= max(len(box.span) for box in plan.boxes) + rounding
+    for index in range(len(sizes)):
+        owners = [box.owner for box in plan.boxes if box.bucket == index]
+        assert owners == sorted(owners), "a rank owns one run of a bucket"
+
+
+def test_a_large_program_has_boxes_for_eight_times_its_ranks() -> None:
+    numel = 10_000_000
+    spans = cut_bucket(numel, least_elements(10 * numel))
+    assert BOXES // 2 <= 10 * len(spans) <= BOXES
+    small = [65536, 768, 131072]
+    assert [len(cut_bucket(numel, least_elements(sum(small)))) for numel in small] == [8, 1, 16]

@@ -175,8 +175,8 @@ def test_a_shape_that_cannot_work_names_its_key_and_the_nearest_value(
 def test_what_does_not_fit_names_the_depth_that_does() -> None:
     with pytest.raises(ConfigError, match=r"^parallel.pp=1: does not fit in memory: a stage needs about .* a rank has "
                        r".*; nearest valid value: parallel.pp=5$"):  # fmt: skip
-        uniform(chain(6), 1, 1, memory=7_000)
-    uniform(chain(6), 1, 5, memory=7_000)
+        uniform(chain(6), 1, 1, memory=7_200)
+    uniform(chain(6), 1, 5, memory=7_200)
     with pytest.raises(ConfigError, match=r"no parallel.pp up to 6 fits at parallel.dp=1$"):
         uniform(chain(6), 1, 1, memory=100)
 
