@@ -1,11 +1,9 @@
 #include "buckets.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "memory.h"
 #include "program.h"
 
 namespace elaswave::exec {
@@ -41,7 +39,7 @@ void Buckets::install(const std::vector<BucketSpec>& specs) {
     const std::vector<RankId>& group = bucket.spec.group;
     const bool member = std::find(group.begin(), group.end(), transfers_.rank()) != group.end();
     if (member && !bucket.work.defined()) {
-      bucket.work = at::empty({bucket.spec.numel}, bucket.spec.dtype);
+      bucket.work = device_empty({bucket.spec.numel}, bucket.spec.dtype);
       bucket.stale = true;
     } else if (!member) {
       bucket.work = at::Tensor();
@@ -67,7 +65,7 @@ std::size_t Buckets::add_region(const Parameter& parameter) {
   for (std::size_t i = 0; i < bucket.regions.size(); ++i) {
     if (bucket.regions[i].offset == offset && bucket.regions[i].numel == numel) return i;
   }
-  if (!bucket.accumulator.defined()) bucket.accumulator = at::zeros({bucket.spec.numel}, at::kFloat);
+  if (!bucket.accumulator.defined()) bucket.accumulator = device_zeros({bucket.spec.numel}, at::kFloat);
   bucket.regions.push_back({offset, numel, view_of(bucket.accumulator, parameter)});
   return bucket.regions.size() - 1;
 }
@@ -104,7 +102,7 @@ void Buckets::accumulate(BucketId id, std::size_t region, const at::Tensor& grad
 at::Tensor Buckets::gradient(BucketId id) {
   Bucket& bucket = at(id);
   if (!bucket.work.defined()) return {};
-  if (!bucket.accumulator.defined()) bucket.accumulator = at::zeros({bucket.spec.numel}, at::kFloat);
+  if (!bucket.accumulator.defined()) bucket.accumulator = device_zeros({bucket.spec.numel}, at::kFloat);
   for (Region& region : bucket.regions) {
     if (!region.written) region.view.zero_();
   }

@@ -1,12 +1,12 @@
 #include "buffer_updates.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "memory.h"
 #include "program.h"
 
 namespace elaswave::exec {
@@ -60,7 +60,7 @@ void BufferUpdates::exchange() {
         mine = pack(update, span);
         update.packed.push_back(mine);
       } else {
-        update.packed.push_back(at::empty({(span.hi - span.lo) / granule_, update.bytes}, at::kByte));
+        update.packed.push_back(host_empty({(span.hi - span.lo) / granule_, update.bytes}, at::kByte));
         update.transfers.push_back(transfers_.receive(update.packed.back(), span.rank, tag));
       }
     }
@@ -72,7 +72,7 @@ void BufferUpdates::exchange() {
 }
 
 at::Tensor BufferUpdates::pack(const Update& update, const OwnedSpan& span) const {
-  at::Tensor packed = at::empty({(span.hi - span.lo) / granule_, update.bytes}, at::kByte);
+  at::Tensor packed = host_empty({(span.hi - span.lo) / granule_, update.bytes}, at::kByte);
   auto* out = packed.mutable_data_ptr<std::uint8_t>();
   for (std::int64_t first = span.lo; first < span.hi; first += granule_) {
     const auto found = update.granules.find(first);
@@ -95,7 +95,7 @@ std::vector<at::Tensor> BufferUpdates::unpack(const Update& update, const at::Te
   std::vector<at::Tensor> values;
   const auto* in = packed.const_data_ptr<std::uint8_t>() + granule * update.bytes;
   for (const GranuleValue& declared : update.spec.values) {
-    at::Tensor value = at::empty(declared.shape, declared.dtype);
+    at::Tensor value = host_empty(declared.shape, declared.dtype);
     std::memcpy(value.mutable_data_ptr(), in, value.nbytes());
     in += padded(bytes_of(declared));
     values.push_back(std::move(value));

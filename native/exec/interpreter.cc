@@ -1,6 +1,5 @@
 // The step program's interpreter: the order of instructions, the vote, and what is left after a failure. What FORWARD
 // and BACKWARD do is in units.cc.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 
 #include "below_autograd_guard.h"
 #include "engine.h"
+#include "memory.h"
 
 namespace elaswave::exec {
 namespace {
@@ -167,13 +167,13 @@ void Engine::execute(const Step& step, bool train) {
 void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, std::size_t channel) {
   const auto size = static_cast<std::int64_t>(words.size());
   const std::uint64_t tag = tag_of(kVoteTag, channel);
-  at::Tensor own = at::empty({size}, at::kLong);
+  at::Tensor own = host_empty({size}, at::kLong);
   std::copy(words.begin(), words.end(), reinterpret_cast<std::uint64_t*>(own.mutable_data_ptr<std::int64_t>()));
   std::vector<std::pair<RankId, at::Tensor>> parts;
   std::vector<comm::Transfer> receives, posted;
   for (const RankId rank : spec_.world) {
     if (rank == transfers_.rank()) continue;
-    parts.emplace_back(rank, at::empty({size}, at::kLong));
+    parts.emplace_back(rank, host_empty({size}, at::kLong));
     receives.push_back(transfers_.receive(parts.back().second, rank, tag));
   }
   posted = receives;

@@ -1,10 +1,10 @@
 // Units: where their inputs come from and their outputs and gradients go; running one, or waiting as long as it takes.
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include "engine.h"
 #include "kernels/keyed.h"
+#include "memory.h"
 
 namespace elaswave::exec {
 namespace {
@@ -128,7 +128,7 @@ std::vector<c10::IValue> Engine::zero_outputs(const std::vector<OutputBinding>& 
       output = kCountOfSample * samples;
     } else if (const auto* yielded = std::get_if<UpdateValue>(&binding)) {
       const GranuleValue& value = updates_.spec(yielded->update).values[yielded->number];
-      output = at::zeros(value.shape, value.dtype);
+      output = device_zeros(value.shape, value.dtype);
     }
   }
   return outputs;

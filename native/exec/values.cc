@@ -1,11 +1,10 @@
 #include "values.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <sstream>
 
+#include "memory.h"
 #include "program.h"
 
 namespace elaswave::exec {
@@ -53,17 +52,17 @@ void Values::post_receive(const Step& step) {
   Piece piece{{}, {}, step.lo, step.hi};
   if (!spec.sample_axis && step.grad) {
     // Every reader adds its own summand; the first takes the place of the sum.
-    piece.staging = at::empty(spec.shape, spec.dtype);
+    piece.staging = device_empty(spec.shape, spec.dtype);
     piece.transfer = transfers_.receive(piece.staging, step.peer, step.tag);
     target.pending.push_back(std::move(piece));
     return;
   }
   if (!target.tensor.defined()) {
-    target.tensor = at::empty(shape_of(spec, samples(step.micro_batch)), spec.dtype);
+    target.tensor = device_empty(shape_of(spec, samples(step.micro_batch)), spec.dtype);
     target.own = true;
   }
   at::Tensor part = samples_of(target.tensor, spec, step.lo, step.hi);
-  if (!part.is_contiguous()) part = piece.staging = at::empty(part.sizes(), spec.dtype);
+  if (!part.is_contiguous()) part = piece.staging = device_empty(part.sizes(), spec.dtype);
   piece.transfer = transfers_.receive(part, step.peer, step.tag);
   target.pending.push_back(std::move(piece));
 }
@@ -124,7 +123,7 @@ at::Tensor Values::gradient(ValueId value, std::int64_t micro_batch) {
 
 at::Tensor Values::zeros(ValueId value, std::int64_t micro_batch) const {
   const ValueSpec& spec = declared(value);
-  return at::zeros(shape_of(spec, samples(micro_batch)), spec.dtype);
+  return device_zeros(shape_of(spec, samples(micro_batch)), spec.dtype);
 }
 
 void Values::add_gradient(ValueId value, std::int64_t micro_batch, const at::Tensor& addend) {
