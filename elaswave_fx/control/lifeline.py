@@ -90,7 +90,7 @@ class Lifelines:
         found: list[Connected | Disconnected] = []
         for number, _ in self._poll.poll(0):
             if number == self._listener.fileno():
-                self._accept()
+                found += self._accept()
             elif number in self._connections:
                 found += self._read(self._connections[number])
         return found
@@ -103,16 +103,21 @@ class Lifelines:
         self._poll.close()
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> list[Connected | Disconnected]:
+        """Whoever has connected; a rank has said by then who it is, as a rule."""
+        found: list[Connected | Disconnected] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 stream, _ = self._listener.accept()
                 stream.setblocking(False)
-                self._connections[stream.fileno()] = _Connection(stream)
+                connection = _Connection(stream)
+                self._connections[stream.fileno()] = connection
                 self._poll.register(stream, select.EPOLLIN)
+                found += self._read(connection)
                 strangers = [each for each in self._connections.values() if each.rank is None]
                 if len(strangers) > STRANGERS_MAX:
                     self._drop(strangers[0])
+        return found
 
     def _read(self, connection: _Connection) -> list[Connected | Disconnected]:
         try:

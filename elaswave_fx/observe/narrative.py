@@ -49,7 +49,7 @@ def _agreed(epoch: int, fields: Fields) -> str:
     again = "" if redone is None else again
     back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
     who = _numbers(fields["members"])
-    why = "" if fields["why"].endswith("is done again") else f" ({fields['why']})"
+    why = "" if fields["how"] == "done again" else f" ({fields['why']})"
     return f"epoch {epoch}: {who} go on from step {fields['step']}{again}{back}{why}"
 
 

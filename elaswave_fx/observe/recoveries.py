@@ -26,9 +26,10 @@ NORMAL_STEPS = 10
 
 @dataclass
 class _Open:
-    """A recovery under way. `alive_s`: when everybody was last known to be alive; `signs_s`: the last sign of life of
-    single ranks; `faults_s`: when they were struck, as they said themselves."""
+    """A recovery under way. `first_s`: when it was first heard of; `alive_s`: when all were last known to be alive;
+    `signs_s`: the last sign of life of single ranks; `faults_s`: when they were struck, as they said."""
 
+    first_s: float
     alive_s: float | None
     normal_s: float | None
     signs_s: dict[int, float] = field(default_factory=dict)
@@ -52,11 +53,18 @@ class _Open:
             self.causes[rank] = (worth, cause)
 
     def began_s(self) -> float | None:
-        """The last sign of life of whoever was lost first; of everybody, if nobody was lost."""
-        lost = [self.faults_s.get(rank, self.signs_s.get(rank, self.alive_s)) for rank in self.ranks]
-        if not lost:
-            lost = [*self.faults_s.values(), *([] if self.faults_s else [self.alive_s])]
-        return min((sign_s for sign_s in lost if sign_s is not None), default=None)
+        """The last sign of life of whoever was lost first; of everybody, if nobody was lost. A step that failed before
+        for another reason belongs to the same recovery."""
+        lost = [self._last_sign_s(rank) for rank in self.ranks or self.faults_s] or [self.alive_s]
+        known = [sign_s for sign_s in lost if sign_s is not None]
+        return min(self.first_s, *known) if known else None
+
+    def _last_sign_s(self, rank: int) -> float | None:
+        """Faults carry the time at which the launcher read of them, which may be after the others have noticed."""
+        fault_s = self.faults_s.get(rank)
+        if fault_s is not None and (self.detected_s is None or fault_s <= self.detected_s):
+            return fault_s
+        return self.signs_s.get(rank, self.alive_s)
 
     def settle(self, members: list[int], lost: list[int]) -> None:
         """Accused ranks may have stayed: where links broke, both ends accuse each other."""
@@ -94,8 +102,9 @@ class Recoveries:
         if kind == "left" and fields["rank"] in self._settled:
             return  # it was left out before, and ends now
         if self._open is None:
-            self._open = _Open(self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
+            self._open = _Open(at_s, self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
         now = self._open
+        now.first_s = min(now.first_s, at_s)
         if kind == "fault":
             now.faults_s.setdefault(fields["rank"], at_s)
             now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", 3)

@@ -48,7 +48,8 @@ def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
     assert job.lines[1] == ("stopped", 1, {"members": [0, 1, 2]})
     _, epoch, fields = job.lines[2]
     assert epoch == 1 and fields == {
-        "members": [0, 1, 2], "lost": [3], "step": 0, "steps_redone": 1, "why": "step 0 is done again",
+        "members": [0, 1, 2], "lost": [3], "step": 0, "steps_redone": 1, "how": "done again",
+        "why": "step 0 is done again",
     }  # fmt: skip
 
 

@@ -94,6 +94,13 @@ def test_of_two_streams_of_a_rank_the_end_of_one_says_nothing(address: ControlAd
     assert heard(lifelines, 1) == [Disconnected(Rank(1))]
 
 
+def test_many_ranks_come_at_once(address: ControlAddress, lifelines: Lifelines) -> None:
+    lines = [Lifeline(address, Rank(rank)) for rank in range(3 * STRANGERS_MAX)]
+    for line in lines:
+        line.keep()
+    assert lifelines.events() == [Connected(Rank(rank)) for rank in range(len(lines))]
+
+
 @pytest.mark.parametrize(
     "greeting",
     [b"wrong 1\n", b"t" * 32 + b"\n", b"t" * 32 + b" -1\n", b"t" * 32 + b" one\n", b"x" * GREETING_BYTES_MAX],

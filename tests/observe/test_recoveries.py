@@ -7,7 +7,14 @@ from typing import Any
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.recoveries import Recoveries
 
-AGREED = {"members": [0, 1, 3], "lost": [2], "step": 12, "steps_redone": 1, "why": "step 12 is done again"}
+AGREED = {
+    "members": [0, 1, 3],
+    "lost": [2],
+    "step": 12,
+    "steps_redone": 1,
+    "how": "done again",
+    "why": "step 12 is done again",
+}
 PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains units"]}
 
 
@@ -67,6 +74,20 @@ def test_a_commit_that_needed_the_rank_is_a_sign_of_life_too() -> None:
     tell(book, ("agreed", 10.01, AGREED), ("resumed", 10.05, {"step": 12}))
     (entry,) = book.entries()
     assert entry["detect_ms"] == 10.0 and entry["mttr_ms"] == 40.0
+
+
+def test_a_fault_that_was_read_of_too_late_is_not_taken_for_the_last_sign_of_life() -> None:
+    book = after_steps(10.0)
+    tell(book, ("fault", 10.02, {"rank": 2, "step": 12, "fault": "kill", "phase": "any"}))
+    tell(book, ("detected", 10.0, {"rank": 2, "ranks": [2], "cause": "rank 2 exited", "silent_ms": 120.0}))
+    assert book.entries()[0]["detect_ms"] == 120.0
+
+
+def test_a_loss_after_a_step_that_had_failed_anyway_counts_from_that_failure() -> None:
+    book = after_steps(10.0)
+    tell(book, ("detected", 10.0, {"rank": None, "ranks": [], "cause": "a copy differs", "silent_ms": None}))
+    tell(book, ("fault", 10.5, {"rank": 2, "step": 12, "fault": "kill", "phase": "any"}), ("agreed", 10.6, AGREED))
+    assert book.entries()[0]["detect_ms"] == 1000.0, "all were last known to be alive a second before"
 
 
 def test_what_nobody_saw_is_none() -> None:

@@ -89,9 +89,11 @@ def assert_recoveries(run: Finished, lost: set[int], rolled_back: bool) -> None:
             assert value is not None and math.isfinite(value) and value >= 0, f"{key}: {recovery}, in {run.folder}"
         assert recovery["mttr_ms"] is not None and math.isfinite(recovery["mttr_ms"]), recovery
         if not rolled_back:
-            assert 0 <= recovery["steps_redone"] <= max(1, len(recovery["ranks"])), recovery
+            redone = recovery["steps_redone"]  # not known if the coordinator died with the swap
+            assert redone is None or 0 <= redone <= max(1, len(recovery["ranks"])), recovery
     for event in run.of_kind("agreed"):
-        assert rolled_back or event["steps_redone"] <= 1, f"{event}, in {run.folder}"
+        redone = event["steps_redone"]
+        assert rolled_back or redone is None or redone <= 1, f"{event}, in {run.folder}"
         assert rolled_back or "rolled_back_to" not in event, f"{event}, in {run.folder}"
 
 

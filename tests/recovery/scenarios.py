@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elaswave_fx.bench.links import cut_links
+from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.plan.plan import Plan
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout, Loss
@@ -188,6 +189,9 @@ def stopped(layout: Layout, rank: int, seed: int, wakes: bool) -> Scenario:
                 await_true(lambda: any(e["rank"] == rank for e in job.events("left")) or job.ended, "it leaves")
             run = job.wait()
         assert_survived(run, references.of(config), {rank}, stopped=not wakes)
+        recovery = next(each for each in run.summary["recoveries"] if rank in each["ranks"])
+        silent_ms = 1e3 * SILENT_FLOOR_S
+        assert min(recovery["detect_ms"], recovery["mttr_ms"]) > silent_ms / 2, f"{recovery}: it was silent for longer"
         return run
 
     return Scenario("stopped", f"{cases.name_of(layout)}-rank{rank}-{'wakes' if wakes else 'sleeps'}-seed{seed}", check)

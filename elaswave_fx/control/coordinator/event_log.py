@@ -108,6 +108,7 @@ def _agreed(event: Agreed) -> dict[str, Any]:
         "lost": list(event.lost),
         "step": event.step,
         "steps_redone": event.steps_redone,
+        "how": None if event.how is None else event.how.value,
         "why": _why(event),
     }
     return {**fields, "rolled_back_to": event.step} if event.rolled_back else fields
