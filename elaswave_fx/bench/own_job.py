@@ -39,18 +39,23 @@ from elaswave_fx.worker.worker import Worker, set_up
 @dataclass(frozen=True)
 class Variant:
     """`copies` of each box in other ranks' memory. `guarded`: false lets the agents say goodbye before the first step,
-    so that there are no heartbeats, proofs of commits or ledger. `resident_bytes`: what a rank has in memory besides.
+    so that there are no heartbeats, proofs of commits or ledger. `exit_words`: the launcher tells of children that end.
+    `resident_bytes`: what a rank has in memory besides.
     """
 
     copies: int = 1
     record: str = "fp32"
     mode: str = "log"
     guarded: bool = True
+    exit_words: bool = True
     resident_bytes: int = 0
 
     def overrides(self) -> tuple[str, ...]:
         """As the command line would say it."""
-        return f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}"
+        return (
+            f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
+            f"launch.exit_words={str(self.exit_words).lower()}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,16 @@ SWEEP = (
 """TorchFT waits for its slowest timeout that matters: for the join timeout when all survivors ask for a quorum, for the
 heartbeat timeout or gloo's, whichever is shorter, when some of them are still in the all-reduce."""
 
-OF_DEFAULTS, OF_BEST_MEDIAN, OF_BEST_P95 = 1 / 0.02, 1 / 0.5, 1 / 0.2
+TOLD = {"told": True, "untold": False}
+"""Whether our launcher, the parent of all ranks, tells the coordinator of a child that has ended, or ranks and
+coordinator find out by their connections alone. TorchFT has no such word."""
+
+OF_DEFAULTS = {"told": 1 / 0.02}
+OF_BEST_MEDIAN, OF_BEST_P95 = {"told": 1 / 0.5, "untold": 1.0}, {"told": 1 / 0.2, "untold": 1 / 0.4}
 """Ratios wanted: medians against the defaults, medians and 95th percentiles against the best setting."""
+
+Own = dict[str, list[Loss]]
+"""Told or untold -> what every point gave."""
 
 EXTRA_RUNS = 5
 FOREVER = 1_000_000
@@ -57,9 +65,9 @@ class Bench:
     resident_bytes: int
     progress: Callable[[str], None]
 
-    def own(self, victim: int, phase: float, fault: Fault = kill) -> Loss:
+    def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
         """A loss in a run of ours."""
-        variant = Variant(resident_bytes=self.resident_bytes)
+        variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
         with OwnJob(self.workload, variant, FOREVER) as job:
             loss = lose(job, self.workload.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.folder, loss))
@@ -84,18 +92,16 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     workload = tiny(FOUR_COLUMNS) if options.tiny else FOUR_COLUMNS
     bench = Bench(workload, int(options.resident_gb * 2**30), progress)
     sweep = [SWEEP[number] for number in options.settings] if options.settings else list(SWEEP)
-    own: list[Loss] = []
+    own: Own = {name: [] for name in TOLD}
     peers: dict[Settings, list[Loss | None]] = {settings: [] for settings in sweep}
     points = phases(options.repeats or POINTS)
     for number, phase in enumerate(points):
         victim = number % workload.ranks
         progress(f"point {number + 1} of {len(points)}: SIGKILL of rank {victim}")
-        if number % 2 == 0:
-            own.append(bench.own(victim, phase))
+        for name, told in TOLD.items():
+            own[name].append(bench.own(victim, phase, told=told))
         for settings in sweep:
             peers[settings].append(bench.peer(settings, victim, phase))
-        if number % 2 == 1:
-            own.append(bench.own(victim, phase))
     best = best_of(peers)
     notes = (*_table(own, peers, best), *_modes(peers), *_conditions(bench, own, peers))
     return Outcome(entries_of(own, peers), (*notes, *_other_faults(bench, best, points[:EXTRA_RUNS])))
@@ -107,21 +113,25 @@ def best_of(peers: dict[Settings, list[Loss | None]]) -> Settings | None:
     return min(whole, key=lambda settings: statistics.median(whole[settings]), default=None)
 
 
-def entries_of(own: Sequence[Loss], peers: dict[Settings, list[Loss | None]]) -> list[Entry]:
-    """Medians of all settings; of the best one, 95th percentiles and the worst too. A setting's failed runs, which the
-    name tells of, are left out of its times.
+def entries_of(own: Own, peers: dict[Settings, list[Loss | None]]) -> list[Entry]:
+    """Medians against all settings; against the best one, 95th percentiles and the worst too. A setting's failed runs,
+    which the name tells of, are left out of its times.
     """
+    return [entry for told, losses in own.items() for entry in _entries(told, losses, peers)]
+
+
+def _entries(told: str, own: Sequence[Loss], peers: dict[Settings, list[Loss | None]]) -> list[Entry]:
     ours, best, entries = _times(own), best_of(peers), []
     for settings, losses in peers.items():
         theirs = _times(losses)
         if not theirs:
             continue
-        name = _name(settings, best) + (f" ({losses.count(None)} failed)" if None in losses else "")
-        wanted = {DEFAULTS: OF_DEFAULTS, best: OF_BEST_MEDIAN}.get(settings)
-        parts = medians([loss.parts for loss in own], 1e3) if not entries and own[0].parts else {}
+        name = f"{told}, {_name(settings, best)}" + (f" ({losses.count(None)} failed)" if None in losses else "")
+        wanted = {DEFAULTS: OF_DEFAULTS.get(told), best: OF_BEST_MEDIAN[told]}.get(settings)
+        parts = medians([loss.parts for loss in own], 1e3) if not entries and all(loss.parts for loss in own) else {}
         entries.append(_entry(f"{name}: median", statistics.median, ours, theirs, wanted, parts))
         if settings == best:
-            entries.append(_entry(f"{name}: p95", p95, ours, theirs, OF_BEST_P95))
+            entries.append(_entry(f"{name}: p95", p95, ours, theirs, OF_BEST_P95[told]))
             entries.append(_entry(f"{name}: worst", max, ours, theirs))
     return entries
 
@@ -150,9 +160,10 @@ def _times(losses: Sequence[Loss | None]) -> list[float]:
     return [1e3 * loss.recovery_s for loss in losses if loss is not None]
 
 
-def _table(own: Sequence[Loss], peers: dict[Settings, list[Loss | None]], best: Settings | None) -> tuple[str, ...]:
+def _table(own: Own, peers: dict[Settings, list[Loss | None]], best: Settings | None) -> tuple[str, ...]:
     """The distributions."""
-    sides = {"ours": list(own), **{_name(settings, best): losses for settings, losses in peers.items()}}
+    ours: dict[str, list[Loss | None]] = {f"ours, {told}": [*losses] for told, losses in own.items()}
+    sides = {**ours, **{_name(settings, best): losses for settings, losses in peers.items()}}
     rows: list[tuple[str, ...]] = [("ms from SIGKILL, less a normal step", "least", "median", "p95", "worst", "failed")]
     for side, losses in sides.items():
         times = _times(losses) or [math.nan]
@@ -174,7 +185,8 @@ def _modes(peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _conditions(bench: Bench, own: Sequence[Loss], peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
+def _conditions(bench: Bench, runs: Own, peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
+    own = [loss for losses in runs.values() for loss in losses]
     theirs = [loss for losses in peers.values() for loss in losses if loss is not None]
     steps = [statistics.median([1e3 * loss.normal_s for loss in side] or [math.nan]) for side in (own, theirs)]
     spread = [[loss.phase for loss in side] or [math.nan] for side in (own, theirs)]
@@ -184,7 +196,8 @@ def _conditions(bench: Bench, own: Sequence[Loss], peers: dict[Settings, list[Lo
         f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
         f"signals came from {min(spread[0]):.2f} to {max(spread[0]):.2f} of a step after a commit (ours), "
         f"{min(spread[1]):.2f} to {max(spread[1]):.2f} (TorchFT)",
-        "Ours is told: the launcher, the parent of all ranks, says that its child has ended. TorchFT has no such word.",
+        "Told: our launcher, the parent of all ranks, says that its child has ended; untold (launch.exit_words=false):",
+        "nobody does. TorchFT has no such word.",
         "A commit of TorchFT's survivors counts even if it left out living ranks, too.",
     )
 

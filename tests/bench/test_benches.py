@@ -155,9 +155,11 @@ def test_steady(tmp_path: Path) -> None:
 @needs_torchft
 def test_recovery(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1", "--settings", "4")
-    assert [entry["name"].rsplit(": ", 1)[1] for entry in entries] == ["median", "p95", "worst"]
-    assert all(entry["name"].startswith("TorchFT best: heartbeat 500, join 100") for entry in entries)
-    assert set(entries[0]["parts"]) == set(PARTS)
+    assert [entry["name"].rsplit(": ", 1)[1] for entry in entries] == ["median", "p95", "worst"] * 2
+    told = ["told"] * 3 + ["untold"] * 3
+    for entry, word in zip(entries, told, strict=True):
+        assert entry["name"].startswith(f"{word}, TorchFT best: heartbeat 500, join 100")
+    assert set(entries[0]["parts"]) == set(entries[3]["parts"]) == set(PARTS)
     assert "what TorchFT's lighthouse waited for last" in shown and "0 of 1" in shown
     assert "SIGSTOP: " in shown and "links down: " in shown
 
@@ -208,15 +210,17 @@ def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -
         safe: [Loss(0.3, 0.05, 0.5), Loss(1.0, 0.05, 0.5)],
     }  # fmt: skip
     assert best_of(peers) == safe
-    defaults, failed, *best = entries_of(own, peers)
+    defaults, failed, *best = entries_of({"told": own}, peers)
     assert (defaults.runs, defaults.target, round(defaults.ratio, 1)) == (2, 50.0, 33.3)
-    assert failed.name.startswith("TorchFT other: heartbeat 100") and failed.name.endswith("(1 failed): median")
+    assert failed.name.startswith("told, TorchFT other: heartbeat 100") and failed.name.endswith("(1 failed): median")
     assert failed.target is None
     assert [(entry.name.rsplit(" ", 1)[1], entry.target) for entry in best] == [
         ("median", 2.0), ("p95", 5.0), ("worst", None),
     ]  # fmt: skip
     assert best[1].ratio == pytest.approx(1.0 / 0.2), "of the distributions, not of single runs"
     assert best_of({short: peers[short]}) is None
+    untold = entries_of({"untold": own}, peers)
+    assert [entry.target for entry in untold] == [None, None, 1.0, 2.5, None]
 
 
 @pytest.mark.skipif(HAS_TORCHFT, reason="torchft is installed")
