@@ -22,13 +22,13 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"_native", "config", "plan", "program"},
     "launch": {"_liveness", "config", "control", "observe", "plan"},
     "control": {"observe", "plan"},
-    "sim": {"control", "plan"},
+    "sim": {"_native", "control", "plan"},  # the commit machine that a real run enters
 }
 # What users call. Everything else is called by it.
 COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "bench"}
 BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
-# Torch is an effect of a kind: who computes what is decided without it.
-NO_TORCH = {"plan", "control", "sim"}
+# Torch is an effect of a kind: who computes what is decided without it. (The simulator loads it for `_native`.)
+NO_TORCH = {"plan", "control"}
 
 
 def python_files() -> list[Path]:

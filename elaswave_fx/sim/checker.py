@@ -1,45 +1,53 @@
 """The invariants, checked from outside after every event; knows nothing of how the protocol keeps them.
 
-In: the actions of a rank with its state, swaps of the store, crashes. Out: nothing, or `Violation` that says in words
-which promise was broken.
+In: what a rank really computes, votes for, updates and sends, swaps of the store, crashes. Out: nothing, or `Violation`
+that says in words which promise was broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from elaswave_fx.control.protocol.messages import (
-    Action,
-    Committed,
-    Compute,
-    Load,
-    Params,
-    Prepared,
-    Send,
-    Update,
-    VoteCast,
-)
-from elaswave_fx.control.protocol.rank_state import RankState
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import (
     SEED,
-    BoxId,
     Certificate,
     Copy,
     Part,
     Record,
+    Report,
     Stamp,
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Box, Span, numbered
+from elaswave_fx.plan.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.cluster import BATCH
+from elaswave_fx.sim.job import BATCH
+
+WORD = (1 << 64) - 1
 
 
 class Violation(Exception):
     """A broken invariant, in words."""
+
+
+class Memory(Protocol):
+    """What a rank really has: `content`, states; `records` of the step in flight; `committed`, what it knows.
+
+    `known(box)`: the state as its last update left it; bytes that have changed in memory since differ from that.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    committed: Stamp
+    content: dict[BoxId, Copy]
+    records: dict[BoxId, Record]
+    tile: Tile | None
+
+    def known(self, box: BoxId) -> Copy | None: ...
 
 
 def covers(spans: Iterable[Span]) -> bool:
@@ -54,19 +62,20 @@ def covers(spans: Iterable[Span]) -> bool:
 
 def seed_digest(box: BoxId) -> int:
     """The digest of a box at version 0."""
-    return hash((box, 0))
+    return hash((box, 0)) & WORD
 
 
 def updated_digest(copy: Copy, record: Record) -> int:
-    """The update: a function of the base and the summed gradient alone."""
-    return hash((copy.digest, record.stamp, tuple((p.rank, p.samples.lo, p.samples.hi) for p in record.parts)))
+    """The update: a function of the state and the summed gradient alone."""
+    parts = tuple((p.rank, p.samples.lo, p.samples.hi) for p in record.parts)
+    return hash((copy.digest, record.stamp, parts)) & WORD
 
 
 @dataclass
 class Checker:
-    """What an all-knowing observer has seen so far. `living` gives the states of processes that have memory."""
+    """What an all-knowing observer has seen so far. `living` gives the memories of processes that have one."""
 
-    living: Callable[[], Iterable[RankState]]
+    living: Callable[[], Iterable[Memory]]
     register: Register
     truth: dict[tuple[BoxId, Stamp], int] = field(default_factory=dict)
     parts: dict[tuple[BoxId, Stamp], tuple[Part, ...]] = field(default_factory=dict)
@@ -74,9 +83,9 @@ class Checker:
     tainted: set[tuple[Epoch, Version, Rank]] = field(default_factory=set)
     newest: dict[Epoch, int] = field(default_factory=dict)
     voted: set[tuple[Stamp, Rank]] = field(default_factory=set)
-    acted: dict[tuple[Epoch, Version, BoxId], Rank] = field(default_factory=dict)
+    served: dict[tuple[Epoch, Version, BoxId], Rank] = field(default_factory=dict)
     members: dict[Epoch, tuple[Rank, ...]] = field(default_factory=dict)
-    boxes: dict[tuple[Epoch, BoxId], Box] = field(default_factory=dict)
+    boxes: dict[Epoch, Mapping[BoxId, Box]] = field(default_factory=dict)
     history: dict[Version, Stamp] = field(default_factory=dict)
     reported: dict[Rank, Epoch] = field(default_factory=dict)
     orphans: int = 0
@@ -85,129 +94,127 @@ class Checker:
     def __post_init__(self) -> None:
         self.history[SEED.version] = SEED
         self._learn(self.register)
-        for box_id, _ in numbered(self.register.activation.assignment.boxes):
+        for box_id in self.boxes[self.register.epoch]:
             self.truth[box_id, SEED] = seed_digest(box_id)
 
     def _learn(self, register: Register) -> None:
         self.register = register
         self.members[register.epoch] = register.members
-        for box_id, box in numbered(register.activation.assignment.boxes):
-            self.boxes[register.epoch, box_id] = box
+        if register.epoch not in self.boxes:
+            self.boxes[register.epoch] = dict(numbered(register.activation.assignment.boxes))
 
     # --- Ranks ---
 
-    def acts(self, state: RankState, actions: tuple[Action, ...]) -> None:
-        """A rank is about to do `actions`, being in `state` after the event."""
-        for action in actions:
-            if isinstance(action, Send):
-                message = action.message
-                if isinstance(message, VoteCast):
-                    self._votes(state, message.vote)
-                elif isinstance(message, Params):
-                    self._serves(state, message)
-                elif isinstance(message, Prepared):
-                    self.reported[state.rank] = max(state.epoch, self.reported.get(state.rank, state.epoch))
-            elif isinstance(action, Compute):
-                self._computes(state, action)
-            elif isinstance(action, Update):
-                self._updates(state, action)
-            elif isinstance(action, Committed):
-                self._commits(state, action.certificate)
-
-    def _computes(self, state: RankState, action: Compute) -> None:
-        assert state.view is not None
-        self.computed[state.epoch, action.version, state.rank] = state.view.samples
-        self.newest[state.epoch] = max(action.version, self.newest.get(state.epoch, 0))
-        seen: set[BoxId] = set()
-        for source in {*state.view.senders, state.rank}:
-            for box, digest in state.params[state.committed.version, source]:
-                seen.add(box)
-                if self.truth.get((box, state.committed)) == digest:
-                    continue
-                if source != state.rank:
-                    raise Violation(
-                        f"rank {state.rank} computes version {action.version} with wrong parameters of box {box}"
-                    )
-                # Made from a copy that has changed in memory, which the next record shows: no vote may follow.
-                self.tainted.add((state.epoch, action.version, state.rank))
-        if len(seen) != len(self.register.activation.assignment.boxes):
-            raise Violation(f"rank {state.rank} computes version {action.version} without parameters of every box")
-
-    def _votes(self, state: RankState, vote: Vote) -> None:
-        if (vote.stamp, state.rank) in self.voted:
-            return
-        self._vouches(state, vote)
-        self.voted.add((vote.stamp, state.rank))
-
-    def _vouches(self, state: RankState, vote: Vote) -> None:
-        """A yes means: base and record of every box that the plan wants this rank to have."""
-        if self.reported.get(state.rank, -1) >= state.epoch:
-            raise Violation(f"rank {state.rank} votes in epoch {state.epoch} after it has reported")
-        if (state.epoch, vote.stamp.version, state.rank) in self.tainted:
-            raise Violation(f"rank {state.rank} votes for {vote.stamp}, computed with wrong parameters")
-        assert state.view is not None
-        for box_id, box in state.view.kept.items():
-            copy, pending = state.copies.get(box_id), state.records.get(box_id)
-            if state.rank in box.catching_up and box_id not in state.complete:
+    def computes(self, memory: Memory, used: Mapping[BoxId, tuple[Copy, bool]]) -> None:
+        """A rank begins to compute with the parameters `used`; of each, whether it was made from an own copy."""
+        assert memory.tile is not None
+        epoch, rank, version = memory.epoch, memory.rank, Version(memory.committed.version + 1)
+        self.computed[epoch, version, rank] = memory.tile.samples
+        self.newest[epoch] = max(version, self.newest.get(epoch, 0))
+        for box_id, box in self.boxes[epoch].items():
+            if rank not in box.readers:
                 continue
-            if copy is None or copy.stamp.version != vote.stamp.version - 1:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the base of box {box_id}")
-            if self.truth.get((box_id, copy.stamp)) != copy.digest:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} with a wrong base of box {box_id}")
-            if not pending or pending[0].stamp != vote.stamp:
-                raise Violation(f"rank {state.rank} votes for {vote.stamp} without the record of box {box_id}")
+            if box_id not in used:
+                raise Violation(f"rank {rank} computes version {version} without parameters of box {box_id}")
+            copy, made_here = used[box_id]
+            if copy.stamp == memory.committed and self.truth.get((box_id, copy.stamp)) == copy.digest:
+                continue
+            if not made_here:
+                raise Violation(f"rank {rank} computes version {version} with wrong parameters of box {box_id}")
+            # Made from a copy that has changed in memory, which the next record shows: no vote may follow.
+            self.tainted.add((epoch, version, rank))
 
-    def _serves(self, state: RankState, frame: Params) -> None:
-        for box, _ in frame.digests:
-            rank = self.acted.setdefault((frame.epoch, frame.version, box), state.rank)
-            if rank != state.rank:
-                raise Violation(f"ranks {rank} and {state.rank} both own box {box} at version {frame.version}")
+    def votes(self, memory: Memory, vote: Vote) -> None:
+        """A yes means: state and record of every box that the plan wants this rank to have."""
+        rank, epoch, stamp = memory.rank, memory.epoch, vote.stamp
+        if self.reported.get(rank, -1) >= epoch:
+            raise Violation(f"rank {rank} votes in epoch {epoch} after it has reported")
+        if (epoch, stamp.version, rank) in self.tainted:
+            raise Violation(f"rank {rank} votes for {stamp}, computed with wrong parameters")
+        for box_id, box in self.boxes[epoch].items():
+            if rank in box.replica_ranks:
+                self._vouches(memory, box_id, stamp, rank in box.catching_up)
+        self.voted.add((stamp, rank))
 
-    def _updates(self, state: RankState, action: Update) -> None:
-        stamp, box = action.record.stamp, action.box
-        self._was_voted(stamp, f"rank {state.rank} updates box {box} to {stamp}")
+    def _vouches(self, memory: Memory, box: BoxId, stamp: Stamp, catches_up: bool) -> None:
+        rank, copy, record = memory.rank, memory.known(box), memory.records.get(box)
+        if copy is None and catches_up:
+            return
+        if copy is None or copy.stamp.version != stamp.version - 1:
+            raise Violation(f"rank {rank} votes for {stamp} without the state of box {box}")
+        if self.truth.get((box, copy.stamp)) != copy.digest:
+            raise Violation(f"rank {rank} votes for {stamp} with a wrong state of box {box}")
+        if record is None or record.stamp != stamp:
+            raise Violation(f"rank {rank} votes for {stamp} without the record of box {box}")
+
+    def serves(self, memory: Memory, box: BoxId) -> None:
+        """A rank sends the parameters of a box."""
+        at = (memory.epoch, memory.committed.version, box)
+        rank = self.served.setdefault(at, memory.rank)
+        if rank != memory.rank:
+            raise Violation(f"ranks {rank} and {memory.rank} both own box {box} at version {at[1]}")
+
+    def updates(self, memory: Memory, box: BoxId, record: Record) -> None:
+        """A rank begins to apply a record."""
+        stamp = record.stamp
+        self._was_voted(stamp, f"rank {memory.rank} updates box {box} to {stamp}")
         known = self.parts.get((box, stamp))
         if known is None:
-            self.parts[box, stamp] = action.record.parts
-            readers = self.boxes[stamp.epoch, box].readers
-            right = all(
-                self.computed.get((stamp.epoch, stamp.version, p.rank)) == p.samples for p in action.record.parts
-            )
-            ranks = tuple(p.rank for p in action.record.parts)
-            if not right or ranks != readers or not covers(p.samples for p in action.record.parts):
+            self.parts[box, stamp] = record.parts
+            right = all(self.computed.get((stamp.epoch, stamp.version, p.rank)) == p.samples for p in record.parts)
+            ranks = tuple(p.rank for p in record.parts)
+            readers = self.boxes[stamp.epoch][box].readers
+            if not right or ranks != readers or not covers(p.samples for p in record.parts):
                 raise Violation(f"the record of box {box} at {stamp} is not every sample of the step once")
-        elif known != action.record.parts:
+        elif known != record.parts:
             raise Violation(f"two records of box {box} at {stamp}")
+
+    def updated(self, before: Copy, after: Copy, box: BoxId) -> None:
+        """A state has become the next one."""
+        if self.truth.get((box, before.stamp)) != before.digest:
+            return  # it had changed in memory, which the next record shows
+        right = self.truth.setdefault((box, after.stamp), after.digest)
+        if right != after.digest:
+            raise Violation(f"copies of box {box} differ at {after.stamp}")
+
+    def unchanged(self, stamp: Stamp) -> None:
+        """A step without an update: states stay as they are."""
+        before = self.history_of(stamp)
+        for box in self.boxes[stamp.epoch]:
+            if (box, before) in self.truth:
+                self.truth.setdefault((box, stamp), self.truth[box, before])
+
+    def history_of(self, stamp: Stamp) -> Stamp:
+        """The commit before `stamp`, in its epoch or where that began."""
+        before = Stamp(Version(stamp.version - 1), stamp.epoch)
+        if stamp.epoch in self.members and (before, self.members[stamp.epoch][0]) in self.voted:
+            return before
+        return self.history[before.version]
 
     def _was_voted(self, stamp: Stamp, what: str) -> None:
         for rank in self.members.get(stamp.epoch, ()):
             if (stamp, rank) not in self.voted:
                 raise Violation(f"{what} though rank {rank} has not voted for it")
 
-    def _commits(self, state: RankState, certificate: Certificate) -> None:
+    def commits(self, memory: Memory, certificate: Certificate) -> None:
+        """A rank takes a step for committed."""
         stamp = certificate.stamp
-        if len(self.members[stamp.epoch]) == 1:
-            self.voted.add((stamp, state.rank))
-        self._was_voted(stamp, f"rank {state.rank} commits {stamp}")
+        self._was_voted(stamp, f"rank {memory.rank} commits {stamp}")
+        if any(vote.stamp != stamp for vote in certificate.votes):
+            raise Violation(f"rank {memory.rank} commits {stamp} with votes for something else")
         other = self.history.get(stamp.version)
         if stamp.epoch == self.register.epoch:
             if other is not None and other != stamp:
-                raise Violation(f"rank {state.rank} commits {stamp}, the other side {other}")
+                raise Violation(f"rank {memory.rank} commits {stamp}, the other side {other}")
         elif other != stamp:
             # A rank left behind may still learn of the step that was in flight: of that one, and no other.
             self.orphans += 1
             if stamp.version > self.newest.get(stamp.epoch, 0):
-                raise Violation(f"rank {state.rank}, left behind, commits {stamp}, which nobody computed")
+                raise Violation(f"rank {memory.rank}, left behind, commits {stamp}, which nobody computed")
 
-    def ran(self, action: Update | Load, digest: int) -> None:
-        """A new base exists at a rank."""
-        if isinstance(action, Load):
-            return
-        if self.truth.get((action.box, action.copy.stamp)) != action.copy.digest:
-            return  # a base that was corrupted after the vote; found at the next record
-        right = self.truth.setdefault((action.box, action.record.stamp), digest)
-        if right != digest:
-            raise Violation(f"copies of box {action.box} differ at {action.record.stamp}")
+    def reports(self, rank: Rank, report: Report) -> None:
+        """A rank has said what it has, and promised to vote no more in that epoch."""
+        self.reported[rank] = max(report.epoch, self.reported.get(rank, report.epoch))
 
     # --- The store ---
 
@@ -249,14 +256,14 @@ class Checker:
             raise Violation(f"epoch {new.epoch} goes on from {resume}, the ledger stands at {ledgered}")
         if self._goes_back_too_far(old, new, ledgered) and not self._all_gone(old):
             raise Violation(f"epoch {new.epoch} redoes more than the step in flight after {ledgered}")
-        living = {state.rank: state for state in self.living()}
+        living = {memory.rank: memory for memory in self.living()}
         for rank in new.members:
-            state = living.get(rank)
-            if state is not None and state.epoch == old.epoch and state.committed.version > resume.version:
-                raise Violation(f"rank {rank} knows that {state.committed} was committed; epoch {new.epoch} lost it")
+            memory = living.get(rank)
+            if memory is not None and memory.epoch == old.epoch and memory.committed.version > resume.version:
+                raise Violation(f"rank {rank} knows that {memory.committed} was committed; epoch {new.epoch} lost it")
         for box_id, box in numbered(activation.assignment.boxes):
-            state = living.get(box.owner)
-            if state is not None and not self._has(state, box_id, resume):
+            memory = living.get(box.owner)
+            if memory is not None and not self._has(memory, box_id, resume, memory.known(box_id)):
                 raise Violation(f"rank {box.owner} is to own box {box_id} without a copy at {resume}")
 
     def _goes_back_too_far(self, old: Register, new: Register, ledgered: int) -> bool:
@@ -266,26 +273,26 @@ class Checker:
 
     def _all_gone(self, old: Register) -> bool:
         """Nobody lives who could know of a commit that the ledger has not: then the ledger is the truth."""
-        if any(s.rank in old.members and s.epoch == old.epoch for s in self.living()):
+        if any(memory.rank in old.members and memory.epoch == old.epoch for memory in self.living()):
             return False
         self.rollbacks += 1
         return True
 
-    def _has(self, state: RankState, box: BoxId, stamp: Stamp) -> bool:
-        """Whether a rank can bring a right copy of the box to `stamp`."""
-        copy, pending = state.copies.get(box), state.records.get(box, ())
+    def _has(self, memory: Memory, box: BoxId, stamp: Stamp, copy: Copy | None) -> bool:
+        """Whether `copy` is right, and the rank can bring it to `stamp`."""
+        record = memory.records.get(box)
         if copy is None or self.truth.get((box, copy.stamp)) != copy.digest:
             return False
         previous = self.history.get(Version(stamp.version - 1))
-        return copy.stamp == stamp or (copy.stamp == previous and bool(pending) and pending[0].stamp == stamp)
+        return copy.stamp == stamp or (copy.stamp == previous and record is not None and record.stamp == stamp)
 
     def _rolls_back(self, resume: Stamp, ledgered: Version) -> None:
         if self.history.get(resume.version) != resume:
             raise Violation(f"rolled back to {resume}, which was never committed")
         if resume.version < ledgered:
-            states, stamp = list(self.living()), self.history[ledgered]
-            boxes = [box_id for box_id, _ in numbered(self.register.activation.assignment.boxes)]
-            if all(any(self._has(state, box, stamp) for state in states) for box in boxes):
+            memories, stamp = list(self.living()), self.history[ledgered]
+            boxes = self.boxes[self.register.epoch]
+            if all(any(self._has(m, box, stamp, m.content.get(box)) for m in memories) for box in boxes):
                 raise Violation(f"rolled back from {stamp} to {resume} while a copy of each box lives")
             self.rollbacks += 1
             for version in [v for v in self.history if v > resume.version]:

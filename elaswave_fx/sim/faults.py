@@ -1,8 +1,8 @@
 """What goes wrong in a schedule, drawn from its seed.
 
-In: a random generator and the size of the world. Out: faults, each at a time or at the nth message of a kind.
+In: a random generator and the size of the world. Out: faults, each at a time or at the nth event of a kind.
 
-    Fault("crash", at=Moment(VoteCast, 3), keep=1)  ->  who gets the third vote dies after its first action
+    Fault("crash", at=Moment(VoteCast, 3), keep=1)  ->  who gets the third vote dies after it has sent one message more
 """
 
 from __future__ import annotations
@@ -10,34 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from elaswave_fx.control.protocol.messages import (
-    Abort,
-    Activate,
-    Gradient,
-    Heartbeat,
-    Params,
-    Prepare,
-    Prepared,
-    Ran,
-    RecordOf,
-    Shard,
-    VoteCast,
-)
+from elaswave_fx.control.protocol.messages import Activate, Heartbeat, Prepare, Prepared
 from elaswave_fx.control.protocol.register import StoreReply
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.sim.frames import STEP_FRAMES, Abort, StateOf, Wishes
+from elaswave_fx.sim.rank_process import Ran
 
-STEP_EVENTS: tuple[type, ...] = (Gradient, RecordOf, VoteCast, Params, Ran)
-RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, Shard)
+STEP_EVENTS: tuple[type, ...] = (*STEP_FRAMES, Ran)
+RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, StateOf, Wishes)
 COORDINATOR_EVENTS: tuple[type, ...] = (Heartbeat, Prepared, StoreReply)
 
-RANK_KINDS = ("crash", "crash", "crash", "host", "pause", "hang", "cut", "split", "corrupt", "no_store", "stall")
+CRASHES = ("crash", "host")
+"""A process ends, or all of a host: the links to it break, and the launcher says so, if it is told."""
+
+SILENCES = ("silent_host", "silent_link", "one_way")
+"""Nothing comes through any more, or in one direction only; no link breaks, nobody says so."""
+
+RANK_KINDS = (
+    *CRASHES, "crash", "crash", *SILENCES, "pause", "hang", "cut", "split", "corrupt", "update_fails", "no_store",
+    "stall",
+)  # fmt: skip
 COORDINATOR_KINDS = ("coordinator_crash", "coordinator_pause", "coordinator_cut")
 
-WINDOW_S = 0.12
-"""Faults at a time begin within it."""
+WINDOW_STEPS = 12.0
+"""Faults at a time begin within so many steps."""
 
-LONGEST_S = 0.3
-"""No pause and no cut lasts longer."""
+UNTOLD_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +48,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `keep`: how many of the actions of that event still happen; `side`: ranks cut off together.
+    """One fault. `keep`: how many messages that event still leads to; `side`: ranks cut off together.
 
-    `told_s`: when the launcher reports the exit; `silent`: peers see no broken link (power loss).
+    `told_s`: when the launcher reports the exit, `UNTOLD_S` if nobody does; `dies`: whoever fell silent has died.
     """
 
     kind: str
@@ -63,40 +61,41 @@ class Fault:
     keep: int
     lasts_s: float
     told_s: float
-    silent: bool
+    dies: bool
 
 
-def draw(random: Random, world: int) -> tuple[Fault, ...]:
+def draw(random: Random, world: int, step_s: float) -> tuple[Fault, ...]:
     """None to four faults; later ones often hit the recovery from the earlier ones."""
     count = random.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))
     faults = []
     for number in range(count):
         kinds = COORDINATOR_KINDS if random.random() < 0.2 else RANK_KINDS
         kind = random.choice((*kinds, "join")) if random.random() < 0.9 else "join"
-        faults.append(_fault(random, world, kind, number))
+        faults.append(_fault(random, world, kind, number, step_s))
     return tuple(faults)
 
 
-def _fault(random: Random, world: int, kind: str, number: int) -> Fault:
-    rank = Rank(random.randrange(world))
+def _fault(random: Random, world: int, kind: str, number: int, step_s: float) -> Fault:
     return Fault(
         kind,
-        _moment(random, kind, number),
-        rank,
+        _moment(random, kind, number, step_s),
+        Rank(random.randrange(world)),
         Rank(random.randrange(world)),
         frozenset(Rank(r) for r in range(world) if random.random() < 0.5),
         random.randrange(4),
-        random.choice((0.005, 0.03, 0.1, LONGEST_S)) * random.uniform(0.5, 1.0),
-        random.choice((0.001, 0.005, 0.05, 0.2)),
-        random.random() < 0.3,
+        random.choice((0.01, 0.1, 1.0, 3.0, 3.0)) * random.uniform(0.5, 1.0),
+        random.choice((0.0005, 0.001, 0.005, 0.05, 0.5, UNTOLD_S, UNTOLD_S)),
+        random.random() < 0.5,
     )
 
 
-def _moment(random: Random, kind: str, number: int) -> Moment | float:
-    if kind in ("join", "split", "cut", "corrupt") or random.random() < 0.2:
-        return random.uniform(0.0, WINDOW_S)
+def _moment(random: Random, kind: str, number: int, step_s: float) -> Moment | float:
+    if kind in ("join", "split", "cut", "corrupt", *SILENCES) or random.random() < 0.2:
+        return random.uniform(0.0, WINDOW_STEPS * step_s)
     if kind in COORDINATOR_KINDS:
         event = random.choice(COORDINATOR_EVENTS)
+    elif kind in ("hang", "update_fails"):
+        event = Ran
     else:
         event = random.choice(RECOVERY_EVENTS if number and random.random() < 0.7 else STEP_EVENTS)
-    return Moment(event, random.randrange(1, 8 if event in RECOVERY_EVENTS else 40))
+    return Moment(event, random.randrange(1, 8 if event in RECOVERY_EVENTS else 60))

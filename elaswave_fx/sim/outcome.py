@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from elaswave_fx.sim.faults import Fault
 
-COPY_DIFFERS = "copy differs"
-"""What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

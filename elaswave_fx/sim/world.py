@@ -1,6 +1,7 @@
-"""One schedule: a queue of events in simulated seconds, processes, links, the store, and the checker watching.
+"""One schedule: a queue of events in simulated seconds, processes, the network, the store, and the checker watching.
 
-In: a seed. Out: `Outcome`; equal seeds give equal outcomes and traces, on any machine.
+In: a seed. Out: `Outcome`; equal seeds give equal outcomes and traces, on any machine. Heartbeats, deadlines and limits
+are those of a real run, in the same seconds.
 
     run_schedule(17)  ->  Outcome(seed=17, violation=None, committed=9, ...)
 """
@@ -8,69 +9,71 @@ In: a seed. Out: `Outcome`; equal seeds give equal outcomes and traces, on any m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
-from elaswave_fx.control.protocol import coordinator as membership
-from elaswave_fx.control.protocol import events, step_commit
-from elaswave_fx.control.protocol.events import EVENT_TYPES, label
-from elaswave_fx.control.protocol.messages import (
-    COORDINATOR,
-    Action,
-    Activate,
-    Compute,
-    Exited,
-    LinkDown,
-    LinkUp,
-    Load,
-    Note,
-    ProbeStore,
-    Ran,
-    Saved,
-    Send,
-    StoreSeen,
-    Tick,
-    Update,
-)
-from elaswave_fx.control.protocol.rank_state import Deadlines, RankState
+from elaswave_fx.control.agent.agent import LIMITS
+from elaswave_fx.control.protocol import rank as protocol
+from elaswave_fx.control.protocol.events import EVENT_TYPES, Waiting, label
+from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S
+from elaswave_fx.control.protocol.messages import COORDINATOR, Disconnected, Exited, Saved, Send, StoreSeen, Tick
+from elaswave_fx.control.protocol.rank import STARTING, HeartbeatDue, RankState
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
+from elaswave_fx.errors import ExecError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.bugs import SOUND, Protocol
-from elaswave_fx.sim.checker import Checker, Violation, seed_digest, updated_digest
-from elaswave_fx.sim.cluster import first_assignment, replan, unbalanced
-from elaswave_fx.sim.faults import Fault, Moment, draw
-from elaswave_fx.sim.outcome import COPY_DIFFERS, Excused, Outcome
+from elaswave_fx.sim.bugs import SOUND, Rules
+from elaswave_fx.sim.checker import Checker, Violation
+from elaswave_fx.sim.coordinator_process import CoordinatorProcess
+from elaswave_fx.sim.engine import Engine
+from elaswave_fx.sim.faults import CRASHES, UNTOLD_S, Fault, Moment, draw
+from elaswave_fx.sim.inject import STORE, Injector
+from elaswave_fx.sim.job import first_plan
+from elaswave_fx.sim.network import GIVEN_UP_S, Network
+from elaswave_fx.sim.outcome import Excused, Outcome
+from elaswave_fx.sim.rank_process import LinkNews, RankProcess
 
-HEARTBEAT_S = 0.02
-TIMEOUTS = membership.Timeouts(
-    silent_s=0.09, accused_s=0.04, stalled_s=0.15, resend_s=0.03, spread_s=0.01, mend_s=0.03, ack_s=0.05
-)
-DEADLINES = Deadlines(paused_s=0.06, lease_s=0.2)
 QUIET_STEPS = 2
 """Steps that must be committed after the last fault has ended."""
 
-LIMIT_S = 4.0
-"""Simulated seconds in which that must have happened."""
+LIMIT_S = 900.0
+"""Simulated seconds after the last fault in which that must have happened: a new coordinator that finds a rank hanging
+knows no step to compare with, and gives it ten minutes."""
 
-STORE = Rank(-2)
+MOST_EVENTS = 60_000
+
+WARM_STEPS = 2
+"""Steps that are in the ledger before deadlines follow from measured ones; until then a start has its ten minutes."""
+
+MEND_S = 1.0
+"""For one attempt of a rank to open its broken links, as in `worker/worker.py`."""
+
+BLOCKED_S = 30.0
+"""After this time a user looks after a rank that the job waits for."""
+
 FIRST_COORDINATOR = -10
 """Coordinator processes have addresses downwards from here; COORDINATOR is the newest."""
 
 
+class Killed(Exception):
+    """The process ends in the middle of what it does."""
+
+
 @dataclass(slots=True)
 class Process:
-    """A rank or a coordinator. `inbox` fills while it is paused; `hung`: its next computation never ends."""
+    """A rank or a coordinator. `inbox` fills while it is paused; `keep`: messages that it still sends."""
 
-    state: RankState | membership.Coordinator
+    body: RankProcess | CoordinatorProcess
     alive: bool = True
     paused_until_s: float = 0.0
     inbox: list[tuple[object, Rank]] = field(default_factory=list)
-    hung: bool = False
+    keep: int | None = None
+    tick: Tick | None = None
+    tick_due_s: float = 0.0
+    tick_s: float = 0.0
 
 
 class World:
@@ -79,71 +82,84 @@ class World:
     def __init__(
         self,
         seed: int,
-        protocol: Protocol = SOUND,
+        rules: Rules = SOUND,
         faults: tuple[Fault, ...] | None = None,
         trace: bool = False,
-        at_least_s: float = 0.05,
+        at_least_s: float = 0.5,
     ) -> None:
         self.random = Random(seed)
-        self.protocol = protocol
+        self.rules = rules
         self.lines: list[str] | None = [] if trace else None
         self.now = 0.0
         self.count = 0
         self.sequence = 0
         self.queue: list[tuple[float, int, Rank, object, Rank, int]] = []
-        self.arrived: dict[tuple[Rank, Rank, bool], float] = {}
-        self.cut_until: dict[tuple[Rank, Rank], float] = {}
-        self.stalled_until: dict[tuple[Rank, Rank], float] = {}
-        self.slow = self.random.choice((0.02, 0.02, 0.1, 0.3))
-        self.generation: dict[tuple[Rank, Rank], int] = {}
+        self.network = Network(self.random)
         self.corrupted: set[tuple[Rank, BoxId]] = set()
+        self.step_s = self.random.choice((0.05, 0.2, 0.5))
+        self.limits = replace(
+            LIMITS, lease_s=self.random.choice((LIMITS.lease_s, 1.5)), unledgered=self.random.choice((4096, 6))
+        )
         world = self.random.choice((2, 3, 3, 4, 4, 5))
-        assignment = first_assignment(world, self.random.choice((1, 2)))
-        activation = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
+        first = first_plan(world, self.random.choice((1, 2)))
+        self.plans = {first.assignment.plan_hash: first}
+        activation = Activation(Epoch(0), first.assignment, SEED, SEED, None, rollback=True)
         self.register = Register(Term(0), activation, SEED, SEED, None, SEED)
-        self.digests: dict[tuple[BoxId, Stamp], int] = {
-            (box_id, SEED): seed_digest(box_id) for box_id, _ in numbered(assignment.boxes)
-        }
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
         self.coordinator = Rank(FIRST_COORDINATOR + 1)
         self.next_rank = Rank(world)
-        for rank in assignment.members:
-            self._start_rank(rank)
-        self._start_coordinator()
-        self.faults = draw(self.random, world) if faults is None else faults
+        self.untold: set[Rank] = set()
         self.triggers: dict[type, dict[int, Fault]] = {}
         self.seen: Counter[type] = Counter()
         self.said: Counter[str] = Counter()
         self.struck: list[Fault] = []
-        self.quiet_from = at_least_s
+        self.at_least_s = self.quiet_from = at_least_s
         self.goal: int | None = None
+        self.injector = Injector(self)
+        for rank in activation.assignment.members:
+            self.start_rank(protocol.member(rank, self.limits, activation, 0.0), activation)
+        self.start_coordinator()
+        self.faults = draw(self.random, world, self.step_s) if faults is None else faults
+        self.armed = False
+        if all(fault.kind in CRASHES and fault.told_s < UNTOLD_S for fault in self.faults):
+            self._arm()
+
+    def _arm(self) -> None:
+        """From now on faults strike."""
+        self.armed = True
         for fault in self.faults:
             if isinstance(fault.at, Moment):
                 self.triggers.setdefault(fault.at.event, {})[fault.at.nth] = fault
             else:
-                self._push(fault.at, STORE, fault, STORE)
+                self.push(self.now + fault.at, STORE, fault, STORE)
+        self.quiet_from = max(self.quiet_from, self.now + self.at_least_s)
 
-    def _living(self) -> list[RankState]:
-        return [p.state for p in self.processes.values() if p.alive and isinstance(p.state, RankState)]
+    def _living(self) -> list[Engine]:
+        return [p.body.engine for p in self.processes.values() if p.alive and isinstance(p.body, RankProcess)]
 
-    def _start_rank(self, rank: Rank) -> None:
-        self.processes[rank] = Process(RankState(rank, DEADLINES, store_seen_s=self.now, tick_s=self.now))
-        self._push(self.now + HEARTBEAT_S * self.random.random() / 4, rank, Tick(), rank)
+    def start_rank(self, state: RankState, first: Activation | None) -> None:
+        """A process of the first epoch, or one that asks to join."""
+        body = RankProcess(self, state, self.rules.without)
+        self.processes[state.rank] = Process(body)
+        body.start(first)
+        self.push(self.now + HEARTBEAT_S * self.random.random(), state.rank, HeartbeatDue(STARTING), state.rank)
 
-    def _start_coordinator(self) -> None:
+    def start_coordinator(self) -> None:
+        """Another coordinator process; the newest has the address."""
         self.coordinator = Rank(self.coordinator - 1)
-        state, actions = membership.start(TIMEOUTS, replan, self.now, self.protocol.decide, unbalanced)
-        self.processes[self.coordinator] = Process(state)
-        self._perform(self.coordinator, actions)
-        self._push(self.now + HEARTBEAT_S, self.coordinator, Tick(), self.coordinator)
-        for rank, process in self.processes.items():
-            if rank >= 0 and not process.alive:
-                self._push(self.now + 0.002, self.coordinator, Exited(rank), STORE)
+        body = CoordinatorProcess(self.now, self.plans, self.rules.decide)
+        process = self.processes[self.coordinator] = Process(body, tick_s=self.now)
+        self._perform(self.coordinator, body.first_actions)
+        self._schedule_tick(self.coordinator, process, body)
+        for rank, other in self.processes.items():
+            if rank >= 0 and not other.alive and rank not in self.untold:
+                self.push(self.now + 0.002, self.coordinator, Exited(rank), STORE)
 
     # --- The queue ---
 
-    def _push(self, at_s: float, target: Rank, event: object, sender: Rank, generation: int = -1) -> None:
+    def push(self, at_s: float, target: Rank, event: object, sender: Rank, generation: int = -1) -> None:
+        """Something that happens later; `generation`: of the link that it travels on."""
         self.sequence += 1
         heappush(self.queue, (at_s, self.sequence, target, event, sender, generation))
 
@@ -155,6 +171,8 @@ class World:
                 self._turn()
         except Violation as found:
             violation = str(found)
+        except ExecError as refused:
+            violation = f"a rank ends: {refused}"
         except Excused:
             excused = True
         return Outcome(
@@ -172,127 +190,185 @@ class World:
         )
 
     def _finished(self) -> bool:
-        if self.now > LIMIT_S:
-            states = [(s.rank, s.phase, s.epoch, s.committed.version) for s in self._living()]
-            raise Violation(f"no progress: {self.register.committed} in epoch {self.register.epoch}; ranks {states}")
+        if self.now > self.quiet_from + LIMIT_S or self.count > MOST_EVENTS:
+            ranks = [(e.rank, e.epoch, e.committed.version) for e in self._living()]
+            raise Violation(f"no progress: {self.register.committed} in epoch {self.register.epoch}; ranks {ranks}")
         if not any(p.alive for rank, p in self.processes.items() if rank >= 0):
             return True
-        if self.goal is None and self.now > self.quiet_from:
+        if self.goal is None and self.armed and self.now > self.quiet_from:
             self.goal = max(QUIET_STEPS + self.register.committed.version, 4)
         return self.goal is not None and self.register.committed.version >= self.goal
 
     def _turn(self) -> None:
         at_s, _, target, event, sender, generation = heappop(self.queue)
         self.now = at_s
-        if generation >= 0 and generation != self.generation.get(_pair(sender, target), 0):
-            return  # lost with the link
-        if generation >= 0 and self.stalled_until and self.stalled_until.get(_pair(sender, target), 0.0) > at_s:
-            return self._push(self.stalled_until[_pair(sender, target)], target, event, sender, generation)
+        if generation >= 0:
+            if generation != self.network.generation(sender, target):
+                return  # lost with the link
+            until = self.network.silent_until(sender, target)
+            if until > at_s:
+                return self.push(until, target, event, sender, generation)
         if target == STORE:
             return self._at_store(event, sender)
-        process = self.processes[target if target != COORDINATOR else self.coordinator]
+        if target == COORDINATOR:
+            target = self.coordinator
+        process = self.processes[target]
         if not process.alive:
             return
         if process.paused_until_s > at_s:
             process.inbox.append((event, sender))
             return
-        self._handle(target if target != COORDINATOR else self.coordinator, process, event, sender)
+        self._handle(target, process, event, sender)
 
     def _handle(self, target: Rank, process: Process, event: object, sender: Rank) -> None:
         self.count += 1
-        kind = type(event)
-        fault = None
-        if kind in self.triggers:
-            self.seen[kind] += 1
-            fault = self.triggers[kind].get(self.seen[kind])
-        if fault is not None and fault.kind in ("pause", "coordinator_pause", "hang"):
-            self._strike(replace(fault, rank=target if target >= 0 else fault.rank))
-            if process.paused_until_s > self.now:
-                process.inbox.append((event, sender))
-                return
+        fault = self._due(event)
+        if fault is not None:
+            fault = replace(fault, rank=target if target >= 0 else fault.rank)
+            if fault.kind in ("pause", "coordinator_pause", "hang", "update_fails"):
+                self.injector.strike(fault)
+                if process.paused_until_s > self.now:
+                    process.inbox.append((event, sender))
+                    return
+            elif fault.kind == "coordinator_crash" if target < 0 else fault.kind in CRASHES and self.may_die(target):
+                process.keep = fault.keep
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(target)} <- {_name(sender)}: {event}")
-        if kind is Tick:
-            self._push(self.now + HEARTBEAT_S, target, event, target)
-        if target < 0:
-            process.state, actions = membership.step(process.state, event, self.now)  # type: ignore[arg-type]
-            if process.state.phase == membership.RETIRED:
-                self._retire(target, process)
-        else:
-            self._note_copy(process, event)
-            process.state, actions = step_commit.step(process.state, event, self.now, sender, self.protocol.rules)  # type: ignore[arg-type]
-        if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang"):
-            actions = actions[: fault.keep] if "crash" in fault.kind and self._may_die(target) else actions
-        if self.corrupted and kind is Activate:
-            self._excuse(self.register)
-        if target >= 0 and actions:
-            self.checker.acts(process.state, actions)  # type: ignore[arg-type]
+        try:
+            if isinstance(process.body, CoordinatorProcess):
+                self._at_coordinator(target, process, process.body, event)
+            else:
+                self._at_rank(target, process.body, event, sender)
+        except Killed:
+            pass
+        if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang", "update_fails"):
+            self.injector.strike(fault)
+
+    def _due(self, event: object) -> Fault | None:
+        kind = type(event)
+        if kind not in self.triggers:
+            return None
+        self.seen[kind] += 1
+        return self.triggers[kind].get(self.seen[kind])
+
+    # --- Processes ---
+
+    def _at_rank(self, rank: Rank, body: RankProcess, event: object, sender: Rank) -> None:
+        if isinstance(event, HeartbeatDue):
+            self.push(self.now + HEARTBEAT_S, rank, event, rank)
+        if isinstance(event, LinkNews):
+            self.network.notice(rank, sender)
+        body.handle(event, sender)
+        if self.corrupted:
+            self._excuse_promotions()
+        if body.ended is not None:
+            self.said["ended by itself"] += 1
+            self.crash(rank, 0.001, silent=False, last_too=True)
+
+    def _at_coordinator(self, target: Rank, process: Process, body: CoordinatorProcess, event: object) -> None:
+        late_s = 0.0
+        if isinstance(event, Tick):
+            if event is not process.tick:
+                return  # another one was due before
+            late_s, process.tick, process.tick_s = self.now - process.tick_due_s, None, self.now
+        actions = body.handle(event, self.now, late_s)
         self._perform(target, actions)
-        if fault is not None and fault.kind not in ("pause", "coordinator_pause", "hang"):
-            self._strike(replace(fault, rank=target if target >= 0 else fault.rank))
+        if body.retired and target == self.coordinator:
+            # A launcher whose coordinator exits starts another.
+            self.push(self.now + HEARTBEAT_S, STORE, self.start_coordinator, STORE)
+        if body.retired:
+            process.alive = False
+        else:
+            self._schedule_tick(target, process, body)
 
-    def _retire(self, address: Rank, process: Process) -> None:
-        """A superseded coordinator exits; if the ranks speak to this one, the launcher starts another."""
-        process.alive = False
-        if address == self.coordinator:
-            self._push(self.now + 0.002, STORE, self._start_coordinator, STORE)
+    def _schedule_tick(self, target: Rank, process: Process, body: CoordinatorProcess) -> None:
+        due_s = max(self.now, process.tick_s + body.pause_s)
+        if process.tick is None or due_s < process.tick_due_s:
+            process.tick, process.tick_due_s = Tick(), due_s
+            self.push(due_s, target, process.tick, target)
 
-    def _note_copy(self, process: Process, event: object) -> None:
-        """An update or load is done: tell the checker which base came out of it."""
-        state = process.state
-        if type(event) is Ran and isinstance(state, RankState):
-            running = state.running
-            if running is not None and running.serial == event.serial and not isinstance(running, Compute):
-                self.checker.ran(running, event.digest)
-
-    # --- Actions ---
-
-    def _perform(self, source: Rank, actions: Sequence[Action | Read | Swap | events.Event]) -> None:
-        for action in actions:
+    def _perform(self, source: Rank, actions: object) -> None:
+        for action in actions:  # type: ignore[attr-defined]
             if isinstance(action, Send):
-                self._send(source, action.target, action.message, action.bulk)
-            elif isinstance(action, Compute):
-                process = self.processes[source]
-                if process.hung:
-                    process.hung = False  # this one never comes back
-                else:
-                    self._push(self.now + self.random.uniform(0.004, 0.012), source, Ran(action.serial), source)
-            elif isinstance(action, Update):
-                digest = updated_digest(action.copy, action.record)
-                self._push(self.now + 0.0004, source, Ran(action.serial, digest), source)
-            elif isinstance(action, Load):
-                digest = self.checker.truth[action.box, action.stamp]
-                self._push(self.now + 0.001, source, Ran(action.serial, digest), source)
-            elif isinstance(action, ProbeStore | Read | Swap):
-                self._send(source, STORE, action, False)
-            elif isinstance(action, Note):
-                self._hear(source, COPY_DIFFERS, action)
+                self.send(source, action.target, action.message, False)
             elif isinstance(action, EVENT_TYPES):
-                self._hear(source, label(action), action)
+                self.hear(source, label(action), action)
+            elif isinstance(action, Read | Swap):
+                self.send(source, STORE, action, False)
 
-    def _hear(self, source: Rank, name: str, said: object) -> None:
+    def hear(self, source: Rank, name: str, said: object) -> None:
+        """What a machine tells, under the name by which it is counted."""
         self.said[name] += 1
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {said}")
+        if isinstance(said, Waiting):
+            for rank in said.ranks:
+                self.push(self.now + BLOCKED_S, STORE, partial(self._help, rank), STORE)
 
-    def _send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None:
+    def _help(self, rank: Rank) -> None:
+        """The user looks after a rank that the job waits for: one that has died is told of, one that hangs is ended."""
+        body = self.processes[rank].body
+        if rank in self.untold:
+            self.untold.discard(rank)
+            self.push(self.now, COORDINATOR, Exited(rank), STORE)
+        elif isinstance(body, RankProcess) and body.hangs:
+            self.crash(rank, 0.001, silent=False)
+        self.quiet_from = max(self.quiet_from, self.now)
+
+    # --- What a rank's process needs ---
+
+    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None:
+        """Send a message; what is lost is lost."""
+        process = self.processes.get(source)
+        if process is not None and process.keep is not None:
+            if process.keep == 0:
+                raise Killed
+            process.keep -= 1
         if target == COORDINATOR:
             target = self.coordinator
-        pair = _pair(source, target)
-        if self.cut_until.get(pair, 0.0) > self.now:
-            return
-        random = self.random.random
-        delay = (
-            0.0001 + 0.0008 * random() + (0.008 * random() if random() < self.slow else 0.0) + (0.02 if bulk else 0.0)
-        )
-        lane = (source, target, bulk)
-        at_s = max(self.now + delay, self.arrived.get(lane, 0.0) + 1e-6)
-        self.arrived[lane] = at_s
-        self._push(at_s, target, message, source, self.generation.get(pair, 0))
+        at_s = self.network.arrival(source, target, bulk, self.now)
+        if at_s is not None and (target < 0 or target in self.processes):
+            self.push(at_s, target, message, source, self.network.generation(source, target))
+
+    def after(self, seconds: float, rank: Rank, event: object) -> None:
+        """An event of a rank's own."""
+        self.push(self.now + seconds, rank, event, rank)
+
+    def lost(self, rank: Rank) -> frozenset[Rank]:
+        """Peers to which the links are down, as the rank knows."""
+        return self.network.lost(rank)
+
+    def chance(self, of: float) -> bool:
+        """Whether something that may happen does."""
+        return self.random.random() < of
+
+    def compute_s(self) -> float:
+        """How long a rank computes."""
+        return self.step_s * self.random.uniform(0.8, 1.2)
+
+    def probe_store(self, rank: Rank) -> None:
+        """A rank reads the store."""
+        self.send(rank, STORE, Read(), False)
+
+    def mend(self, rank: Rank) -> None:
+        """A rank tries for a while to open its broken links."""
+        for peer in self.network.lost(rank):
+            for wait_s in (0.002, 0.1, 0.3, MEND_S):
+                self.push(self.now + wait_s, STORE, partial(self._mend, rank, peer), STORE)
+
+    def _mend(self, rank: Rank, peer: Rank) -> None:
+        ends = [self.processes[end] for end in (rank, peer)]
+        able = all(end.alive and end.paused_until_s <= self.now for end in ends)
+        if able and self.network.is_down(rank, peer) and self.network.is_free(rank, peer, self.now):
+            self.network.open(rank, peer)
+            for end, other in ((rank, peer), (peer, rank)):
+                self.push(self.now, end, LinkNews(), other)
+
+    # --- The store ---
 
     def _at_store(self, event: object, sender: Rank) -> None:
         if isinstance(event, Fault):
-            return self._strike(event)
+            return self.injector.strike(event)
         if callable(event):
             event()
         elif isinstance(event, Swap):
@@ -305,23 +381,24 @@ class World:
                 self.checker.swapped(after, event.lines)
                 self.register = after
                 self._save(event.lines)
-            self._send(STORE, sender, StoreReply(self.register), False)
-        elif isinstance(event, Read):
-            self._send(STORE, sender, StoreReply(self.register), False)
-        else:
+                if not self.armed and after.committed.version >= WARM_STEPS:
+                    self._arm()
+            self.send(STORE, sender, StoreReply(self.register), False)
+        elif isinstance(event, Read) and sender >= 0:
             seen = StoreSeen(self.register.term, self.register.epoch, self.register.members)
-            self._send(STORE, sender, seen, False)
+            self.send(STORE, sender, seen, False)
+        else:
+            self.send(STORE, sender, StoreReply(self.register), False)
 
     def _save(self, lines: tuple[Certificate, ...]) -> None:
         for line in lines:
             if line.stamp.version % 3 == 0:
-                self._push(self.now + 0.005, STORE, partial(self._saved, line.stamp), STORE)
+                self.push(self.now + 0.05, STORE, partial(self._saved, line.stamp), STORE)
 
     def _saved(self, stamp: Stamp) -> None:
         """A checkpoint is complete if every box was updated to it somewhere."""
-        boxes = self.register.activation.assignment.boxes
-        if all((box_id, stamp) in self.checker.truth for box_id, _ in numbered(boxes)):
-            self._push(self.now, COORDINATOR, Saved(stamp), STORE)
+        if all((box, stamp) in self.checker.truth for box, _ in numbered(self.register.activation.assignment.boxes)):
+            self.push(self.now, COORDINATOR, Saved(stamp), STORE)
 
     def _excuse(self, register: Register) -> None:
         """End the schedule if an epoch makes a corrupted copy the owner: nothing is left to compare it with."""
@@ -329,138 +406,63 @@ class World:
             if (box.owner, box_id) in self.corrupted and self._is_wrong(box.owner, box_id):
                 raise Excused
 
+    def _excuse_promotions(self) -> None:
+        self._excuse(self.register)
+
     def _is_wrong(self, rank: Rank, box: BoxId) -> bool:
-        state = self.processes[rank].state
-        copy = state.copies.get(box) if isinstance(state, RankState) else None
-        return copy is not None and self.checker.truth.get((box, copy.stamp)) != copy.digest
+        """Whether a copy is wrong, and its rank cannot know."""
+        body = self.processes[rank].body
+        assert isinstance(body, RankProcess)
+        copy = body.engine.content.get(box)
+        return copy is not None and body.engine.intact(box) and self.checker.truth.get((box, copy.stamp)) != copy.digest
 
-    # --- Faults ---
+    # --- What faults do to processes ---
 
-    def _strike(self, fault: Fault) -> None:
-        if self.lines is not None:
-            self.lines.append(f"{self.now * 1000:9.3f} ms  FAULT {fault.kind} at {fault}")
-        self.struck.append(fault)
-        until = self.now + fault.lasts_s
-        if fault.kind == "crash":
-            self._crash(fault.rank, fault)
-        elif fault.kind == "host":
-            for rank in [r for r in self.processes if r >= 0 and r // 2 == fault.rank // 2]:
-                self._crash(rank, fault)
-        elif fault.kind == "pause":
-            self._pause(fault.rank, until)
-        elif fault.kind == "hang":
-            self.processes[fault.rank].hung = True
-        elif fault.kind == "corrupt":
-            self._corrupt(fault.rank)
-        elif fault.kind == "join":
-            self._start_rank(self.next_rank)
-            self.next_rank = Rank(self.next_rank + 1)
-        elif fault.kind.startswith("coordinator"):
-            self._strike_coordinator(fault, until)
-        else:
-            self._cut(fault, until)
-        self.quiet_from = max(self.quiet_from, self.now + 0.001)
-
-    def _may_die(self, address: Rank) -> bool:
+    def may_die(self, address: Rank) -> bool:
         """One rank always lives: without any there is nothing to check."""
         return address < 0 or any(r >= 0 and r != address and p.alive for r, p in self.processes.items())
 
-    def _crash(self, rank: Rank, fault: Fault) -> None:
+    def crash(self, rank: Rank, told_s: float, silent: bool, last_too: bool = False) -> None:
+        """A process ends. `silent`: its peers see no broken link until they give it up."""
         process = self.processes[rank]
-        if not process.alive or not self._may_die(rank):
+        if not process.alive or not (last_too or self.may_die(rank)):
+            process.keep = None
             return
         process.alive = False
-        others = [r for r, p in self.processes.items() if r >= 0 and p.alive]
-        self._push(self.now + fault.told_s, COORDINATOR, Exited(rank), STORE)
-        self.quiet_from = max(self.quiet_from, self.now + fault.told_s)
-        for other in others:
-            self.cut_until[_pair(rank, other)] = float("inf")
-            if not fault.silent:
-                self._push(self.now + self.random.uniform(0.0002, 0.004), other, LinkDown(rank), other)
+        if told_s == UNTOLD_S:
+            self.untold.add(rank)
+        else:
+            self.push(self.now + told_s, COORDINATOR, Exited(rank), STORE)
+            self.quiet_from = max(self.quiet_from, self.now + told_s)
+        if not silent:
+            self.end_lifeline(rank)
+        for other in [r for r, p in self.processes.items() if r >= 0 and p.alive]:
+            self.break_link(rank, other, GIVEN_UP_S if silent else None)
 
-    def _pause(self, rank: Rank, until: float) -> None:
+    def end_lifeline(self, rank: Rank) -> None:
+        """The coordinator sees that a rank's stream has ended."""
+        self.push(self.now + self.random.uniform(0.0002, 0.004), self.coordinator, Disconnected(rank), STORE)
+
+    def pause(self, rank: Rank, until: float) -> None:
+        """A process stands still, and then takes what has come meanwhile."""
         process = self.processes[rank]
         process.paused_until_s = max(process.paused_until_s, until)
         self.quiet_from = max(self.quiet_from, until)
-        self._push(process.paused_until_s, STORE, lambda: self._wake(rank), STORE)
+        self.push(process.paused_until_s, STORE, partial(self._wake, rank), STORE)
 
     def _wake(self, rank: Rank) -> None:
         process = self.processes[rank]
         if process.paused_until_s <= self.now:
             inbox, process.inbox = process.inbox, []
             for event, sender in inbox:
-                self._push(self.now, rank, event, sender)
+                self.push(self.now, rank, event, sender)
 
-    def _corrupt(self, rank: Rank) -> None:
-        """A held copy changes in memory; its digest, computed from its bytes, shows it."""
-        process = self.processes[rank]
-        state = process.state
-        if not process.alive or not isinstance(state, RankState) or state.view is None:
-            return
-        for box_id, box in state.view.kept.items():
-            if box.owner != rank and box_id in state.copies:
-                copy = state.copies[box_id]
-                process.state = replace(
-                    state, copies={**state.copies, box_id: copy._replace(digest=hash((copy.digest, self.count)))}
-                )
-                self.corrupted.add((rank, box_id))
-                return
-
-    def _strike_coordinator(self, fault: Fault, until: float) -> None:
-        address, process = self.coordinator, self.processes[self.coordinator]
-        self.quiet_from = max(self.quiet_from, until)
-        if fault.kind == "coordinator_cut":
-            self._break(address, STORE, until)
-            for rank in fault.side:
-                self._break(address, rank, until)
-            return
-        if fault.kind == "coordinator_crash":
-            process.alive = False
-        else:
-            self._pause(address, until)
-        again = self.now + fault.lasts_s * (1.0 if fault.kind == "coordinator_crash" else 0.5)
-        self._push(again, STORE, self._start_coordinator, STORE)
-
-    def _cut(self, fault: Fault, until: float) -> None:
-        self.quiet_from = max(self.quiet_from, until)
-        ranks = [r for r, p in self.processes.items() if r >= 0 and p.alive]
-        if fault.kind == "stall":
-            for other in [r for r in ranks if r != fault.rank]:
-                self.stalled_until[_pair(fault.rank, other)] = until
-        elif fault.kind == "cut":
-            self._break(fault.rank, fault.other, until)
-        elif fault.kind == "no_store":
-            self._break(fault.rank, STORE, until)
-            self._break(fault.rank, self.coordinator, until)
-        else:
-            for one in (r for r in ranks if r in fault.side):
-                for other in (r for r in ranks if r not in fault.side):
-                    self._break(one, other, until)
-                if fault.keep % 2:
-                    self._break(one, self.coordinator, until)
-                    self._break(one, STORE, until)
-
-    def _break(self, one: Rank, other: Rank, until: float) -> None:
-        """Cut a link: what was under way is lost; between ranks both ends notice, and again when it is back."""
-        pair = _pair(one, other)
-        if one == other or self.cut_until.get(pair, 0.0) == float("inf"):
-            return
-        self.generation[pair] = self.generation.get(pair, 0) + 1
-        self.cut_until[pair] = max(until, self.cut_until.get(pair, 0.0))
-        if one >= 0 and other >= 0:
-            for end, peer in ((one, other), (other, one)):
-                self._push(self.now + self.random.uniform(0.0002, 0.003), end, LinkDown(peer), end)
-            self._push(self.cut_until[pair], STORE, lambda: self._mend(one, other), STORE)
-
-    def _mend(self, one: Rank, other: Rank) -> None:
-        if self.cut_until[_pair(one, other)] <= self.now:
-            # After the news of the cut, wherever that took its time.
-            for end, peer in ((one, other), (other, one)):
-                self._push(self.now + 0.0031, end, LinkUp(peer), end)
-
-
-def _pair(one: Rank, other: Rank) -> tuple[Rank, Rank]:
-    return (one, other) if one < other else (other, one)
+    def break_link(self, one: Rank, other: Rank, after_s: float | None) -> None:
+        """A link goes down; both ends notice, soon or `after_s`."""
+        self.network.take_down(one, other)
+        for end, peer in ((one, other), (other, one)):
+            wait_s = self.random.uniform(0.0002, 0.004) + (after_s or 0.0)
+            self.push(self.now + wait_s, end, LinkNews(), peer)
 
 
 def _name(address: Rank) -> str:
@@ -469,13 +471,13 @@ def _name(address: Rank) -> str:
     return "store" if address == STORE else f"coordinator {FIRST_COORDINATOR - address}"
 
 
-def run_schedule(seed: int, protocol: Protocol = SOUND) -> Outcome:
+def run_schedule(seed: int, rules: Rules = SOUND) -> Outcome:
     """The schedule of a seed, from start to end."""
-    return replace(World(seed, protocol).run(), seed=seed)
+    return replace(World(seed, rules).run(), seed=seed)
 
 
-def trace_schedule(seed: int, protocol: Protocol = SOUND) -> tuple[Outcome, list[str]]:
+def trace_schedule(seed: int, rules: Rules = SOUND) -> tuple[Outcome, list[str]]:
     """The same, with a line per event."""
-    world = World(seed, protocol, trace=True)
+    world = World(seed, rules, trace=True)
     outcome = replace(world.run(), seed=seed)
     return outcome, world.lines or []

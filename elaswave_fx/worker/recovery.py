@@ -20,9 +20,9 @@ from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.agent import Go, Holdings
-from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version
+from elaswave_fx.control.protocol import epoch_start
+from elaswave_fx.control.protocol.types import Activation, Certificate, Stamp, Version
 from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
-from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
@@ -73,19 +73,19 @@ def holdings_of(worker: Worker) -> Holdings:
     """What a decision may need of this rank: copies, records and votes of the step in flight."""
     held, committed = worker.engine.native.holdings(), worker.committed
     kept = [each for each in held.boxes if worker.started and each.box not in worker.damaged]
-    copies = {each.box: Copy(committed, each.digest) for each in kept}
-    if not held.pending:
-        return Holdings(committed, copies, {}, (), frozenset(copies))
     flight = Stamp(Version(committed.version + 1), worker.plan.epoch)
-    records = {each.box: (Record(flight, (), each.digest),) for each in kept if each.recorded}
-    votes = tuple(vote_of(flight, rank, payload) for rank, payload in sorted(held.votes.items()))
-    return Holdings(committed, copies, records, votes, frozenset(copies))
+    votes = [vote_of(flight, rank, payload) for rank, payload in sorted(held.votes.items())] if held.pending else None
+    digests = {each.box: each.digest for each in kept}
+    recorded = [each.box for each in kept if each.recorded]
+    return epoch_start.holdings(committed, worker.plan.epoch, digests, recorded, votes)
 
 
 def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
     activation, plan = go.activation, Plan.from_json(go.plan)
     began = time.perf_counter()
+    if not activation.rollback:
+        _check_promoted(worker, plan)
     _resolve_in_flight_step(worker, activation, report)
     for rank in set(worker.plan.ranks) - set(plan.ranks):
         worker.endpoint.disconnect(rank)
@@ -94,8 +94,7 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
     if plan.terminal_reason:
         _park(worker, plan, saves=not activation.rollback)
-    before = worker.plan
-    worker.stale |= unchecked_parts(worker.rank, before, plan)
+    worker.stale |= epoch_start.unchecked_buckets(worker.rank, worker.plan.boxes, plan.boxes)
     if activation.rollback:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()
@@ -103,8 +102,6 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.begin_epoch(plan)
     if activation.rollback:
         _roll_back(worker, activation.resume)
-    else:
-        _check_promoted(worker, before)
     edited = time.perf_counter()
     moved = _gather_parameters(worker)
     behind = _start_copies(worker)
@@ -119,18 +116,14 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
 
 def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:
     """The step in flight: finished where the epoch starts after it, given up otherwise."""
-    native, resume = worker.engine.native, activation.resume
+    native = worker.engine.native
     held = native.holdings()
-    if activation.rollback or held.version >= resume.version:
+    certificate = epoch_start.resolve(worker.rank, activation, Version(held.version), held.pending)
+    if certificate is None:
         native.drop()
         return
-    certificate = activation.certificate
-    if certificate is None or not held.pending or held.version + 1 != resume.version:
-        raise RuntimeError(
-            f"rank {worker.rank}: stands at version {held.version} and cannot follow to {resume.version}"
-        )
     result = native.finish({vote.rank: vote.payload for vote in certificate.votes})
-    worker.committed = resume
+    worker.committed = activation.resume
     report(result, certificate)
 
 
@@ -146,24 +139,10 @@ def _park(worker: Worker, plan: Plan, saves: bool) -> None:
     raise JobOver(plan.terminal_reason)
 
 
-def unchecked_parts(rank: Rank, before: Plan, after: Plan) -> set[int]:
-    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
-
-    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
-    """
-    boxes = zip(before.boxes, after.boxes, strict=True)
-    made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
-    return {old.bucket for old, new in made if rank not in new.local_materializers}
-
-
-def _check_promoted(worker: Worker, before: Plan) -> None:
-    """A copy that becomes the truth is read once more: nobody could tell later."""
-    native = worker.engine.native
-    found = {
-        number
-        for (number, old), new in zip(numbered(before.boxes), worker.plan.boxes, strict=True)
-        if new.owner == worker.rank != old.owner and not native.intact(number)
-    }
+def _check_promoted(worker: Worker, plan: Plan) -> None:
+    """A copy that becomes the truth is read once more, before an update hides that it has changed."""
+    boxes = epoch_start.promoted(worker.rank, worker.plan.boxes, plan.boxes)
+    found = {box_id for box_id in boxes if not worker.engine.native.intact(box_id)}
     worker.damaged |= found
     if found:
         raise CopyDiffers(f"rank {worker.rank}: copies of boxes {sorted(found)} were damaged in memory")
@@ -191,9 +170,7 @@ def _start_copies(worker: Worker) -> int:
     """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
     native, plan = worker.engine.native, worker.plan
     bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-    native.replicate(
-        [(number, box.owner, holder) for number, box in numbered(plan.boxes) for holder in box.catching_up]
-    )
+    native.replicate(epoch_start.copies_due(plan.boxes))
     worker.catching_up = frozenset(native.holdings().catching_up)
     return bytes_each * sum(len(box.span) * len(box.catching_up) for box in plan.boxes)
 

@@ -34,6 +34,7 @@ struct Guards {
   Guard digests_are_compared;         // a holder's state has the digest of its owner's, or it is dropped
   Guard wrong_copy_ends_step;         // a step in which a copy turned out to be wrong is not voted for
   Guard replicas_are_updated;         // holders apply the record, too
+  Guard failed_update_drops_state;    // a state whose update failed is not taken for the next one
   Guard only_owner_publishes;         // the owner's parameters are the box's, nobody else sends any
   Guard older_frames_are_dropped;     // what was sent in an older epoch is not delivered
 
@@ -41,13 +42,14 @@ struct Guards {
     const char* name;
     Guard Guards::* guard;
   };
-  static const std::array<Named, 7>& all() {
-    static const std::array<Named, 7> named = {{
+  static const std::array<Named, 8>& all() {
+    static const std::array<Named, 8> named = {{
         {"commit_needs_all_votes", &Guards::commit_needs_all_votes},
         {"vote_needs_state_and_record", &Guards::vote_needs_state_and_record},
         {"digests_are_compared", &Guards::digests_are_compared},
         {"wrong_copy_ends_step", &Guards::wrong_copy_ends_step},
         {"replicas_are_updated", &Guards::replicas_are_updated},
+        {"failed_update_drops_state", &Guards::failed_update_drops_state},
         {"only_owner_publishes", &Guards::only_owner_publishes},
         {"older_frames_are_dropped", &Guards::older_frames_are_dropped},
     }};

@@ -341,7 +341,8 @@ Actions StepMachine::updated(BoxId id, Digest digest) {
 
 Actions StepMachine::update_failed(BoxId id) {
   Box& box = at(id);
-  if (!box.update_due) throw ProtocolError(text(id) + ": an update that was not to be done");
+  if (!box.update_due || !box.state) throw ProtocolError(text(id) + ": an update that was not to be done");
+  if (!guards_.failed_update_drops_state.demands()) return updated(id, box.state->digest);
   Actions actions;
   drop_state(actions, box);
   box.record = false;

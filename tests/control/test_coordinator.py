@@ -49,7 +49,7 @@ from elaswave_fx.control.protocol.types import (
 )
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.cluster import first_assignment, replan
+from tests.control.toy_planner import first_assignment, replan
 
 TIMEOUTS = Timeouts(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5, ack_s=0.5)
 WORLD = 4

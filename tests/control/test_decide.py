@@ -28,7 +28,7 @@ from elaswave_fx.control.protocol.types import (
 )
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.cluster import first_assignment, replan
+from tests.control.toy_planner import first_assignment, replan
 
 BASE, IN_FLIGHT = Stamp(Version(6), Epoch(3)), Stamp(Version(7), Epoch(3))
 CHECKPOINT = Stamp(Version(3), Epoch(1))

@@ -174,3 +174,17 @@ def test_whoever_the_others_wait_for_counts_as_lost_from_when_it_stood_still() -
     assert found.found == {Rank(2): Finding(Certainty.SUSPECTED, CauseKind.STALLED, since_s=10.0)}
     back = found.heartbeat(replace(BEAT, rank=Rank(2), joining=True), 52.0)
     assert back.is_alive(Rank(2), 52.0)
+
+
+def test_a_report_voids_what_was_found_before() -> None:
+    reports = reports_of(report(0, suspect=2))
+    detector = listening().unreported((Rank(2),), reports, 0.0, 11.0)
+    assert not detector.is_alive(Rank(2), 11.0)
+    assert detector.reported(Rank(2), 11.1).is_alive(Rank(2), 11.1)
+
+
+def test_the_one_to_blame_is_found_though_it_stopped_a_heartbeat_after_the_one_that_waits() -> None:
+    waits, hangs = replace(BEAT, rank=Rank(0), awaited=Rank(1)), replace(BEAT, rank=Rank(1), awaited=None)
+    detector = FailureDetector(LIMITS, began_s=0.0).heartbeat(waits, 0.0).heartbeat(hangs, 0.2)
+    found, stalled = detector.standing_still((Rank(0), Rank(1)), LIMITS.stalled_s + 0.1)
+    assert stalled == (0, 1) and not found.is_alive(Rank(1), LIMITS.stalled_s + 0.1)

@@ -27,7 +27,7 @@ from elaswave_fx.control.store.file_store import FileStore, read_lines
 from elaswave_fx.control.store.ledger import Payload, covers_once
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.cluster import first_assignment
+from tests.control.toy_planner import first_assignment
 
 FIRST = Activation(Epoch(0), first_assignment(2, 1), SEED, SEED, None, rollback=True)
 START = Register(Term(0), FIRST, SEED, SEED, None, SEED)

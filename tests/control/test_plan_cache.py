@@ -8,8 +8,8 @@ from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import plan_hash
 from elaswave_fx.plan.topology import Rank, local_topology
-from elaswave_fx.sim.cluster import first_assignment
 from tests.control.toy_job import ToyPlanning, text_of
+from tests.control.toy_planner import first_assignment
 from tests.plan.samples import chain, even_columns
 
 

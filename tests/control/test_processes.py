@@ -13,8 +13,8 @@ import pytest
 
 from elaswave_fx.control.protocol import failure_detector
 from elaswave_fx.control.store.ledger import covers_once
-from elaswave_fx.sim.cluster import BATCH
 from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
+from tests.control.toy_planner import BATCH
 
 
 def check(job: ToyJob, results: dict[int, dict[str, Any]], survivors: set[int]) -> None:

@@ -31,7 +31,7 @@ from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message,
 from elaswave_fx.errors import CommError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim.cluster import first_assignment
+from tests.control.toy_planner import first_assignment
 
 STAMP = Stamp(Version(7), Epoch(2))
 VOTE = Vote(STAMP, Rank(1), (WorkSpan(Span(0, 2), Span(3, 6)),), b"\x00\xff")

@@ -50,7 +50,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.sim import cluster
+from tests.control import toy_planner
 
 WAIT_S = 60.0
 """How long anything may take on a busy machine; nothing waits for so long when it works."""
@@ -71,7 +71,7 @@ class ToyPlanning:
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
         if len(members) < self.least:
             raise PlanError(f"{len(members)} ranks are too few; {self.least} would do")
-        assignment = cluster.replan(members, held, before.assignment)
+        assignment = toy_planner.replan(members, held, before.assignment)
         return Planned(text_of(assignment), assignment, f"over {len(members)} ranks", None, ("moved",))
 
     def wants_move(self, before: Planned, held: Held) -> bool:
@@ -315,7 +315,7 @@ class ToyJob:
         self.planning = ToyPlanning(least)
         url = f"ipc://@toy-{os.getpid()}-{os.urandom(6).hex()}"
         self.address = ControlAddress(url, "t" * 32, folder)
-        assignment = cluster.first_assignment(world, UNITS)
+        assignment = toy_planner.first_assignment(world, UNITS)
         self.first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
         self.store = FileStore.create(folder, Register(Term(0), self.first, SEED, SEED, None, SEED))
         plan_path(folder, 0).write_text(text_of(assignment))

@@ -23,10 +23,9 @@ from elaswave_fx.launch.channel import ChannelClosed
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
 from elaswave_fx.launch.local import launch
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.sim import cluster
-from tests.control import toy_job
+from tests.control import toy_job, toy_planner
 
-UNITS, SAMPLES = toy_job.UNITS, cluster.BATCH
+UNITS, SAMPLES = toy_job.UNITS, toy_planner.BATCH
 BAD_STEP = 3
 
 
@@ -114,7 +113,7 @@ def job(
 ) -> JobSpec:  # fmt: skip
     """A job of `ranks`; `short`: workers leave a step undone without saying why."""
     trouble = Trouble(modes or {})
-    plan = toy_job.text_of(cluster.first_assignment(ranks, UNITS))
+    plan = toy_job.text_of(toy_planner.first_assignment(ranks, UNITS))
 
     def build() -> BuildResult:
         for old in (*run_dir.glob("*.sock"), *run_dir.glob("base-*"), *run_dir.glob("whole-*")):

@@ -50,7 +50,7 @@ def test_a_step() -> None:
     machine.end_step()
     assert machine.holdings == [(0, 1, 200, False), (1, 1, 2**64 - 1, False)]
     asked = {name for name, count in machine.consulted.items() if count}
-    assert asked == set(machine.consulted) - {"older_frames_are_dropped"}
+    assert asked == set(machine.consulted) - {"older_frames_are_dropped", "failed_update_drops_state"}
     assert [machine.admit(epoch) for epoch in (0, 1)] == ["deliver", "hold"]
 
 
@@ -62,6 +62,7 @@ def test_an_update_that_fails_is_finished_without_its_box() -> None:
     assert machine.finish([0, 1]) == (("commit", None, None, None),)
     assert machine.commit() == (("update", 0, None, 1), ("update", 1, None, 1))
     assert machine.update_failed(0) == (("drop_state", 0, None, None),)
+    assert machine.consulted["failed_update_drops_state"] == 1
     machine.updated(1, 300)
     machine.end_step()
     assert machine.holdings == [(1, 1, 300, False)] and machine.catching_up == [0] and machine.stale(0)

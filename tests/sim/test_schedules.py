@@ -4,26 +4,29 @@ import re
 
 import pytest
 
-from elaswave_fx.control.protocol.messages import Prepared, VoteCast
+from elaswave_fx.control.protocol.messages import Prepared
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.__main__ import campaign, main
 from elaswave_fx.sim.bugs import BUGS
 from elaswave_fx.sim.checker import covers
-from elaswave_fx.sim.faults import Fault, Moment
+from elaswave_fx.sim.faults import UNTOLD_S, Fault, Moment
+from elaswave_fx.sim.frames import VoteCast
+from elaswave_fx.sim.rank_process import Ran
 from elaswave_fx.sim.world import World, run_schedule, trace_schedule
 
-SCHEDULES = 2000
+SCHEDULES = 1000
 
 WITHIN = {
-    # Schedules, from seed 0, in which each planted bug must have been found.
-    "update_before_commit": 5,
-    "two_owners": 20,
-    "holder_not_applied": 5,
-    "vote_without_base": 50,
-    "stale_frame_accepted": 1000,
-    "wrong_copy_computed_with": 500,
-    "known_commit_dropped": 100,
+    # Schedules, from seed 0, in which each planted bug must have been found: at most ten times those it took.
+    "update_before_commit": 10,
+    "two_owners": 10,
+    "holder_not_applied": 40,
+    "vote_without_base": 10,
+    "failed_update_swallowed": 400,
+    "stale_frame_accepted": 600,
+    "wrong_copy_computed_with": 50,
+    "known_commit_dropped": 900,
     "unreachable_taken_for_dead": 400,
 }
 
@@ -79,8 +82,10 @@ def test_a_step_is_covered_once(spans: list[Span], whole: bool) -> None:
     assert covers(spans) is whole
 
 
-def fault(kind: str, at: Moment | float, rank: int = 0, lasts_s: float = 0.0, told_s: float = 0.001) -> Fault:
-    return Fault(kind, at, Rank(rank), Rank(0), frozenset(), 9, lasts_s, told_s, False)
+def fault(
+    kind: str, at: Moment | float, rank: int = 0, lasts_s: float = 0.0, told_s: float = 0.001, dies: bool = False
+) -> Fault:
+    return Fault(kind, at, Rank(rank), Rank(1), frozenset(), 9, lasts_s, told_s, dies)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -91,18 +96,34 @@ def test_without_faults_nobody_is_excluded_and_nothing_is_done_again(seed: int) 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_training_goes_on_while_there_is_no_coordinator(seed: int) -> None:
-    outcome = World(seed, faults=(fault("coordinator_crash", 0.06, lasts_s=0.3),)).run()
+    outcome = World(seed, faults=(fault("coordinator_crash", 0.06, lasts_s=3.0),)).run()
     assert outcome.violation is None and outcome.epochs == 0
-    assert outcome.committed >= 10
+    assert outcome.committed >= 5
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_stopped_rank_is_excluded_and_joins_again_when_it_wakes(seed: int) -> None:
-    world = World(seed, faults=(fault("pause", 0.06, lasts_s=0.3),), at_least_s=0.6)
+def test_a_stopped_rank_is_excluded_and_ends_when_it_wakes(seed: int) -> None:
+    world = World(seed, faults=(fault("pause", 0.06, lasts_s=4.0),))
     outcome = world.run()
     assert outcome.violation is None
-    assert outcome.said["silent"] == 1 and outcome.said["joining"] == 1
-    assert Rank(0) in world.register.members
+    assert outcome.said["silent"] == 1 and outcome.said["ended by itself"] == 1
+    assert Rank(0) not in world.register.members
+
+
+@pytest.mark.parametrize("kind", ["crash", "silent_host"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_nobody_tells_of_is_found(kind: str, seed: int) -> None:
+    world = World(seed, faults=(fault(kind, 0.06, lasts_s=60.0, told_s=UNTOLD_S, dies=True),))
+    outcome = world.run()
+    assert outcome.violation is None and outcome.epochs >= 1 and "exited" not in outcome.said
+    assert Rank(0) not in world.register.members
+
+
+@pytest.mark.parametrize("kind", ["silent_link", "one_way"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_link_that_falls_silent_costs_at_most_the_wait_for_it(kind: str, seed: int) -> None:
+    outcome = World(seed, faults=(fault(kind, 0.06, lasts_s=20.0),)).run()
+    assert outcome.violation is None and outcome.committed >= 4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -111,7 +132,13 @@ def test_a_crash_at_a_vote_and_another_during_the_recovery(seed: int) -> None:
     assert outcome.violation is None and outcome.epochs >= 1
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 5])  # the rank that is struck in schedule 3 keeps no box
+def test_an_update_that_fails_ends_its_rank_and_loses_nothing(seed: int) -> None:
+    outcome = World(seed, faults=(fault("update_fails", Moment(Ran, 12)),)).run()
+    assert outcome.violation is None and outcome.said["ended by itself"] == 1 and outcome.epochs >= 1
+    assert outcome.rollbacks == 0
+
+
 def test_a_corrupted_copy_costs_the_step_that_computed_with_it() -> None:
     outcome = World(3, faults=(fault("corrupt", 0.06),)).run()
-    assert outcome.violation is None and outcome.epochs == 1 and outcome.said["done again"] == 1
-    assert outcome.said["copy differs"] == 1
+    assert outcome.violation is None and outcome.said["copy differs"] == 1 and outcome.said["done again"] == 1

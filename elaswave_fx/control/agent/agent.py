@@ -238,7 +238,7 @@ class Agent:
 
     def _perform(self, socket: RankSocket, action: Action) -> None:
         if isinstance(action, Send):
-            socket.send(action.message)  # type: ignore[arg-type]
+            socket.send(action.message)
         elif isinstance(action, Interrupt):
             self._interrupt(action.reason)
         elif isinstance(action, Answer):

@@ -125,6 +125,8 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         state, actions = conclude(state, now_s) if state.phase == PREPARING else (state, ())
         return state, (ack, *actions)
     agreed = (state.proposed,) if state.proposed is not None else ()
+    # Whoever is a member has reported: what was found against it before is void, or the epoch would end for it at once.
+    detector = state.detector.without(register.members).afresh(now_s)
     state = replace(
         state,
         phase=STEADY,
@@ -133,7 +135,7 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         planned=False,
         rejoin_requested=frozenset(),
         links_broken_since_s=None,
-        detector=state.detector.afresh(now_s),
+        detector=detector,
         proposed=None,
         told=frozenset(),
         waiting=None,

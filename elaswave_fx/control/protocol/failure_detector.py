@@ -110,7 +110,7 @@ class FailureDetector:
 
     `began_s`: since when it listens; a pause of its own starts it afresh. `signs_s`: each rank's last sign of life.
     `cut_off`: ranks whose control connection was open and has closed. `found`: verdicts that stand until the rank asks
-    to join, or shows that they were wrong.
+    to join, or shows by a report or an open connection that they were wrong.
     """
 
     timeouts: Timeouts
@@ -136,8 +136,8 @@ class FailureDetector:
         )
 
     def reported(self, rank: Rank, now_s: float) -> FailureDetector:
-        """The rank's report came, which is a sign of life."""
-        return replace(self, signs_s={**self.signs_s, rank: now_s})
+        """The rank's report came: it lives, and its main thread gets on. What was found against it is void."""
+        return replace(self.without([rank]), signs_s={**self.signs_s, rank: now_s})
 
     def ended(self, rank: Rank) -> FailureDetector:
         """The rank has finished the job: its silence means nothing."""
@@ -216,10 +216,16 @@ class FailureDetector:
         return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self
 
     def standing_still(self, members: Collection[Rank], now_s: float) -> tuple[FailureDetector, tuple[Rank, ...]]:
-        """Find the sinks of the wait-for graph among members that make no progress; and all who stand still."""
+        """Find the sinks of the wait-for graph among members that make no progress; and all who stand still.
+
+        When one has stood still for too long, so have those who have done so for half of that: the one to blame may
+        have stopped a heartbeat later than whoever waits for it.
+        """
         here = {r: self.heard[r] for r in members if r in self.heard}
-        limit_s = self.timeouts.stalled_s
-        stalled = frozenset(r for r, h in here.items() if now_s - max(h.since_s, self.began_s) > limit_s)
+        stood_s = {r: now_s - max(h.since_s, self.began_s) for r, h in here.items()}
+        if max(stood_s.values(), default=0.0) <= self.timeouts.stalled_s:
+            return self, ()
+        stalled = frozenset(r for r, s in stood_s.items() if s > self.timeouts.stalled_s / 2)
         hung = wait_graph_sinks({r: h.heartbeat.awaited for r, h in here.items()}, stalled)
         return self._hung(hung), tuple(sorted(stalled))
 

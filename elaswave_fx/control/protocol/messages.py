@@ -1,10 +1,9 @@
-"""Frames between ranks, messages to and from the coordinator, and what the machines ask of the world.
+"""Messages between ranks and the coordinator, and what both machines ask of the world.
 
-Frames carry the epoch as their generation: older ones are dropped, newer ones held until the epoch is installed.
+    HEARTBEAT -> ACK                              what was committed, where each rank is
+    (PREPARE ->) PREPARED -> ACTIVATE or OVER     a new epoch, or none
 
-    GRADIENT -> RECORD -> VOTE -> (commit) -> PARAMS          the step
-    ABORT, PREPARE -> PREPARED -> ACTIVATE                    a new epoch
-    FETCH -> SHARD                                            a copy added or repaired
+What ranks send each other in a step never comes here: it is the engine's (`native/commit/`).
 """
 
 from __future__ import annotations
@@ -14,85 +13,16 @@ from dataclasses import dataclass
 from elaswave_fx.control.protocol.types import (
     Activation,
     Ballot,
-    BoxId,
     Certificate,
-    Copy,
-    Record,
     Report,
     Stamp,
     Term,
     Version,
-    Vote,
 )
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 
 COORDINATOR = Rank(-1)
 """The address of whichever coordinator process is current."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """A rank's summands for all boxes that the receiver owns."""
-
-    epoch: Epoch
-    version: Version
-    samples: Span
-
-
-@dataclass(frozen=True, slots=True)
-class RecordOf:
-    """Owner to holder: the reduced gradient of a box."""
-
-    epoch: Epoch
-    box: BoxId
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class VoteCast:
-    """A yes, to every member."""
-
-    epoch: Epoch
-    vote: Vote
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """Owner to readers without a copy: working parameters of one version, with the digests they were made from."""
-
-    epoch: Epoch
-    version: Version
-    digests: tuple[tuple[BoxId, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Leave the step; floods to every rank, forwarded once."""
-
-    epoch: Epoch
-    version: Version
-    suspect: Rank | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Holder to owner: my copy of the box is wrong or missing."""
-
-    epoch: Epoch
-    box: BoxId
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Owner to holder: the whole base of a box."""
-
-    epoch: Epoch
-    box: BoxId
-    copy: Copy
-
-
-Frame = Gradient | RecordOf | VoteCast | Params | Abort | Fetch | Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,28 +101,6 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """The engine has finished instruction `serial`; `digest` of the new base for update and load."""
-
-    serial: int
-    digest: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkDown:
-    """The link to `peer` broke."""
-
-    peer: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUp:
-    """The link to `peer` is open again."""
-
-    peer: Rank
-
-
-@dataclass(frozen=True, slots=True)
 class StoreSeen:
     """The store answered a rank: its term, epoch and members."""
 
@@ -239,58 +147,12 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message; `bulk` lanes keep their own order and do not delay the others."""
+    """Send a message."""
 
     target: Rank
-    message: Frame | Heartbeat | Ack | Prepare | Prepared | Activate | Ended | Over
-    bulk: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Run the tile's samples of `version` forward and backward; answered by Ran."""
-
-    serial: int
-    version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Apply `record` to `copy` of `box`; answered by Ran with the new digest."""
-
-    serial: int
-    box: BoxId
-    copy: Copy
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load `box` at `stamp` from the checkpoint; answered by Ran with its digest."""
-
-    serial: int
-    box: BoxId
-    stamp: Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A commit became known here."""
-
-    certificate: Certificate
+    message: Heartbeat | Ack | Prepare | Prepared | Activate | Ended | Over
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeStore:
     """Read the store; answered by StoreSeen if it can be reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something a user should see, in words."""
-
-    text: str
-
-
-Instruction = Compute | Update | Load
-Action = Send | Compute | Update | Load | Committed | ProbeStore | Note

@@ -1,7 +1,7 @@
 """The words of the control protocol: versions, copies, records, votes, and what a new epoch says.
 
-In: nothing. Out: immutable values that both machines (`step_commit` at each rank, `membership` at the coordinator)
-exchange; frames and messages that carry them are in `messages.py`.
+In: nothing. Out: immutable values that both machines (`rank.py` at each rank, `coordinator.py`) exchange; the messages
+that carry them are in `messages.py`.
 
     Stamp(7, 3)  =  version 7 as committed by the votes of epoch 3; version 7 of epoch 4 is another one
 """

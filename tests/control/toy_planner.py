@@ -1,6 +1,6 @@
-"""The job that the simulator runs: its boxes, and a small planner in place of the real one.
+"""A small planner for jobs whose boxes are numbers, so that a test can say what comes out of it.
 
-In: members and who has which copy. Out: an `Assignment`. Boxes are counters with digests; a step has BATCH samples.
+In: members and who has which copy. Out: an `Assignment`. A step has BATCH samples.
 
     first_assignment(4, stages=2)  ->  4 boxes, ranks 0, 2 on stage 0 and 1, 3 on stage 1, each box held on another host
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Assignment
 from elaswave_fx.plan.box import Box, BoxId, Span, numbered
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
@@ -70,10 +69,3 @@ def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], be
         boxes.append(Box(box.bucket, box.span, owner, holders, catching_up, readers))
     fingerprint = hash((members, *((b.owner, b.holders) for b in boxes)))
     return Assignment(members, tiles, tuple(boxes), fingerprint)
-
-
-def unbalanced(register: Register) -> bool:
-    """Whether some member owns two boxes more than another."""
-    owners = [box.owner for box in register.activation.assignment.boxes]
-    counts = [owners.count(rank) for rank in register.members]
-    return max(counts) - min(counts) >= 2

@@ -1,0 +1,70 @@
+"""What a rank has to do at the start of an epoch, decided without touching anything; the worker does it.
+
+In: the activation, and what is here. Out: what becomes of the step in flight, which parameters have to be made anew,
+which copies have to be looked at once more, and which go on their way.
+
+    resolve(2, activation, version=7, pending=True)  ->  the certificate to finish with, if it goes on from version 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from elaswave_fx.control.protocol.rank import Holdings
+from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version, Vote
+from elaswave_fx.plan.box import Box, BoxId, numbered
+from elaswave_fx.plan.topology import Epoch, Rank
+
+
+def holdings(
+    committed: Stamp,
+    epoch: Epoch,
+    digests: Mapping[BoxId, int],
+    recorded: Iterable[BoxId],
+    votes: Sequence[Vote] | None,
+) -> Holdings:
+    """What a rank reports: copies that stand at `committed`, by their `digests`.
+
+    `votes`: those that have come of a step that was left after the own vote, None if there is no such step; of that
+    step the records of the boxes in `recorded` are here.
+    """
+    copies = {box: Copy(committed, digest) for box, digest in digests.items()}
+    if votes is None:
+        return Holdings(committed, copies, {}, (), frozenset(copies))
+    flight = Stamp(Version(committed.version + 1), epoch)
+    records = {box: (Record(flight, (), copies[box].digest),) for box in recorded if box in copies}
+    return Holdings(committed, copies, records, tuple(votes), frozenset(copies))
+
+
+def resolve(rank: Rank, activation: Activation, version: Version, pending: bool) -> Certificate | None:
+    """What the step in flight, after `version` committed ones, is finished with; None: it is given up, if there is one.
+
+    RuntimeError if the epoch goes on from a version that cannot be reached from here, which would be a bug of ours.
+    """
+    resume = activation.resume.version
+    if activation.rollback or version >= resume:
+        return None
+    if activation.certificate is None or not pending or version + 1 != resume:
+        raise RuntimeError(f"rank {rank}: stands at version {version} and cannot follow to {resume}")
+    return activation.certificate
+
+
+def unchecked_buckets(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> set[int]:
+    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
+
+    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
+    """
+    boxes = zip(before, after, strict=True)
+    made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
+    return {old.bucket for old, new in made if rank not in new.local_materializers}
+
+
+def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
+    """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later."""
+    boxes = zip(numbered(before), after, strict=True)
+    return [box_id for (box_id, old), new in boxes if new.owner == rank != old.owner]
+
+
+def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
+    """States that go on their way: of which box, from its owner, to which new holder."""
+    return [(box_id, box.owner, holder) for box_id, box in numbered(boxes) for holder in box.catching_up]

@@ -1,0 +1,388 @@
+"""One rank's engine: the commit machine that a real run enters, with digests in place of tensors.
+
+In: frames of other ranks, and what the main thread wants. Out: frames, updates, and what is here when a step was left.
+The machine decides; what is in here moves digests as its actions say, and takes time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Protocol
+
+import torch  # noqa: F401  its libraries are those of _native
+
+from elaswave_fx._native import StepMachine
+from elaswave_fx.control.protocol.types import (
+    Assignment,
+    BoxId,
+    Certificate,
+    Copy,
+    Part,
+    Record,
+    Stamp,
+    Version,
+    Vote,
+    WorkSpan,
+)
+from elaswave_fx.plan.box import Span, numbered
+from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.checker import Checker, seed_digest, updated_digest
+from elaswave_fx.sim.frames import Frame, ParametersOf, PartOf, RecordOf, StateOf, VoteCast, Wishes
+
+UPDATE_S = 0.001
+HELD_FRAMES = 1024
+"""Frames of a newer epoch kept until it is installed; a rank sends at most a step's worth ahead."""
+
+Wait = Generator[None, None, None]
+"""The main thread waits: it is gone on with after every event of its process."""
+
+
+class StepFailed(Exception):
+    """The step cannot be finished now; `suspect` is to blame, or nobody. `tells`: the others do not know it yet."""
+
+    def __init__(self, suspect: Rank | None, why: str, tells: bool = False) -> None:
+        super().__init__(why)
+        self.suspect, self.tells = suspect, tells
+
+
+class UpdateFailed(Exception):
+    """An update program failed: the process ends."""
+
+
+class Surroundings(Protocol):
+    """What an engine needs of its process."""
+
+    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> None: ...
+    def sleep(self, seconds: float) -> Wait: ...
+    def update_fails(self) -> bool: ...
+
+
+def has_update(stamp: Stamp) -> bool:
+    """A step whose norm is not finite changes nothing; every rank comes to the same answer."""
+    return hash((stamp.version, stamp.epoch)) % 13 != 0
+
+
+class Engine:
+    """One rank's engine. `content` is what is really in memory: the machine knows only what it was told of it."""
+
+    def __init__(self, rank: Rank, around: Surroundings, checker: Checker, without: Iterable[str]) -> None:
+        self.rank, self._around, self._checker = rank, around, checker
+        self.machine = StepMachine(rank, without=list(without))
+        self.epoch = Epoch(0)
+        self.committed = Stamp(Version(0), Epoch(0))
+        self.content: dict[BoxId, Copy] = {}
+        self.records: dict[BoxId, Record] = {}
+        self.work: dict[BoxId, tuple[Copy, bool]] = {}  # parameters, and whether they were made here
+        self.votes: dict[Rank, Vote] = {}
+        self.certificate: Certificate | None = None
+        self.tile: Tile | None = None
+        self.buckets: dict[int, list[BoxId]] = {}
+        self._readers: dict[BoxId, tuple[Rank, ...]] = {}
+        self._kept: dict[BoxId, deque[Record]] = {}
+        self._stamps: dict[int, Stamp] = {}
+        self._parts: dict[tuple[BoxId, Rank], Part] = {}
+        self._actions: deque[tuple[Any, ...]] = deque()
+        self._expected: dict[tuple[type, BoxId | None, Rank], None] = {}
+        self._inbox: dict[tuple[type, BoxId | None, Rank], deque[Frame]] = {}
+        self._held: list[tuple[Rank, Frame]] = []
+
+    @property
+    def flight(self) -> Stamp:
+        """The step in flight."""
+        return Stamp(Version(self.committed.version + 1), self.epoch)
+
+    @property
+    def read(self) -> list[int]:
+        """The buckets that this rank computes with."""
+        return [number for number, boxes in self.buckets.items() if self.rank in self._readers[boxes[0]]]
+
+    # --- Epochs ---
+
+    def install(self, epoch: Epoch, assignment: Assignment) -> Wait:
+        """The roles of a new epoch."""
+        self.epoch = epoch
+        self.tile = next(tile for tile in assignment.tiles if tile.rank == self.rank)
+        self.buckets = {}
+        for box_id, box in numbered(assignment.boxes):
+            self.buckets.setdefault(box.bucket, []).append(box_id)
+            self._readers[box_id] = box.readers
+        roles = [(box.bucket, box.owner, list(box.holders), list(box.readers)) for box in assignment.boxes]
+        self._forget_frames()
+        self._do(self.machine.install(epoch, list(assignment.members), roles))
+        held, self._held = self._held, []
+        for sender, frame in held:
+            self.receive(sender, frame)
+        yield from self.perform()
+
+    def load(self, stamp: Stamp, right: Callable[[BoxId], int], boxes: Iterable[BoxId]) -> None:
+        """The state of a checkpoint."""
+        self.committed = self._stamps[stamp.version] = stamp
+        self.machine.version = stamp.version
+        for box in boxes:
+            self.content[box] = Copy(stamp, right(box))
+            self.machine.load(box, right(box))
+
+    def start_from_seed(self, boxes: Iterable[BoxId]) -> None:
+        """Every rank can make the parameters that the job begins with."""
+        stamp = self.committed
+        for box in boxes:
+            self.work[box] = (Copy(stamp, seed_digest(box)), False)
+
+    def known(self, box: BoxId) -> Copy | None:
+        """The state as its last update left it."""
+        known, copy = self.machine.state(box), self.content.get(box)
+        return None if known is None or copy is None else Copy(copy.stamp, known[1])
+
+    def intact(self, box: BoxId) -> bool:
+        """Whether what is in memory has the digest of its last update."""
+        return box in self.content and self.known(box) == self.content[box]
+
+    def refresh(self, takers: dict[int, list[Rank]]) -> Wait:
+        """Parameters to every rank that wished for them."""
+        for bucket, ranks in takers.items():
+            self._do(self.machine.refresh(bucket, ranks))
+        yield from self.perform()
+
+    def replicate(self, copies: Iterable[tuple[BoxId, Rank, Rank]]) -> Wait:
+        """States to new holders, which travel behind the coming steps."""
+        for box, owner, holder in copies:
+            if self.rank == holder:
+                self._do(self.machine.expect_state(box))
+            elif self.rank == owner:
+                self._do(self.machine.send_state(box, holder))
+        yield from self.perform()
+
+    # --- A step ---
+
+    def begin_step(self) -> None:
+        self.records, self.votes, self.certificate = {}, {}, None
+        self._parts.clear()
+        self._do(self.machine.begin_step())
+
+    def parameters(self) -> dict[BoxId, tuple[Copy, bool]]:
+        """What this rank computes with."""
+        return {box: self.work[box] for bucket in self.read for box in self.buckets[bucket] if box in self.work}
+
+    def parameters_ready(self) -> bool:
+        return all(self.machine.parameters_ready(bucket) for bucket in self.read)
+
+    def reduce(self) -> None:
+        """The own gradient is done, the last bucket first."""
+        for bucket in sorted(self.buckets, reverse=True):
+            self._do(self.machine.bucket_reduced(bucket))
+
+    def cast_vote(self) -> None:
+        assert self.tile is not None
+        self.votes[self.rank] = Vote(self.flight, self.rank, (WorkSpan(self.tile.units, self.tile.samples),))
+        actions = self.machine.cast_vote()
+        if not any(action[0] == "leave_step" for action in actions):
+            self._checker.votes(self, self.votes[self.rank])
+        self._do(actions)
+
+    def update(self) -> Wait:
+        """What a commit leads to, in the order of a real step."""
+        for bucket in sorted(self.buckets, reverse=True):
+            self._do(self.machine.update_bucket(bucket))
+            yield from self.perform()
+            self._do(self.machine.gather(bucket))
+            yield from self.perform()
+        self._do(self.machine.update_replicas())
+        yield from self.perform()
+        self.machine.end_step()
+
+    def leave(self) -> Wait:
+        """Leave the step; updates that a commit demands are done."""
+        self._forget_frames()
+        self._actions.clear()
+        self._do(self.machine.leave())
+        yield from self.perform()
+        if self.machine.committed:
+            self.machine.end_step()
+
+    def finish(self, certificate: Certificate) -> Wait:
+        """Finish the step that was left after the own vote, with the votes of all."""
+        self.votes = {vote.rank: vote for vote in certificate.votes}
+        self._do(self.machine.finish([vote.rank for vote in certificate.votes]))
+        yield from self.perform()
+        self.machine.end_step()
+
+    def drop(self) -> None:
+        """Give up the step that was left."""
+        self.machine.drop()
+        self.records = {}
+
+    # --- Frames ---
+
+    def receive(self, sender: Rank, frame: Frame) -> None:
+        """A frame is here; the main thread takes it when it waits for it."""
+        admission = self.machine.admit(frame.epoch)
+        if admission == "hold" and len(self._held) < HELD_FRAMES:
+            self._held.append((sender, frame))
+        elif admission == "deliver":
+            self._inbox.setdefault((type(frame), getattr(frame, "box", None), sender), deque()).append(frame)
+
+    def take_wish(self, sender: Rank) -> frozenset[int] | None:
+        """The wishes of a member, if they are here."""
+        found = self._inbox.get((Wishes, None, sender))
+        frame = found.popleft() if found else None
+        return frame.buckets if isinstance(frame, Wishes) else None
+
+    def progress(self) -> Wait:
+        """Take what was awaited and is here, and do what follows from it."""
+        yield from self.perform()
+        took = True
+        while took:
+            took = False
+            for key in list(self._expected):
+                if self._inbox.get(key):
+                    self._arrived(key[2], self._inbox[key].popleft())
+                    took = True
+            yield from self.perform()
+
+    def _forget_frames(self) -> None:
+        self._expected.clear()
+        self._inbox.clear()
+
+    def _arrived(self, sender: Rank, frame: Frame) -> None:
+        machine = self.machine
+        self._expected.pop((type(frame), getattr(frame, "box", None), sender), None)
+        if isinstance(frame, PartOf):
+            self._parts[frame.box, sender] = Part(sender, frame.samples)
+            self._do(machine.part_arrived(frame.box, sender))
+        elif isinstance(frame, RecordOf):
+            self.records[frame.box] = frame.record
+            self._do(machine.record_arrived(frame.box, frame.version, frame.record.base_digest, True))
+        elif isinstance(frame, VoteCast):
+            self.votes[sender] = frame.vote
+            self._do(machine.vote_arrived(sender))
+        elif isinstance(frame, ParametersOf):
+            self.work[frame.box] = (frame.copy, False)
+            machine.parameters_arrived(frame.box)
+        elif isinstance(frame, StateOf):
+            self.content[frame.box] = frame.copy
+            self._do(machine.state_arrived(frame.box, frame.version, frame.digest, True))
+            self._align(frame.box)
+
+    def _align(self, box: BoxId) -> None:
+        """A step without an update, which the machine has counted, leaves the bytes as they are."""
+        known = self.machine.state(box)
+        if known is not None and box in self.content and known[0] > self.content[box].stamp.version:
+            self.content[box] = self.content[box]._replace(stamp=self._stamps[known[0]])
+
+    # --- Actions ---
+
+    def _do(self, actions: Iterable[tuple[Any, ...]]) -> None:
+        """What is told to the machine while actions are under way comes first."""
+        self._actions.extendleft(reversed(list(actions)))
+
+    def perform(self) -> Wait:
+        while self._actions:
+            kind, box, peer, version = self._actions.popleft()
+            if kind == "update":
+                yield from self._update(box, version)
+            else:
+                _ACTIONS[kind](self, box, peer)
+
+    def _update(self, box: BoxId, version: int) -> Wait:
+        kept = self._kept.get(box, ())
+        record = next((record for record in kept if record.stamp.version == version), None) or self.records[box]
+        base = self.content[box]
+        self._checker.updates(self, box, record)
+        yield from self._around.sleep(UPDATE_S)
+        if self._around.update_fails():
+            actions = self.machine.update_failed(box)
+            if self.machine.state(box) is None:
+                self._drop_state(box, None)
+                raise UpdateFailed(f"rank {self.rank}: the update of box {box} failed")
+            self.content[box] = base._replace(stamp=record.stamp)
+            return self._do(actions)
+        after = Copy(record.stamp, updated_digest(base, record))
+        self.content[box] = after
+        self._checker.updated(base, after, box)
+        self._do(self.machine.updated(box, after.digest))
+        self._align(box)
+
+    def _send_part(self, box: BoxId, peer: Rank) -> None:
+        self._around.send(peer, PartOf(self.epoch, box, self._samples))
+
+    def _sum(self, box: BoxId, peer: None) -> None:
+        own = Part(self.rank, self._samples)
+        parts = tuple(own if r == self.rank else self._parts[box, r] for r in self._readers[box])
+        self.records[box] = Record(self.flight, parts, self.content[box].digest if box in self.content else 0)
+
+    def _send_record(self, box: BoxId, peer: Rank) -> None:
+        version, digest = self.machine.state(box) or (self.machine.version, 0)
+        record = self.records[box]._replace(base_digest=digest)
+        self._around.send(peer, RecordOf(self.epoch, box, record, version))
+
+    def _send_vote(self, box: None, peer: Rank) -> None:
+        self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
+
+    def _leave_step(self, box: BoxId, peer: None) -> None:
+        raise StepFailed(None, f"copies of box {box} differ from their owners'", tells=True)
+
+    def _commit(self, box: None, peer: None) -> None:
+        stamp = self.flight
+        self.certificate = Certificate(stamp, tuple(self.votes[rank] for rank in sorted(self.votes)))
+        self._checker.commits(self, self.certificate)
+        self.committed = self._stamps[stamp.version] = stamp
+        self._do(self.machine.commit(has_update(stamp)))
+        if not has_update(stamp):
+            self._checker.unchanged(stamp)
+            self.content = {held: copy._replace(stamp=stamp) for held, copy in self.content.items()}
+            self.work = {held: (copy._replace(stamp=stamp), own) for held, (copy, own) in self.work.items()}
+
+    def _keep_record(self, box: BoxId, peer: None) -> None:
+        self._kept.setdefault(box, deque()).append(self.records[box])
+
+    def _write_parameters(self, box: BoxId, peer: None) -> None:
+        if self.rank in self._readers[box]:
+            self.work[box] = (self.content[box], True)
+
+    def _send_parameters(self, box: BoxId, peer: Rank) -> None:
+        self._checker.serves(self, box)
+        self._around.send(peer, ParametersOf(self.epoch, box, self.content[box]))
+
+    def _send_state(self, box: BoxId, peer: Rank) -> None:
+        version, digest = self.machine.state(box) or (0, 0)
+        self._around.send(peer, StateOf(self.epoch, box, self.content[box], version, digest), bulk=True)
+
+    def _drop_state(self, box: BoxId, peer: None) -> None:
+        self.content.pop(box, None)
+        self._kept.pop(box, None)
+        for key in [key for key in self._expected if key[:2] == (StateOf, box)]:
+            del self._expected[key]
+
+    def _expect(self, kind: type, box: BoxId | None, peer: Rank) -> None:
+        self._expected[kind, box, peer] = None
+
+    @property
+    def _samples(self) -> Span:
+        assert self.tile is not None
+        return self.tile.samples
+
+
+def _expecting(kind: type) -> Callable[[Engine, Any, Any], None]:
+    return lambda engine, box, peer: engine._expect(kind, box, peer)
+
+
+_ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
+    "send_part": Engine._send_part,
+    "expect_part": _expecting(PartOf),
+    "sum": Engine._sum,
+    "send_record": Engine._send_record,
+    "expect_record": _expecting(RecordOf),
+    "send_vote": Engine._send_vote,
+    "expect_vote": _expecting(VoteCast),
+    "leave_step": Engine._leave_step,
+    "commit": Engine._commit,
+    "keep_record": Engine._keep_record,
+    "write_parameters": Engine._write_parameters,
+    "send_parameters": Engine._send_parameters,
+    "expect_parameters": _expecting(ParametersOf),
+    "send_state": Engine._send_state,
+    "expect_state": _expecting(StateOf),
+    "drop_state": Engine._drop_state,
+}

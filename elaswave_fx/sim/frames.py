@@ -1,0 +1,78 @@
+"""What travels between ranks, with digests in place of tensors. `epoch` is the generation that links put on frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elaswave_fx.control.protocol.types import BoxId, Copy, Record, Vote
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.topology import Epoch, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Reader to owner: its gradient of the box."""
+
+    epoch: Epoch
+    box: BoxId
+    samples: Span
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOf:
+    """Owner to holder: the reduced gradient of a box, with the version of the owner's state that it belongs to."""
+
+    epoch: Epoch
+    box: BoxId
+    record: Record
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCast:
+    """A yes, to every member."""
+
+    epoch: Epoch
+    vote: Vote
+    box: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersOf:
+    """Owner to a reader that does not make them itself: the parameters made from `copy`."""
+
+    epoch: Epoch
+    box: BoxId
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True)
+class StateOf:
+    """Owner to a new holder: the whole state of a box, with the version and digest that the owner's machine has."""
+
+    epoch: Epoch
+    box: BoxId
+    copy: Copy
+    version: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """To every member, at the start of an epoch: the buckets whose parameters the sender has to be sent."""
+
+    epoch: Epoch
+    buckets: frozenset[int]
+    box: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Leave what is under way; every rank passes it on once."""
+
+    epoch: Epoch
+    suspect: Rank | None
+
+
+Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | Wishes | Abort
+STEP_FRAMES: tuple[type, ...] = (PartOf, RecordOf, VoteCast, ParametersOf)

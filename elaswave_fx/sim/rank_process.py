@@ -1,0 +1,415 @@
+"""A rank's process: the control machine of `protocol/rank.py`, a main thread, an engine, and the ends of its links.
+
+The main thread is the worker's loop and recovery without their tensors: what they decide is the same pure functions
+(`rank.must_leave`, `epoch_start.resolve`, ...). It is a generator that yields where the worker waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elaswave_fx.control.protocol import epoch_start
+from elaswave_fx.control.protocol import rank as protocol
+from elaswave_fx.control.protocol.messages import (
+    COORDINATOR,
+    Ack,
+    Activate,
+    Over,
+    Prepare,
+    Prepared,
+    ProbeStore,
+    Send,
+    StoreSeen,
+)
+from elaswave_fx.control.protocol.rank import (
+    Answer,
+    CaughtUp,
+    Committed,
+    Decision,
+    Go,
+    HeartbeatDue,
+    Interrupt,
+    LinksDown,
+    MendLinks,
+    Progress,
+    RankState,
+    StepLeft,
+)
+from elaswave_fx.control.protocol.types import Activation
+from elaswave_fx.plan.box import Box, BoxId, numbered
+from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.checker import Checker
+from elaswave_fx.sim.engine import Engine, StepFailed, UpdateFailed, Wait
+from elaswave_fx.sim.frames import Abort, Frame, Wishes
+
+COPY_DIFFERS = "copy differs"
+"""What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
+
+
+class Surroundings(Protocol):
+    """What a process needs of the world."""
+
+    now: float
+    checker: Checker
+
+    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None: ...
+    def after(self, seconds: float, rank: Rank, event: object) -> None: ...
+    def lost(self, rank: Rank) -> frozenset[Rank]: ...
+    def mend(self, rank: Rank) -> None: ...
+    def probe_store(self, rank: Rank) -> None: ...
+    def hear(self, source: Rank, name: str, said: object) -> None: ...
+    def chance(self, of: float) -> bool: ...
+    def compute_s(self) -> float: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """The time that an instruction takes has passed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wake:
+    """The main thread has said something to the control thread."""
+
+
+class RankProcess:
+    """One rank. Methods that the world calls: `start`, `handle`. `ended`: the process is over by itself."""
+
+    def __init__(self, world: Surroundings, state: RankState, without: tuple[str, ...]) -> None:
+        self.world, self.state = world, state
+        self.rank = state.rank
+        self.engine = Engine(self.rank, self, world.checker, without)
+        self.ended: str | None = None
+        self.hangs = self.update_will_fail = False
+        self.aborted: Abort | None = None
+        self._told: Abort | None = None  # the newest abort that a peer told of
+        self._broadcast = Epoch(-1)
+        self._peers: frozenset[Rank] = frozenset(state.members)
+        self._boxes: tuple[Box, ...] = ()
+        self._said: deque[Any] = deque()
+        self._decision: Decision | None = None
+        self._ran: object = None
+        self._busy: object = None
+        self._awaits: Callable[[], Rank | None] = lambda: None
+        self._phase = "starting"
+        self._catching: frozenset[BoxId] = frozenset()
+        self._damaged: frozenset[int] = frozenset()
+        self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
+        self._wishes: dict[Rank, frozenset[int]] = {}
+        self._main: Iterator[None] = iter(())
+
+    @property
+    def generation(self) -> Epoch:
+        """The epoch that the links are in."""
+        return self.engine.epoch
+
+    # --- For the world ---
+
+    def start(self, first: Activation | None) -> None:
+        """As a member of the first epoch, or as one who asks to join."""
+        self._main = self._run(first)
+        next(self._main)
+
+    def handle(self, event: object, sender: Rank) -> None:
+        """One event of the process, and what the main thread makes of it."""
+        if isinstance(event, Ran):
+            self._ran = event
+        elif isinstance(event, Abort):
+            self._told = event if self._told is None or event.epoch >= self._told.epoch else self._told
+            self._follow_abort()
+        elif isinstance(event, HeartbeatDue):
+            self._feed(HeartbeatDue(Progress(self._phase, None if self._busy else self._awaits())))
+        elif isinstance(event, Ack | Prepare | Activate | Over | StoreSeen):
+            if isinstance(event, Prepare):
+                self._feed(self._links_down())
+            self._feed(event)
+        elif isinstance(event, LinkNews):
+            if self.state.waiting and (links := self._links_down()).peers != self.state.broken:
+                self._feed(links)
+        elif not isinstance(event, Wake):
+            self.engine.receive(sender, event)  # type: ignore[arg-type]
+        self._hear_main_thread()
+        if self.ended is None and self._busy is self._ran:
+            self._busy = self._ran = None
+            next(self._main, None)
+
+    # --- The control thread ---
+
+    def _hear_main_thread(self) -> None:
+        while self._said:
+            said = self._said.popleft()
+            if isinstance(said, StepLeft):
+                self._feed(self._links_down())
+            self._feed(said)
+
+    def _links_down(self) -> LinksDown:
+        return LinksDown(self.world.lost(self.rank).intersection(self.state.members))
+
+    def _say(self, what: object, wakes: bool) -> None:
+        self._said.append(what)
+        if wakes:
+            self.world.after(0.0001, self.rank, Wake())
+
+    def _feed(self, event: protocol.Event) -> None:
+        self.state, actions = protocol.step(self.state, event, self.world.now)
+        for action in actions:
+            if isinstance(action, Send):
+                if isinstance(action.message, Prepared):
+                    self.world.checker.reports(self.rank, action.message.report)
+                self.world.send(self.rank, COORDINATOR, action.message, False)
+            elif isinstance(action, Interrupt):
+                self._broadcast_abort(None)
+            elif isinstance(action, Answer):
+                self._decision = action.decision
+            elif isinstance(action, MendLinks):
+                self.world.mend(self.rank)
+            elif isinstance(action, ProbeStore):
+                self.world.probe_store(self.rank)
+
+    # --- Links ---
+
+    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> None:
+        """A frame to a rank; lost if the link is down."""
+        self.world.send(self.rank, peer, frame, bulk)
+
+    def _broadcast_abort(self, suspect: Rank | None) -> None:
+        """Here, and at the peers 1, 2, 4, ... places further in the ring, who pass it on; once per generation."""
+        epoch = self.generation
+        self.aborted = self.aborted or Abort(epoch, suspect)
+        if self._broadcast >= epoch:
+            return
+        self._broadcast = epoch
+        peers = sorted(self._peers - {self.rank} - self.world.lost(self.rank))
+        ring = [r for r in peers if r > self.rank] + [r for r in peers if r < self.rank]
+        distance = 1
+        while distance <= len(ring):
+            self.send(ring[distance - 1], Abort(epoch, suspect))
+            distance *= 2
+
+    def _follow_abort(self) -> None:
+        """One of an older generation is over; one of a newer waits until we get there."""
+        if self._told is not None and self._told.epoch == self.generation and self.aborted is None:
+            self._broadcast_abort(self._told.suspect)
+
+    def _check_members(self) -> None:
+        """Between two instructions: whether the step can still be finished."""
+        if self.aborted is not None:
+            raise StepFailed(self.aborted.suspect, "aborted")
+        lost = self.world.lost(self.rank).intersection(self.state.members)
+        if lost:
+            self._broadcast_abort(min(lost))
+            raise StepFailed(min(lost), "a link is down")
+
+    # --- The main thread ---
+
+    def sleep(self, seconds: float) -> Wait:
+        """The main thread works for so long."""
+        self._busy = ran = Ran()
+        if not self.hangs:
+            self.world.after(seconds, self.rank, ran)
+        yield
+
+    def update_fails(self) -> bool:
+        """Whether the update that has just run failed."""
+        fails, self.update_will_fail = self.update_will_fail, False
+        return fails
+
+    def _wait(self, phase: str, done: Callable[[], bool], awaits: Callable[[], Rank | None]) -> Wait:
+        """Take what comes until `done`, or the step fails."""
+        self._phase, self._awaits = phase, awaits
+        while True:
+            self._check_members()
+            yield from self.engine.progress()
+            if done():
+                return
+            yield
+
+    def _run(self, first: Activation | None) -> Wait:
+        failed: StepFailed | None = None
+        begun = False
+        try:
+            while True:
+                try:
+                    if not begun:
+                        begun = True
+                        yield from self._begin(first)
+                    if failed is not None:
+                        yield from self._recover(failed)
+                        failed = None
+                    yield from self._between_steps()
+                    yield from self._step()
+                except StepFailed as error:
+                    failed = error
+        except UpdateFailed as error:
+            self.ended = str(error)
+        except _Over as over:
+            self.ended = str(over)
+
+    def _begin(self, first: Activation | None) -> Wait:
+        """The state that the run begins with, on all ranks; a joiner waits until it is one of them."""
+        if first is None:
+            yield from self._install_epoch((yield from self._decide()))
+            return
+        boxes = self._boxes = first.assignment.boxes
+        kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
+        yield from self.engine.install(first.epoch, first.assignment)
+        self.engine.load(first.resume, lambda box: self.world.checker.truth[box, first.resume], kept)
+        self.engine.start_from_seed(box_id for box_id, box in numbered(boxes) if self.rank in box.readers)
+        yield
+
+    def _between_steps(self) -> Wait:
+        self._phase, self._awaits = "between", lambda: None
+        version = self.engine.committed.version
+        if protocol.must_leave(self.state, version):
+            raise StepFailed(None, "called off")
+        while not protocol.may_step(self.state, self.world.now):
+            if protocol.must_leave(self.state, version):
+                raise StepFailed(None, "called off")
+            yield
+
+    def _step(self) -> Wait:
+        engine = self.engine
+        machine_awaits = self._awaited
+        self._check_members()
+        engine.begin_step()
+        yield from self._wait("gather", engine.parameters_ready, machine_awaits)
+        self._phase = "compute"
+        self.world.checker.computes(engine, engine.parameters())
+        yield from self.sleep(self.world.compute_s())
+        self._check_members()
+        engine.reduce()
+        yield from self._wait("reduce", engine.machine.ready_to_vote, machine_awaits)
+        engine.cast_vote()
+        yield from self._wait("vote", lambda: engine.certificate is not None, machine_awaits)
+        self._phase = "update"
+        if self.aborted is not None and self.world.chance(0.3):
+            raise StepFailed(self.aborted.suspect, "aborted while it sends what the commit led to")
+        yield from engine.update()
+        self._tell_commit()
+
+    def _awaited(self) -> Rank | None:
+        awaited = self.engine.machine.awaited
+        return None if awaited is None else Rank(awaited)
+
+    def _tell_commit(self) -> None:
+        certificate, self.engine.certificate = self.engine.certificate, None
+        assert certificate is not None
+        self._say(Committed(certificate), wakes=False)
+        if self._catching:
+            arrived = self._catching - frozenset(BoxId(box) for box in self.engine.machine.catching_up)
+            self._catching -= arrived
+            if arrived:
+                self._say(CaughtUp(arrived), wakes=True)
+
+    def _recover(self, failed: StepFailed) -> Wait:
+        engine = self.engine
+        self.aborted = self.aborted or Abort(self.generation, failed.suspect)
+        if failed.tells:
+            self.world.hear(self.rank, COPY_DIFFERS, failed)
+            self._broadcast_abort(failed.suspect)
+        yield from engine.leave()
+        if engine.certificate is not None:
+            self._tell_commit()
+        self._say(StepLeft(self._holdings(), failed.suspect), wakes=True)
+        yield from self._install_epoch((yield from self._decide()))
+
+    def _holdings(self) -> protocol.Holdings:
+        machine, damaged = self.engine.machine, self._damaged
+        found = [each for each in machine.holdings if each[0] not in damaged]
+        votes = [self.engine.votes[rank] for rank in sorted(self.engine.votes)] if machine.pending else None
+        return epoch_start.holdings(
+            self.engine.committed,
+            self.engine.epoch,
+            {BoxId(box): digest for box, _, digest, _ in found},
+            [BoxId(box) for box, _, _, recorded in found if recorded],
+            votes,
+        )
+
+    def _decide(self) -> Any:
+        """Wait for what comes next, as long as that takes."""
+        self._phase, self._decision = "left", None
+        while self._decision is None:
+            yield
+        if not isinstance(self._decision, Go):
+            raise _Over(self._decision.reason)
+        return self._decision
+
+    def _install_epoch(self, go: Go) -> Wait:
+        engine, activation = self.engine, go.activation
+        boxes, joins = activation.assignment.boxes, not self._boxes
+        before = self._boxes or boxes
+        if not activation.rollback:
+            self._check_promoted(before, boxes)
+        yield from self._resolve_in_flight_step(activation)
+        self._peers = frozenset(activation.assignment.members)
+        self.aborted, engine.epoch = None, activation.epoch
+        if protocol.must_leave(self.state, engine.committed.version):
+            raise StepFailed(None, "the epoch is over already")
+        yield from engine.install(activation.epoch, activation.assignment)
+        self._follow_abort()
+        self._boxes = boxes
+        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes)
+        if activation.rollback or joins:
+            self._stale |= set(engine.buckets)
+        if activation.rollback:
+            self._damaged = frozenset()
+            kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
+            engine.load(activation.resume, lambda box: self.world.checker.truth[box, activation.resume], kept)
+        elif joins:
+            engine.load(activation.resume, lambda box: 0, ())
+        yield from self._gather_parameters(activation)
+        self._stale.clear()
+        yield from engine.replicate(epoch_start.copies_due(boxes))
+        self._catching = frozenset(BoxId(box) for box in engine.machine.catching_up)
+        self._damaged = frozenset()
+
+    def _resolve_in_flight_step(self, activation: Activation) -> Wait:
+        engine = self.engine
+        if not self._boxes:
+            return
+        certificate = epoch_start.resolve(self.rank, activation, engine.committed.version, engine.machine.pending)
+        if certificate is not None:
+            yield from engine.finish(certificate)
+            engine.certificate = None
+        else:
+            engine.drop()
+
+    def _check_promoted(self, before: tuple[Box, ...], after: tuple[Box, ...]) -> None:
+        found = [box for box in epoch_start.promoted(self.rank, before, after) if not self.engine.intact(box)]
+        self._damaged |= frozenset(found)
+        if found:
+            raise StepFailed(None, f"copies of boxes {found} were damaged in memory")
+
+    def _gather_parameters(self, activation: Activation) -> Wait:
+        """Everybody tells everybody what it lacks; then it is sent."""
+        engine, members = self.engine, activation.assignment.members
+        own = frozenset(b for b in engine.read if b in self._stale or engine.machine.stale(b))
+        self._wishes = {self.rank: own}
+        for member in members:
+            if member != self.rank:
+                self.send(member, Wishes(engine.epoch, own))
+        yield from self._wait("wishes", lambda: self._all_wishes(members), lambda: self._missing_wish(members))
+        takers = {b: [r for r in members if b in self._wishes[r]] for b in engine.buckets}
+        yield from engine.refresh(takers)
+        yield from self._wait("refresh", engine.parameters_ready, self._awaited)
+
+    def _all_wishes(self, members: tuple[Rank, ...]) -> bool:
+        for member in members:
+            if member not in self._wishes and (found := self.engine.take_wish(member)) is not None:
+                self._wishes[member] = found
+        return len(self._wishes) == len(members)
+
+    def _missing_wish(self, members: tuple[Rank, ...]) -> Rank | None:
+        return next((member for member in members if member not in self._wishes), None)
+
+
+@dataclass(frozen=True, eq=False)
+class LinkNews:
+    """A link of the process broke, or is open again."""
+
+
+class _Over(Exception):
+    """The process ends: it was left out, or nobody goes on."""
