@@ -80,9 +80,9 @@ class Injector:
         elif fault.kind.startswith("coordinator"):
             self._strike_coordinator(fault, until)
         elif isinstance(process.body, RankProcess) and fault.kind == "hang":
-            process.body.hangs = True
+            process.body.hangs = self.world.may_die(fault.rank)
         elif isinstance(process.body, RankProcess) and fault.kind == "update_fails":
-            process.body.update_will_fail = True
+            process.body.update_will_fail = self.world.may_die(fault.rank)
         else:
             self._cut(fault, until)
         self.world.quiet_from = max(self.world.quiet_from, self.world.now + 0.01)
