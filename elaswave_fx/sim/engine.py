@@ -119,7 +119,9 @@ class Engine:
     def load(self, stamp: Stamp, right: Callable[[BoxId], int], boxes: Iterable[BoxId]) -> None:
         """The state of a checkpoint."""
         self.committed = self._stamps[stamp.version] = stamp
-        self.machine.version = stamp.version
+        self.machine.restart(stamp.version)
+        self.content.clear()
+        self._kept.clear()
         for box in boxes:
             self.content[box] = Copy(stamp, right(box))
             self.machine.load(box, right(box))
@@ -129,6 +131,8 @@ class Engine:
         stamp = self.committed
         for box in boxes:
             self.work[box] = (Copy(stamp, seed_digest(box)), False)
+        for bucket in self.read:
+            self.machine.load_parameters(bucket)
 
     def known(self, box: BoxId) -> Copy | None:
         """The state as its last update left it."""

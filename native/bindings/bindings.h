@@ -3,6 +3,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "commit/guards.h"
+
 namespace elaswave {
 
 // Endpoint (held by std::shared_ptr<comm::Endpoint>), Transfer, Group, and the translation of comm errors into the
@@ -11,6 +13,8 @@ void bind_comm(pybind11::module_& module);
 
 // StepMachine, for the simulator: the machine that the engine runs.
 void bind_commit(pybind11::module_& module);
+// How often each safety rule was asked, by name.
+pybind11::dict consulted(const commit::Guards& guards);
 
 // Program and UnitSequence.
 void bind_program(pybind11::module_& module);

@@ -109,16 +109,12 @@ py::str admit(StepMachine& self, std::uint32_t epoch) {
   return kNames[static_cast<std::size_t>(self.admit(epoch))];
 }
 
-py::dict consulted(const StepMachine& self) {
-  py::dict counts;
-  for (const auto& [name, guard] : Guards::all()) counts[name] = (self.guards().*guard).consulted();
-  return counts;
-}
-
 void bind_events(py::class_<StepMachine>& machine) {
   using I = std::int64_t;
   using M = StepMachine;
   machine.def("install", &install, py::arg("epoch"), py::arg("members"), py::arg("boxes"))
+      .def("restart", [](M& self, I version) { return to_python(self.restart(version)); })
+      .def("load_parameters", [](M& self, I bucket) { self.load_parameters(BucketId(bucket)); })
       .def("load", [](M& self, I box, std::uint64_t digest) { self.load(BoxId(box), {digest, 0}); })
       .def("send_state",
            [](M& self, I box, I holder) { return to_python(self.send_state(BoxId(box), RankId(holder))); })
@@ -163,7 +159,7 @@ void bind_questions(py::class_<StepMachine>& machine) {
   machine.def_property_readonly("rank", [](const M& self) { return self.rank().value(); })
       .def_property_readonly("epoch", &M::epoch)
       .def_property_readonly("members", [](const M& self) { return numbers_of(self.members()); })
-      .def_property("version", &M::version, &M::set_version)
+      .def_property_readonly("version", &M::version)
       .def_property_readonly("pending", &M::pending)
       .def_property_readonly("committed", &M::committed)
       .def("materializes", [](const M& self, I box, I rank) { return self.materializes(BoxId(box), RankId(rank)); })
@@ -176,7 +172,7 @@ void bind_questions(py::class_<StepMachine>& machine) {
       .def("stale", [](const M& self, I bucket) { return self.stale(BucketId(bucket)); })
       .def_property_readonly("awaited", [](const M& self) { return number(self.awaited()); })
       .def("admit", &admit)
-      .def_property_readonly("consulted", &consulted);
+      .def_property_readonly("consulted", [](const M& self) { return consulted(self.guards()); });
 }
 
 void translate(std::exception_ptr pointer) {
@@ -188,6 +184,12 @@ void translate(std::exception_ptr pointer) {
 }
 
 }  // namespace
+
+py::dict consulted(const Guards& guards) {
+  py::dict counts;
+  for (const auto& [name, guard] : Guards::all()) counts[name] = (guards.*guard).consulted();
+  return counts;
+}
 
 void bind_commit(py::module_& module) {
   py::register_exception_translator(&translate);

@@ -118,9 +118,9 @@ exec::Fault make_fault(const std::string& instruction, int signal, std::optional
   return {exec::opcode_of(instruction), signal, pipe, words};
 }
 
-std::optional<exec::Base> read_box(const Engine& engine, BoxId box) {
-  const exec::Base& base = engine.read(box);
-  return base.there() ? std::optional(base) : std::nullopt;
+std::optional<exec::ShardState> read_box(const Engine& engine, BoxId box) {
+  const exec::ShardState& state = engine.read(box);
+  return state.here() ? std::optional(state) : std::nullopt;
 }
 
 std::optional<at::Tensor> read_tensor(const Engine& engine, const std::string& name) {
@@ -175,10 +175,11 @@ void bind_step(py::module_& module) {
 
 void bind_state(py::module_& module) {
   using Box = exec::Holdings::Box;
-  py::class_<exec::Base>(module, "BoxState", "A box's master slice and optimizer state; the engine's own tensors.")
-      .def_readonly("master", &exec::Base::master)
-      .def_readonly("state", &exec::Base::state)
-      .def_property_readonly("digest", [](const exec::Base& self) { return self.digest.lo; });
+  py::class_<exec::ShardState>(module, "BoxState",
+                               "A box's master slice and optimizer state; the engine's own tensors.")
+      .def_readonly("master", &exec::ShardState::master)
+      .def_readonly("state", &exec::ShardState::optimizer)
+      .def_property_readonly("digest", [](const exec::ShardState& self) { return self.digest.lo; });
   py::class_<Box>(module, "HeldBox", "A box that has its state here.")
       .def_readonly("box", &Box::box)
       .def_property_readonly("digest", [](const Box& self) { return self.digest.lo; })
@@ -229,7 +230,8 @@ void bind_engine(py::module_& module) {
            py::arg("value"))
       .def("intact", &Engine::intact, py::arg("box"), Released())
       .def("replicate", &replicate, py::arg("tasks"))
-      .def("progress", &Engine::progress);
+      .def("progress", &Engine::progress)
+      .def_property_readonly("rules_consulted", [](const Engine& self) { return consulted(self.guards()); });
 }
 
 }  // namespace

@@ -1,19 +1,15 @@
+// The commit machine: what happens between steps, in a step, and after a failure; see machine.h.
 #include "commit/machine.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "commit/internal.h"
+
 namespace elaswave::commit {
 namespace {
 
 using Kind = Action::Kind;
-
-bool contains(std::span<const RankId> ranks, RankId rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
-std::string text(RankId rank) { return "rank " + std::to_string(rank.value()); }
-std::string text(BoxId box) { return "box " + std::to_string(box.value()); }
 
 void append(Actions& actions, Actions more) { actions.insert(actions.end(), more.begin(), more.end()); }
 
@@ -37,25 +33,33 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
   }
   for (std::size_t i = 0; i < roles.size(); ++i) check_roles(i, roles[i]);
   Actions actions;
-  const bool first = boxes_.empty();
   boxes_.resize(roles.size());
   epoch_ = epoch;
   members_ = std::move(members);
   for (Bucket& bucket : buckets_) bucket.boxes.clear();
   for (std::size_t i = 0; i < roles.size(); ++i) {
     Box& box = boxes_[i];
-    const bool read = !first && contains(box.roles.readers, rank_);
+    const bool read = contains(box.roles.readers, rank_);
     box.roles = std::move(roles[i]);
     const std::size_t bucket = box.roles.bucket.index();
     if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
     buckets_[bucket].boxes.push_back(id_of(box));
-    if (!first && !read && contains(box.roles.readers, rank_)) buckets_[bucket].stale = true;
+    if (!read && contains(box.roles.readers, rank_)) buckets_[bucket].stale = true;
     box.state_sent_to.clear();
     box.state_awaited = false;
     box.kept.clear();
     if (!keeps(box)) drop_state(actions, box);
   }
   for (Bucket& bucket : buckets_) bucket.stale = bucket.stale && reads_any(bucket);
+  return actions;
+}
+
+Actions StepMachine::restart(std::int64_t version) {
+  expect_phase(Phase::kIdle, "restart");
+  Actions actions;
+  version_ = version;
+  for (Box& box : boxes_) drop_state(actions, box);
+  for (Bucket& bucket : buckets_) bucket.stale = reads_any(bucket);
   return actions;
 }
 
@@ -67,13 +71,7 @@ void StepMachine::load(BoxId id, Digest digest) {
   box.kept.clear();
 }
 
-void StepMachine::set_version(std::int64_t version) {
-  expect_phase(Phase::kIdle, "set_version");
-  version_ = version;
-  for (Box& box : boxes_) {
-    if (box.state) box.state->version = version;
-  }
-}
+void StepMachine::load_parameters(BucketId bucket) { at(bucket).stale = false; }
 
 Actions StepMachine::send_state(BoxId id, RankId holder) {
   Box& box = at(id);
@@ -104,6 +102,9 @@ Actions StepMachine::refresh(BucketId bucket, std::span<const RankId> takers) {
   Actions actions;
   if (takers.empty()) return actions;
   for (const BoxId box : at(bucket).boxes) {
+    if (owns(box)) expect_state_of(at(box));
+  }
+  for (const BoxId box : at(bucket).boxes) {
     if (owns(box)) act(actions, Kind::kWriteParameters, at(box));
   }
   for (const BoxId box : at(bucket).boxes) publish(actions, at(box), takers);
@@ -117,11 +118,7 @@ Actions StepMachine::begin_step() {
   expect_phase(Phase::kIdle, "begin_step");
   Actions actions;
   const bool log = mode_ == CopyMode::kLog;
-  for (const Box& box : boxes_) {
-    if (log && materializes(id_of(box), rank_) && !box.state) {
-      throw ProtocolError(text(id_of(box)) + ": " + self() + " holds it, has no state of it, and none is on its way");
-    }
-  }
+  for (const Box& box : boxes_) expect_state_of(box);
   forget_step();
   phase_ = Phase::kComputing;
   for (Box& box : boxes_) {
@@ -181,7 +178,7 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
   box.record_awaited = false;
   box.record = whole;
   box.wrong = !whole;
-  box.owners_digest = owners.digest;
+  box.owners = owners;
   Actions actions;
   compare(actions, box);
   return actions;
@@ -189,8 +186,8 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
 
 // As soon as a state and the owner's digest of the same version are both here.
 void StepMachine::compare(Actions& actions, Box& box) {
-  if (!box.state || box.state->version != version_ || !box.owners_digest) return;
-  const Digest owners = *std::exchange(box.owners_digest, std::nullopt);
+  if (!box.state || !box.owners || box.state->version != box.owners->version) return;
+  const Digest owners = std::exchange(box.owners, std::nullopt)->digest;
   if (guards_.digests_are_compared.allows(box.state->digest == owners)) return;
   box.wrong = true;
   if (materializes(id_of(box), rank_)) at(box.roles.bucket).stale = true;
@@ -458,7 +455,7 @@ Actions StepMachine::finish(std::span<const RankId> voters) {
 void StepMachine::finish_updates(Actions& actions) {
   for (Box& box : boxes_) {
     if (mode_ == CopyMode::kState && holds(id_of(box))) {
-      drop_state(actions, box);
+      if (box.state && box.state->version != version_) drop_state(actions, box);
     } else if (box.state && !box.kept.empty()) {
       catch_up(actions, box);
     } else if (box.state && box.record) {
@@ -484,117 +481,9 @@ void StepMachine::forget_step() {
   for (Box& box : boxes_) {
     box.parts_awaited.clear();
     box.record_awaited = box.record = box.wrong = false;
-    box.owners_digest.reset();
+    box.owners.reset();
     box.update_due.reset();
   }
-}
-
-// --- Questions
-
-bool StepMachine::holds(BoxId box) const { return contains(at(box).roles.holders, rank_); }
-
-bool StepMachine::reads(BoxId box) const { return contains(at(box).roles.readers, rank_); }
-
-bool StepMachine::keeps(const Box& box) const { return box.roles.owner == rank_ || contains(box.roles.holders, rank_); }
-
-bool StepMachine::materializes(BoxId id, RankId rank) const {
-  const Box& box = at(id);
-  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && !contains(box.state_sent_to, rank);
-}
-
-bool StepMachine::state_must_come(BoxId id) const {
-  const Box& box = at(id);
-  return box.state_awaited && (mode_ == CopyMode::kState || box.kept.size() + 1 >= kBacklog);
-}
-
-std::vector<BoxId> StepMachine::catching_up() const {
-  std::vector<BoxId> found;
-  for (const Box& box : boxes_) {
-    if (keeps(box) && !box.state) found.push_back(id_of(box));
-  }
-  return found;
-}
-
-std::vector<Holding> StepMachine::holdings() const {
-  std::vector<Holding> found;
-  for (const Box& box : boxes_) {
-    if (box.state) found.push_back({id_of(box), *box.state, box.record});
-  }
-  return found;
-}
-
-bool StepMachine::parameters_ready(BucketId id) const {
-  const Bucket& bucket = buckets_.at(id.index());
-  return !bucket.stale && std::none_of(bucket.boxes.begin(), bucket.boxes.end(),
-                                       [this](BoxId box) { return at(box).parameters_awaited; });
-}
-
-std::optional<RankId> StepMachine::awaited() const {
-  if (phase_ == Phase::kVoted) {
-    const auto missing =
-        std::find_if(members_.begin(), members_.end(), [this](RankId rank) { return !contains(votes_, rank); });
-    return missing == members_.end() ? std::nullopt : std::optional(*missing);
-  }
-  for (const Box& box : boxes_) {
-    if (box.parameters_awaited) return box.roles.owner;
-  }
-  const bool computes = std::any_of(buckets_.begin(), buckets_.end(),
-                                    [this](const Bucket& bucket) { return !bucket.reduced && reads_any(bucket); });
-  if (phase_ != Phase::kComputing || computes) return std::nullopt;
-  for (const Box& box : boxes_) {
-    if (!box.parts_awaited.empty()) return box.parts_awaited.front();
-    if (box.record_awaited || state_must_come(id_of(box))) return box.roles.owner;
-  }
-  return std::nullopt;
-}
-
-// --- Parts
-
-StepMachine::Box& StepMachine::at(BoxId box) { return const_cast<Box&>(std::as_const(*this).at(box)); }
-
-const StepMachine::Box& StepMachine::at(BoxId box) const {
-  if (box.index() >= boxes_.size()) throw ProtocolError("there is no " + text(box));
-  return boxes_[box.index()];
-}
-
-StepMachine::Bucket& StepMachine::at(BucketId bucket) {
-  if (bucket.index() >= buckets_.size()) throw ProtocolError("there is no bucket " + std::to_string(bucket.value()));
-  return buckets_[bucket.index()];
-}
-
-void StepMachine::expect_phase(Phase phase, const char* event) const {
-  static const char* const kNames[] = {"between steps", "computing", "waiting for votes", "committed", "pending"};
-  if (phase_ == phase) return;
-  throw ProtocolError(self() + ": " + event + " while its step is " + kNames[static_cast<std::size_t>(phase_)] +
-                      "; it comes when it is " + kNames[static_cast<std::size_t>(phase)]);
-}
-
-bool StepMachine::reads_any(const Bucket& bucket) const {
-  return std::any_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) { return reads(box); });
-}
-
-// Whether the working copy of the bucket needs nothing of other ranks.
-bool StepMachine::makes_all(const Bucket& bucket) const {
-  return std::all_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) {
-    return !reads(box) || owns(box) || (materializes(box, rank_) && at(box).state);
-  });
-}
-
-void StepMachine::act(Actions& actions, Kind kind, const Box& box, std::optional<RankId> peer) const {
-  actions.push_back({kind, id_of(box), peer, std::nullopt});
-}
-
-void StepMachine::update(Actions& actions, Box& box, std::int64_t version) const {
-  box.update_due = version;
-  actions.push_back({Kind::kUpdate, id_of(box), std::nullopt, version});
-}
-
-void StepMachine::drop_state(Actions& actions, Box& box) const {
-  if (box.state || box.state_awaited || !box.kept.empty()) act(actions, Kind::kDropState, box);
-  box.state.reset();
-  box.state_awaited = false;
-  box.kept.clear();
-  box.update_due.reset();
 }
 
 }  // namespace elaswave::commit

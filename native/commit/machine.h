@@ -59,12 +59,13 @@ class StepMachine {
   // --- Between steps
 
   // New members and roles: every box in the same order at every rank, and as many each time. States without a role are
-  // dropped. Parameters that a rank reads for the first time are stale (not so in the first epoch) until `refresh`.
+  // dropped. Parameters that a rank has not read before are stale until they are loaded or refreshed.
   Actions install(std::uint32_t epoch, std::vector<RankId> members, std::vector<BoxRoles> boxes);
+  // All states go, and all parameters are stale: what is loaded from now on is that after `version` committed steps.
+  Actions restart(std::int64_t version);
   // A state has come from a checkpoint, or from the beginning: it stands at version().
   void load(BoxId box, Digest digest);
-  // The states here, and those loaded from now on, are those after `version` committed steps.
-  void set_version(std::int64_t version);
+  void load_parameters(BucketId bucket);
   // Both ends of a state's way to a new holder.
   Actions send_state(BoxId box, RankId holder);
   Actions expect_state(BoxId box);
@@ -109,6 +110,7 @@ class StepMachine {
   CopyMode mode() const { return mode_; }
   const std::vector<RankId>& members() const { return members_; }
   std::size_t num_boxes() const { return boxes_.size(); }
+  const std::vector<BoxId>& boxes(BucketId bucket) const { return at(bucket).boxes; }
   const BoxRoles& roles(BoxId box) const { return at(box).roles; }
   // Steps committed before the one in flight, this one included once it is committed.
   std::int64_t version() const { return version_; }
@@ -128,7 +130,8 @@ class StepMachine {
   std::vector<Holding> holdings() const;
   // Whether the working copy is that of version(): not stale, and nothing of it on its way.
   bool parameters_ready(BucketId bucket) const;
-  bool stale(BucketId bucket) const { return buckets_.at(bucket.index()).stale; }
+  bool stale(BucketId bucket) const { return at(bucket).stale; }
+  std::vector<BucketId> stale_buckets() const;
   // The member that the step cannot go on without; nobody while this rank itself has something to do.
   std::optional<RankId> awaited() const;
   Admission admit(std::uint32_t frame_epoch) {
@@ -152,7 +155,7 @@ class StepMachine {
     std::vector<RankId> parts_awaited;
     bool record_awaited = false;
     bool record = false;                     // the sum, at the owner; the record, at holders
-    std::optional<Digest> owners_digest;     // of the record, until it is compared with the state's
+    std::optional<StateTag> owners;          // the record's tag, until it is compared with the state's
     bool wrong = false;                      // the copy or the record was
     std::optional<std::int64_t> update_due;  // the version that an update which runs leads to
     // Across steps.
@@ -171,9 +174,11 @@ class StepMachine {
   Box& at(BoxId box);
   const Box& at(BoxId box) const;
   Bucket& at(BucketId bucket);
+  const Bucket& at(BucketId bucket) const;
   BoxId id_of(const Box& box) const { return BoxId(&box - boxes_.data()); }
   std::string self() const { return "rank " + std::to_string(rank_.value()); }
   void expect_phase(Phase phase, const char* event) const;
+  void expect_state_of(const Box& box) const;
   bool keeps(const Box& box) const;
   bool is_complete(const Box& box) const;
   bool vouches_for(const Box& box) const;

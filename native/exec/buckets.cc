@@ -40,10 +40,8 @@ void Buckets::install(const std::vector<BucketSpec>& specs) {
     const bool member = std::find(group.begin(), group.end(), transfers_.rank()) != group.end();
     if (member && !bucket.work.defined()) {
       bucket.work = device_empty({bucket.spec.numel}, bucket.spec.dtype);
-      bucket.stale = true;
     } else if (!member) {
       bucket.work = at::Tensor();
-      bucket.stale = false;
     }
   }
 }
@@ -71,18 +69,21 @@ std::size_t Buckets::add_region(const Parameter& parameter) {
 }
 
 void Buckets::wait_ready(BucketId id) {
-  Bucket& bucket = at(id);
-  if (bucket.stale) throw ExecError("bucket " + bucket.spec.name + ": its working copy is stale");
-  transfers_.wait(bucket.gathers);
-  bucket.gathers.clear();
+  if (machine_.stale(id)) throw ExecError("bucket " + at(id).spec.name + ": its working copy is stale");
+  wait_gathers(at(id));
 }
 
 void Buckets::wait_all_ready() {
-  for (Bucket& bucket : buckets_) {
-    if (bucket.stale) continue;
-    transfers_.wait(bucket.gathers);
-    bucket.gathers.clear();
+  for (const BucketId bucket : all_ids<BucketId>(size())) {
+    if (!machine_.stale(bucket)) wait_gathers(at(bucket));
   }
+}
+
+void Buckets::wait_gathers(Bucket& bucket) {
+  transfers_.wait(bucket.gathers);
+  for (const BoxId box : bucket.gathered) machine_.parameters_arrived(box);
+  bucket.gathers.clear();
+  bucket.gathered.clear();
 }
 
 void Buckets::accumulate(BucketId id, std::size_t region, const at::Tensor& gradient) {
@@ -114,9 +115,10 @@ void Buckets::write(BucketId id, std::int64_t lo, const at::Tensor& master) {
   if (bucket.work.defined()) bucket.work.narrow(0, lo, master.numel()).copy_(master);
 }
 
-void Buckets::receive_part(BucketId id, std::int64_t lo, std::int64_t hi, RankId owner, std::uint64_t tag) {
-  Bucket& bucket = at(id);
-  bucket.gathers.push_back(transfers_.receive(bucket.work.narrow(0, lo, hi - lo), owner, tag));
+void Buckets::receive_part(BoxId box, const BoxSpec& spec, RankId owner, std::uint64_t tag) {
+  Bucket& bucket = at(spec.bucket);
+  bucket.gathers.push_back(transfers_.receive(bucket.work.narrow(0, spec.lo, spec.numel()), owner, tag));
+  bucket.gathered.push_back(box);
 }
 
 void Buckets::send_part(BucketId id, const at::Tensor& part, RankId rank, std::uint64_t tag) {
@@ -136,18 +138,10 @@ void Buckets::end_step() {
 
 void Buckets::abandon_gathers() {
   for (Bucket& bucket : buckets_) {
-    if (!bucket.gathers.empty()) bucket.stale = true;
     bucket.gathers.clear();
+    bucket.gathered.clear();
     bucket.gather_sends.clear();
   }
-}
-
-void Buckets::mark_stale(BucketId id) {
-  if (at(id).work.defined()) at(id).stale = true;
-}
-
-void Buckets::mark_all_stale() {
-  for (Bucket& bucket : buckets_) bucket.stale = bucket.work.defined();
 }
 
 void Buckets::set_work(BucketId id, const at::Tensor& value) {
@@ -157,20 +151,10 @@ void Buckets::set_work(BucketId id, const at::Tensor& value) {
                     " has no working copy of it");
   }
   expect_slice(bucket.spec.name, "work", value, bucket.spec.numel);
-  transfers_.wait(bucket.gathers);
-  transfers_.wait(bucket.gather_sends);
-  bucket.gathers.clear();
-  bucket.gather_sends.clear();
+  wait_gathers(bucket);
+  wait_sends(id);
   bucket.work.copy_(value);
-  bucket.stale = false;
-}
-
-std::vector<BucketId> Buckets::stale() const {
-  std::vector<BucketId> found;
-  for (const BucketId bucket : all_ids<BucketId>(size())) {
-    if (at(bucket).stale) found.push_back(bucket);
-  }
-  return found;
+  machine_.load_parameters(id);
 }
 
 }  // namespace elaswave::exec

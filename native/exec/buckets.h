@@ -1,5 +1,5 @@
-// Buckets: what ranks compute with - the working copies of parameters and the sums of their gradients. Who keeps their
-// state is boxes.h's. Private to exec/.
+// Buckets: what ranks compute with - the working copies of parameters and the sums of their gradients. Their state is
+// in the shard store; whether a working copy is whole is the commit machine's to know. Private to exec/.
 //
 //   backward units -> accumulate -> gradient (the flat sum) ... write, receive_part (new working copy) -> wait_ready
 #pragma once
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "commit/machine.h"
 #include "declarations.h"
 #include "tensor_transfers.h"
 
@@ -17,10 +18,10 @@ namespace elaswave::exec {
 
 class Buckets {
  public:
-  explicit Buckets(TensorTransfers& transfers) : transfers_(transfers) {}
+  Buckets(commit::StepMachine& machine, TensorTransfers& transfers) : machine_(machine), transfers_(transfers) {}
 
-  // The same buckets with their groups of now. A working copy stays where this rank is in the group still; a new one is
-  // stale until it has content. Regions are forgotten.
+  // The same buckets with their groups of now. A working copy stays where this rank is in the group still; a new one
+  // has no content. Regions are forgotten.
   void install(const std::vector<BucketSpec>& specs);
   std::size_t size() const { return buckets_.size(); }
   std::optional<BucketId> find(const std::string& name) const;
@@ -43,22 +44,18 @@ class Buckets {
 
   // Pieces of the next working copy. `write` puts one that is made here in place, if there is a working copy here.
   void write(BucketId bucket, std::int64_t lo, const at::Tensor& master);
-  void receive_part(BucketId bucket, std::int64_t lo, std::int64_t hi, RankId owner, std::uint64_t tag);
+  void receive_part(BoxId box, const BoxSpec& spec, RankId owner, std::uint64_t tag);
   void send_part(BucketId bucket, const at::Tensor& part, RankId rank, std::uint64_t tag);
   // Pieces that are still being sent are read until then.
   void wait_sends(BucketId bucket);
 
   // After a failure or at the end of a step: nothing of the step is kept. All transfers must be over.
   void end_step();
-  // After `TensorTransfers::drop`: pieces under way did not arrive.
+  // After `TensorTransfers::drop`: no piece is under way any more.
   void abandon_gathers();
-  void mark_stale(BucketId bucket);
-  void mark_all_stale();
-  void mark_fresh(BucketId bucket) { at(bucket).stale = false; }
 
   // Gives a working copy its content. Throws ExecError for another shape, or if there is none here.
   void set_work(BucketId bucket, const at::Tensor& value);
-  std::vector<BucketId> stale() const;
 
  private:
   struct Region {
@@ -72,12 +69,14 @@ class Buckets {
     at::Tensor accumulator;  // fp32, flat; parameters without a region stay zero
     std::vector<Region> regions;
     std::vector<comm::Transfer> gathers, gather_sends;
-    bool stale = false;
+    std::vector<BoxId> gathered;  // of each of `gathers`
   };
 
   Bucket& at(BucketId bucket) { return buckets_[bucket.index()]; }
   const Bucket& at(BucketId bucket) const { return buckets_[bucket.index()]; }
+  void wait_gathers(Bucket& bucket);
 
+  commit::StepMachine& machine_;
   TensorTransfers& transfers_;
   std::vector<Bucket> buckets_;
 };

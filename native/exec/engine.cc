@@ -2,10 +2,24 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "below_autograd_guard.h"
 
 namespace elaswave::exec {
+
+namespace {
+
+// Who does what with each box, as the commit machine takes it.
+std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) {
+  std::vector<commit::BoxRoles> roles;
+  for (const BoxSpec& box : spec.boxes) {
+    roles.push_back({box.bucket, box.owner, box.holders, spec.buckets[box.bucket.index()].group});
+  }
+  return roles;
+}
+
+}  // namespace
 
 Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::vector<ProgramSpec> programs,
                const Tensors& tensors, std::int64_t version)
@@ -14,31 +28,28 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
       spec_(read_spec(spec, names())),
       transfers_(spec_.rank, std::move(endpoint)),
       values_(transfers_),
-      buckets_(transfers_),
-      boxes_(transfers_, buckets_),
-      updates_(transfers_),
-      version_(version) {
-  boxes_.set_record_type(spec_.record_dtype);
-  boxes_.set_copy_mode(spec_.copy_mode);
+      machine_(spec_.rank, spec_.copy_mode),
+      buckets_(machine_, transfers_),
+      shards_(machine_, transfers_, buckets_,
+              {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }}),
+      updates_(transfers_) {
+  shards_.set_record_type(spec_.record_dtype);
   link(spec_);
-  apply();
+  machine_.restart(version);
+  apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)));
 }
 
 std::vector<BucketId> Engine::install(const Data& spec, const Tensors& tensors,
                                       std::optional<std::int64_t> restart_at) {
-  if (pending_) throw ExecError("install: a step is pending; it is finished or dropped first");
   tables_.add(tensors);
   EngineSpec next = read_spec(spec, names());
   check_successor(spec_, next);
   link(next);
+  const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
   spec_ = std::move(next);
-  if (restart_at) {
-    boxes_.drop_bases();
-    version_ = *restart_at;
-  }
-  apply();
-  if (restart_at) buckets_.mark_all_stale();
-  return buckets_.stale();
+  apply(roles);
+  if (restart_at) shards_.perform(machine_.restart(*restart_at));
+  return machine_.stale_buckets();
 }
 
 Names Engine::names() const {
@@ -58,10 +69,11 @@ void Engine::link(const EngineSpec& spec) {
   }
 }
 
-void Engine::apply() {
+void Engine::apply(const commit::Actions& roles) {
   transfers_.set_members(spec_.world);
   buckets_.install(spec_.buckets);
-  boxes_.install(spec_.boxes);
+  shards_.install(spec_.boxes);
+  shards_.perform(roles);
   updates_.reset(spec_.updates, spec_.granule);
   values_.reset(spec_.values, spec_.schedule.micro_batches);
   resolved_.clear();
@@ -104,11 +116,11 @@ Engine::ResolvedUnit Engine::resolve(const UnitSpec& unit) {
 }
 
 void Engine::expect(BoxId box) const {
-  if (box.index() >= boxes_.size()) throw ExecError("there is no box " + std::to_string(box.value()));
+  if (box.index() >= shards_.size()) throw ExecError("there is no box " + std::to_string(box.value()));
 }
 
-std::size_t Engine::state_tensors(BoxId box) const {
-  return programs_.spec(buckets_.spec(boxes_.spec(box).bucket).optimizer).outputs.size() - 1;
+std::size_t Engine::state_tensors(const BoxSpec& box) const {
+  return programs_.spec(buckets_.spec(box.bucket).optimizer).outputs.size() - 1;
 }
 
 void Engine::check_inputs(const Tensors& inputs) const {
@@ -126,23 +138,22 @@ void Engine::check_inputs(const Tensors& inputs) const {
 
 Holdings Engine::holdings() const {
   Holdings found;
-  found.version = version_;
-  for (const BoxId box : all_ids<BoxId>(boxes_.size())) {
-    const Base& base = boxes_.base(box);
-    if (base.there()) found.boxes.push_back({box, base.digest, boxes_.recorded(box)});
+  found.version = machine_.version();
+  for (const commit::Holding& each : machine_.holdings()) {
+    found.boxes.push_back({each.box, each.state.digest, each.recorded});
   }
-  found.catching_up = boxes_.catching();
-  found.stale_buckets = buckets_.stale();
-  found.pending = pending_;
+  found.catching_up = machine_.catching_up();
+  found.stale_buckets = machine_.stale_buckets();
+  found.pending = machine_.pending();
   found.votes = votes_;
   found.last_committed = last_committed_;
-  found.copied_bytes = boxes_.copied_bytes();
+  found.copied_bytes = shards_.copied_bytes();
   return found;
 }
 
-const Base& Engine::read(BoxId box) const {
+const ShardState& Engine::read(BoxId box) const {
   expect(box);
-  return boxes_.base(box);
+  return shards_.state(box);
 }
 
 at::Tensor Engine::read(const std::string& name) const {
@@ -154,11 +165,12 @@ at::Tensor Engine::read(const std::string& name) const {
 void Engine::load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state) {
   const BelowAutogradGuard guard;
   expect(box);
-  if (state.size() != state_tensors(box)) {
-    throw ExecError("box " + std::to_string(box.value()) + ": its optimizer has " + std::to_string(state_tensors(box)) +
+  const std::size_t wanted = state_tensors(shards_.spec(box));
+  if (state.size() != wanted) {
+    throw ExecError("box " + std::to_string(box.value()) + ": its optimizer has " + std::to_string(wanted) +
                     " state tensors, not " + std::to_string(state.size()));
   }
-  boxes_.set_base(box, master, state);
+  shards_.load(box, master, state);
 }
 
 void Engine::load(const std::string& name, const at::Tensor& value) {
@@ -173,14 +185,14 @@ void Engine::load(const std::string& name, const at::Tensor& value) {
 
 bool Engine::intact(BoxId box) const {
   expect(box);
-  return boxes_.intact(box);
+  return shards_.intact(box);
 }
 
 void Engine::replicate(const std::vector<CopyTask>& tasks) {
   for (const CopyTask& task : tasks) {
     expect(task.box);
-    if (task.target == spec_.rank) boxes_.expect_base(task.box, task.source, state_tensors(task.box));
-    if (task.source == spec_.rank) boxes_.send_base(task.box, task.target);
+    if (task.target == spec_.rank) shards_.perform(machine_.expect_state(task.box));
+    if (task.source == spec_.rank) shards_.perform(machine_.send_state(task.box, task.target));
   }
 }
 

@@ -10,7 +10,8 @@
 // cancelled, the peers are told to leave the step too, activations and saved tensors are gone. Then either
 //   - the step was committed (every rank's vote was here): the rest of the rank's updates has been done all the same,
 //     and the version counts the step. Buckets whose working copy is not wholly there are stale; running a unit that
-//     reads one is an ExecError until `refresh`.
+//     reads one is an ExecError until `refresh`. An update that fails is an ExecError that names the box, whose state
+//     is gone then: it is half done, or not of this version. Its other copies are not touched.
 //   - or this rank had voted (pending): sums, records and the votes that came are kept, so that the step can be
 //     finished with the votes of all (`finish`) or given up (`drop`; the next step does so too). Nothing that lasts has
 //     changed.
@@ -24,6 +25,7 @@
 
 #include <array>
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,14 +34,15 @@
 #include <variant>
 #include <vector>
 
-#include "boxes.h"
 #include "buckets.h"
 #include "buffer_updates.h"
 #include "comm/endpoint.h"
+#include "commit/machine.h"
 #include "declarations.h"
 #include "emulation.h"
 #include "optimizer.h"
 #include "program_library.h"
+#include "shard_store.h"
 #include "spec.h"
 #include "tables.h"
 #include "tensor_transfers.h"
@@ -99,17 +102,17 @@ struct StepOptions {
 struct Holdings {
   struct Box {
     BoxId box;
-    Digest digest;          // of its base, as of the last update
+    Digest digest;          // of its state, as of the last update
     bool recorded = false;  // the sum or the record of the step in flight is here
   };
   std::int64_t version = 0;             // steps committed
-  std::vector<Box> boxes;               // that have a base here
-  std::vector<BoxId> catching_up;       // this rank shall keep them, but has no base of them yet
+  std::vector<Box> boxes;               // that have their state here
+  std::vector<BoxId> catching_up;       // this rank shall keep them, but has no state of them yet
   std::vector<BucketId> stale_buckets;  // whose working copy is not whole
   bool pending = false;                 // a step was left after this rank had voted
   Votes votes;  // of the step that was left last: the own one, if it was cast, and those that came
   std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
-  std::uint64_t copied_bytes = 0;            // sent for copies so far: records, bases, their seals
+  std::uint64_t copied_bytes = 0;            // sent for copies so far: records, states, their headers
 };
 
 // Where a step stands.
@@ -122,7 +125,7 @@ struct Progress {
   std::optional<RankId> awaited;  // the rank that is waited for
 };
 
-// A box's base goes from its owner to a rank that shall hold it.
+// A box's state goes from its owner to a rank that shall hold it.
 struct CopyTask {
   BoxId box;
   RankId source, target;
@@ -134,14 +137,14 @@ class Engine {
  public:
   // `endpoint` may be null if the rank is alone. `programs` are all of the job, linked when they are first needed;
   // `tensors` the tables that this rank's units and updates name. `version` counts the steps committed before. Boxes
-  // have no base and working copies no content until they are loaded or refreshed. Throws ExecError.
+  // have no state and working copies no content until they are loaded or refreshed. Throws ExecError.
   Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::vector<ProgramSpec> programs,
          const Tensors& tensors, std::int64_t version);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Another plan, between steps, with no transfer under way and no step pending: roles, groups, units, schedule. What
-  // stays as it was is left alone; a base without a role is dropped. `tensors`: tables that were not given before.
+  // stays as it was is left alone; a state without a role is dropped. `tensors`: tables that were not given before.
   // `restart_at`: all state goes, to be loaded as it was after so many steps. Returns the buckets whose working copy is
   // stale or new. Throws ExecError, and the engine is as it was.
   std::vector<BucketId> install(const Data& spec, const Tensors& tensors, std::optional<std::int64_t> restart_at);
@@ -155,7 +158,7 @@ class Engine {
   // Waits for the gathers of the last step, so that working copies may be read.
   void sync(double deadline_s);
   // Working copies from masters, at the ranks that want them, bucket by bucket: owners send their parts. Every rank
-  // calls it with the same lists, in no step: after bases were loaded, or for ranks whose copy is stale or new.
+  // calls it with the same lists, in no step: after states were loaded, or for ranks whose copy is stale or new.
   void refresh(const std::vector<std::vector<RankId>>& wanted, double deadline_s);
 
   Holdings holdings() const;
@@ -163,19 +166,21 @@ class Engine {
   // of which a part would have come from others are stale.
   StepResult finish(const Votes& votes);
   // Gives the pending step up; does nothing if there is none.
-  void drop() noexcept;
+  void drop();
 
   // State. Tensors that are read are the engine's own: do not write to them. `load` copies, and checks sizes.
-  const Base& read(BoxId box) const;               // without a master if there is none here
+  const ShardState& read(BoxId box) const;         // without a master if there is none here
   at::Tensor read(const std::string& name) const;  // a working copy (undefined outside its group) or a table
   void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
   void load(const std::string& name, const at::Tensor& value);
-  bool intact(BoxId box) const;  // whether a base still has the bytes that its last update wrote; reads all of it
+  bool intact(BoxId box) const;  // whether a state still has the bytes that its last update wrote; reads all of it
   // Copies for new holders: sent as they are now, behind the coming steps; the holders take records from now on. Tasks
   // of other ranks are left to them.
   void replicate(const std::vector<CopyTask>& tasks);
 
   Progress progress() const;
+  // The safety rules of commits, and how often each was asked.
+  const commit::Guards& guards() const { return machine_.guards(); }
 
  private:
   // What an input is at each FORWARD: a tensor that stays, or where to look.
@@ -196,12 +201,12 @@ class Engine {
   // engine.cc
   Names names() const;
   void link(const EngineSpec& spec);
-  void apply();
+  void apply(const commit::Actions& roles);
   ResolvedUnit resolve(const UnitSpec& unit);
   ResolvedInput resolve(const InputBinding& input) const;
   GradientTarget resolve(const GradientBinding& gradient);
   void expect(BoxId box) const;
-  std::size_t state_tensors(BoxId box) const;
+  std::size_t state_tensors(const BoxSpec& box) const;
   void check_inputs(const Tensors& inputs) const;
   const SampleSpan& micro_batch(std::int64_t index) const {
     return spec_.schedule.micro_batches[static_cast<std::size_t>(index)];
@@ -224,16 +229,18 @@ class Engine {
   void run(const StepList& list, StepResult* result);
   void execute(const Step& step, bool train);
   void vote();
-  void all_gather_votes(const std::vector<std::uint64_t>& words, std::size_t channel);
-  void sum_votes();
+  void check_copies(const commit::Actions& cast) const;
+  void all_gather_votes(const std::vector<std::uint64_t>& words, const std::vector<RankId>& peers, std::size_t channel);
+  commit::Actions commit(const std::vector<Vote>& votes);
+  void sum_votes(const std::vector<Vote>& votes);
   void compute_clip(double square);
-  void commit();
-  void update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper);
-  void update_owned(BucketId bucket);
-  void update_held();
+  void update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper);
+  void check_hyper(const Hypers& hyper) const;
   void fault_if_due(std::optional<OpCode> next) const;
-  void finish_committed(const StepList& list, std::size_t at) noexcept;
-  void recover(const StepList& list, std::size_t at) noexcept;
+  std::exception_ptr finish_updates(commit::Actions updates);
+  std::exception_ptr recover() noexcept;
+  [[noreturn]] void leave_step();
+  void end_step();
   void drop_transients() noexcept;
 
   static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
@@ -243,15 +250,14 @@ class Engine {
   EngineSpec spec_;
   TensorTransfers transfers_;
   Values values_;
+  commit::StepMachine machine_;
   Buckets buckets_;
-  Boxes boxes_;
+  ShardStore shards_;
   BufferUpdates updates_;
   std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
   std::map<UnitId, ResolvedUnit> resolved_;
   EmulatedDevice device_;
-  std::int64_t version_;
   std::optional<StepResult> last_committed_;
-  bool pending_ = false;
   Votes votes_;
 
   // Of the step that runs.
@@ -259,8 +265,6 @@ class Engine {
   const Tensors* inputs_ = nullptr;
   Hyper hyper_;  // per group: grad_scale, then the caller's
   StepOptions options_;
-  bool voted_ = false;
-  bool committed_ = false;
   double loss_ = 0.0, count_ = 0.0;
   Consumed consumed_;
   at::ScalarType loss_dtype_ = at::kFloat;

@@ -28,6 +28,27 @@ std::int64_t resident_peak_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
+std::vector<Vote> unpacked(const Votes& votes, std::size_t boxes) {
+  std::vector<Vote> all;
+  for (const auto& [rank, words] : votes) all.push_back(Vote::unpack(words, boxes));
+  return all;
+}
+
+std::vector<RankId> voters_of(const Votes& votes) {
+  std::vector<RankId> ranks;
+  for (const auto& [rank, words] : votes) ranks.push_back(rank);
+  return ranks;
+}
+
+// Whose votes the machine expects.
+std::vector<RankId> peers_in(const commit::Actions& cast) {
+  std::vector<RankId> peers;
+  for (const commit::Action& action : cast) {
+    if (action.kind == commit::Action::Kind::kExpectVote) peers.push_back(*action.peer);
+  }
+  return peers;
+}
+
 }  // namespace
 
 void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadline_s) {
@@ -36,7 +57,6 @@ void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadli
   step_index_ = step_index;
   inputs_ = &inputs;
   transfers_.set_deadline(deadline_s);
-  voted_ = committed_ = false;
   votes_.clear();
   loss_ = count_ = 0.0;
   consumed_ = Consumed();
@@ -48,7 +68,7 @@ StepResult Engine::step(std::int64_t step_index, const Tensors& inputs, const Hy
                         const StepOptions& options) {
   const auto started = Clock::now();
   const BelowAutogradGuard guard;
-  boxes_.check();
+  check_hyper(hyper);
   begin(step_index, inputs, options.deadline_s);
   options_ = options;
   hyper_.clear();
@@ -59,9 +79,8 @@ StepResult Engine::step(std::int64_t step_index, const Tensors& inputs, const Hy
   }
   run(spec_.schedule.train, &result_);
   fault_if_due(std::nullopt);
-  boxes_.end_step();
-  buckets_.end_step();
-  drop_transients();
+  machine_.end_step();
+  end_step();
   result_.seconds = seconds_since(started);
   result_.emulated = device_.times();
   last_committed_ = result_;
@@ -75,7 +94,7 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
   run(spec_.schedule.evaluate, nullptr);
   EvalResult result;
   try {
-    all_gather_votes(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), 1);
+    all_gather_votes(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), spec_.world, 1);
     for (const auto& [rank, words] : votes_) {
       const Vote part = Vote::unpack(words, 0);
       result.loss += part.loss;
@@ -83,8 +102,7 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
     }
     votes_.clear();
   } catch (...) {
-    recover(spec_.schedule.evaluate, spec_.schedule.evaluate.steps.size());
-    throw;
+    leave_step();
   }
   drop_transients();
   result.seconds = seconds_since(started);
@@ -95,12 +113,12 @@ void Engine::run(const StepList& list, StepResult* result) {
   std::size_t at = 0;
   try {
     transfers_.reap();  // what the last step left to be sent
-    if (result != nullptr) boxes_.begin_step();
+    if (result != nullptr) shards_.perform(machine_.begin_step());
     for (; at < list.steps.size(); ++at) {
       const Step& step = list.steps[at];
       place_.store(static_cast<std::uint64_t>(step.code) << 32 | at, std::memory_order_relaxed);
       if (result != nullptr) fault_if_due(step.code);
-      if (!committed_) {
+      if (!machine_.committed()) {
         transfers_.check_members();
         transfers_.check_deadline(name_of(step.code));
       }
@@ -116,8 +134,7 @@ void Engine::run(const StepList& list, StepResult* result) {
     }
     place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {
-    recover(list, at);
-    throw;
+    leave_step();
   }
 }
 
@@ -146,47 +163,46 @@ void Engine::execute(const Step& step, bool train) {
       return forward(step, train);
     case OpCode::kBackward:
       backward(step);
-      return boxes_.advance();
+      return shards_.advance();
     case OpCode::kReduce:
-      return boxes_.reduce(step.bucket());
+      return shards_.reduce(step.bucket());
     case OpCode::kFold:
       return updates_.exchange();
     case OpCode::kVote:
       return vote();
     case OpCode::kUpdate:
-      return update_owned(step.bucket());
+      return shards_.perform(machine_.update_bucket(step.bucket()));
     case OpCode::kGather:
-      if (result_.updated) boxes_.gather(step.bucket());
-      return;
+      return shards_.perform(machine_.gather(step.bucket()));
     case OpCode::kSnapshot:
-      return update_held();
+      shards_.perform(machine_.update_replicas());
+      return shards_.take_states();
   }
 }
 
-// Every rank's words to every rank. What has come is in `votes_`, also when this throws.
-void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, std::size_t channel) {
+// The own words to all peers, and theirs. What has come is in `votes_`, also when this throws.
+void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std::vector<RankId>& peers,
+                              std::size_t channel) {
   const auto size = static_cast<std::int64_t>(words.size());
   const std::uint64_t tag = tag_of(kVoteTag, channel);
   at::Tensor own = host_empty({size}, at::kLong);
   std::copy(words.begin(), words.end(), reinterpret_cast<std::uint64_t*>(own.mutable_data_ptr<std::int64_t>()));
   std::vector<std::pair<RankId, at::Tensor>> parts;
-  std::vector<comm::Transfer> receives, posted;
-  for (const RankId rank : spec_.world) {
+  std::vector<comm::Transfer> receives, all;
+  for (const RankId rank : peers) {
     if (rank == transfers_.rank()) continue;
     parts.emplace_back(rank, host_empty({size}, at::kLong));
     receives.push_back(transfers_.receive(parts.back().second, rank, tag));
   }
-  posted = receives;
-  for (const RankId rank : spec_.world) {
-    if (rank != transfers_.rank()) posted.push_back(transfers_.send(own, rank, tag));
-  }
+  all = receives;
+  for (const auto& [rank, part] : parts) all.push_back(transfers_.send(own, rank, tag));
   votes_ = {{transfers_.rank(), words}};
   const auto keep = [&](std::size_t i) {
     const auto* data = reinterpret_cast<const std::uint64_t*>(parts[i].second.const_data_ptr<std::int64_t>());
     votes_[parts[i].first].assign(data, data + size);
   };
   try {
-    transfers_.wait(posted);
+    transfers_.wait(all);
   } catch (...) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (transfers_.arrived(receives[i])) keep(i);
@@ -203,41 +219,56 @@ void Engine::vote() {
             static_cast<double>(resident_peak_bytes()),
             0,
             options_.content,
-            boxes_.state_digest(),
+            shards_.owned_digest(),
             consumed_.spans(),
             {}};
-  mine.squares = boxes_.finish();
+  mine.squares = shards_.wait_ready();
   updates_.wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
-  voted_ = true;
-  all_gather_votes(mine.pack(), 0);
-  commit();
+  const commit::Actions cast = machine_.cast_vote();
+  check_copies(cast);
+  const std::vector<RankId> peers = peers_in(cast);
+  all_gather_votes(mine.pack(), peers, 0);
+  for (const RankId peer : peers) machine_.vote_arrived(peer);
+  commit(unpacked(votes_, shards_.size()));
+  if (result_.updated) updates_.apply(programs_, tables_);
 }
 
-void Engine::commit() {
-  sum_votes();
-  if (result_.updated) updates_.apply(programs_, tables_);
-  committed_ = true;
-  result_.version = ++version_;
+// Throws CopyDiffers if the machine would not vote with what this rank has found.
+void Engine::check_copies(const commit::Actions& cast) const {
+  std::string differing;
+  for (const commit::Action& action : cast) {
+    if (action.kind != commit::Action::Kind::kLeaveStep) continue;
+    differing += (differing.empty() ? "" : ", ") + shards_.place(*action.box);
+  }
+  if (differing.empty()) return;
+  throw CopyDiffers("rank " + std::to_string(spec_.rank.value()) + ": copies of " + differing +
+                    " differ from their owners'");
+}
+
+// Refused by the machine unless the votes of all are here. Returns the updates of a step that had been left.
+commit::Actions Engine::commit(const std::vector<Vote>& votes) {
+  sum_votes(votes);
+  const commit::Actions updates = machine_.commit(result_.updated);
+  shards_.set_hyper(hyper_);
+  result_.version = machine_.version();
   result_.step = step_index_;
   result_.votes = votes_;
   last_committed_ = result_;
+  return updates;
 }
 
-void Engine::sum_votes() {
-  const std::size_t count = boxes_.size();
-  std::vector<Vote> all;
-  for (const auto& [rank, words] : votes_) all.push_back(Vote::unpack(words, count));
+void Engine::sum_votes(const std::vector<Vote>& votes) {
   double square = 0.0, peak = 0.0;
-  for (const Vote& vote : all) {
+  for (const Vote& vote : votes) {
     result_.loss += vote.loss;
     result_.count += vote.count;
     result_.stop = result_.stop || (vote.flags & Vote::kStop) != 0;
     peak = std::max(peak, vote.memory_bytes);
   }
   // Box by box: who owns them and where stages are cut does not change the order, hence not the bits.
-  for (std::size_t box = 0; box < count; ++box) {
-    for (const Vote& vote : all) square += vote.squares[box];
+  for (std::size_t box = 0; box < shards_.size(); ++box) {
+    for (const Vote& vote : votes) square += vote.squares[box];
   }
   result_.memory_bytes = static_cast<std::int64_t>(peak);
   compute_clip(square);
@@ -256,28 +287,26 @@ void Engine::compute_clip(double square) {
   for (std::vector<at::Tensor>& group : hyper_) group[0] = at::scalar_tensor(result_.scale, at::kFloat);
 }
 
-void Engine::update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const Hyper& hyper) {
-  const BucketSpec& spec = buckets_.spec(box.bucket);
-  UnitProgram& program = programs_.linked(spec.optimizer);
-  const std::size_t group = spec.hyper_group;
-  const std::vector<at::Tensor> numbers = group < hyper.size() ? hyper[group] : std::vector<at::Tensor>();
-  const std::size_t wanted = static_cast<std::size_t>(program.num_inputs()) - 2 - base.state.size();
-  if (numbers.size() != wanted) {
-    throw ExecError("bucket " + spec.name + ": hyper group " + std::to_string(group) + " gives " +
-                    std::to_string(numbers.size()) + " values (grad_scale included), program " + program.name() +
-                    " reads " + std::to_string(wanted));
+// Before anything is done: what a step is told must fit the optimizers of the boxes that this rank keeps.
+void Engine::check_hyper(const Hypers& hyper) const {
+  for (const BoxId box : all_ids<BoxId>(shards_.size())) {
+    if (!machine_.owns(box) && !machine_.holds(box)) continue;
+    const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket);
+    const ProgramSpec& program = programs_.spec(bucket.optimizer);
+    const std::size_t group = bucket.hyper_group;
+    const std::size_t given = group < hyper.size() ? hyper[group].size() + 1 : 0;
+    const std::size_t wanted = static_cast<std::size_t>(program.num_inputs) - 2 - state_tensors(shards_.spec(box));
+    if (given == wanted) continue;
+    throw ExecError("bucket " + bucket.name + ": hyper group " + std::to_string(group) + " gives " +
+                    std::to_string(given) + " values (grad_scale included), program " + program.name + " reads " +
+                    std::to_string(wanted));
   }
-  optimizers_.try_emplace(spec.optimizer, program).first->second.update(box, base, gradient, numbers);
 }
 
-void Engine::update_owned(BucketId bucket) {
-  if (!result_.updated) return;
-  boxes_.update_owned(bucket, std::bind_front(&Engine::update, this), hyper_);
-}
-
-void Engine::update_held() {
-  if (!result_.updated) return;
-  boxes_.update_held(std::bind_front(&Engine::update, this), hyper_, [this](BoxId box) { return state_tensors(box); });
+void Engine::update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper) {
+  const BucketSpec& bucket = buckets_.spec(box.bucket);
+  Optimizer& optimizer = optimizers_.try_emplace(bucket.optimizer, programs_.linked(bucket.optimizer)).first->second;
+  optimizer.update(box, state, gradient, hyper[bucket.hyper_group]);
 }
 
 void Engine::sync(double deadline_s) {
@@ -286,92 +315,105 @@ void Engine::sync(double deadline_s) {
     buckets_.wait_all_ready();
     transfers_.wait_all_sends();
   } catch (...) {
-    recover(spec_.schedule.train, spec_.schedule.train.steps.size());
-    throw;
+    leave_step();
   }
 }
 
 void Engine::refresh(const std::vector<std::vector<RankId>>& wanted, double deadline_s) {
   if (wanted.size() != buckets_.size()) {
     throw ExecError("refresh: " + std::to_string(wanted.size()) + " lists of ranks for " +
-                    std::to_string(buckets_.size()) + " buckets_");
+                    std::to_string(buckets_.size()) + " buckets");
   }
-  boxes_.check();
   const BelowAutogradGuard guard;
   transfers_.set_deadline(deadline_s);
   try {
-    boxes_.refresh(wanted);
+    for (const BucketId bucket : all_ids<BucketId>(buckets_.size())) {
+      shards_.perform(machine_.refresh(bucket, wanted[bucket.index()]));
+    }
     buckets_.wait_all_ready();
   } catch (...) {
-    recover(spec_.schedule.train, spec_.schedule.train.steps.size());
-    throw;
+    leave_step();
   }
 }
 
 StepResult Engine::finish(const Votes& all) {
-  if (!pending_) throw ExecError("finish: no step was left after this rank had voted");
-  for (const RankId rank : spec_.world) {
-    if (!all.contains(rank))
-      throw ExecError("finish: the vote of rank " + std::to_string(rank.value()) + " is missing");
-  }
   const BelowAutogradGuard guard;
+  const std::vector<Vote> votes = unpacked(all, shards_.size());
+  machine_.finish(voters_of(all));
   votes_ = all;
-  commit();
-  pending_ = false;
-  finish_committed(spec_.schedule.train, 0);
-  boxes_.end_step();
-  buckets_.end_step();
-  drop_transients();
+  const commit::Actions updates = commit(votes);
+  std::exception_ptr failure;
+  try {
+    if (result_.updated) updates_.apply(programs_, tables_);
+  } catch (const ExecError&) {
+    failure = std::current_exception();
+  }
+  const std::exception_ptr next = finish_updates(updates);
+  machine_.end_step();
+  end_step();
+  if (failure || next) std::rethrow_exception(failure ? failure : next);
   return *last_committed_;
 }
 
-void Engine::drop() noexcept {
-  if (!pending_) return;
-  pending_ = false;
-  boxes_.end_step();
-  buckets_.end_step();
-  drop_transients();
+void Engine::drop() {
+  const bool pending = machine_.pending();
+  machine_.drop();
+  if (pending) end_step();
 }
 
-// What is left of a committed step from instruction `at` on: updates need no other rank, working copies do.
-void Engine::finish_committed(const StepList& list, std::size_t at) noexcept {
-  if (!result_.updated) return;
-  for (std::size_t i = at; i < list.steps.size(); ++i) {
-    const Step& step = list.steps[i];
+// An update that fails costs its box, and the others are done. Returns the first failure.
+std::exception_ptr Engine::finish_updates(commit::Actions updates) {
+  std::exception_ptr failure;
+  for (;;) {
     try {
-      if (step.code == OpCode::kUpdate) update_owned(step.bucket());
-      if (step.code == OpCode::kSnapshot) update_held();
-    } catch (const std::exception&) {
-      // The update program itself fails: the first failure is already on its way to the caller.
+      shards_.perform(updates);
+      return failure;
+    } catch (const ExecError&) {
+      if (!failure) failure = std::current_exception();
+      updates = machine_.leave();  // what is still to be done
     }
-    if (step.code == OpCode::kGather && !boxes_.makes_all(step.bucket())) buckets_.mark_stale(step.bucket());
   }
 }
 
-// See engine.h.
-void Engine::recover(const StepList& list, std::size_t at) noexcept {
+// Called where an exception is handled, which goes on; see engine.h.
+void Engine::leave_step() {
+  const std::exception_ptr failure = recover();
+  if (failure) std::rethrow_exception(failure);
+  throw;
+}
+
+// Returns the failure of an update after an exception that tells of none.
+std::exception_ptr Engine::recover() noexcept {
   place_.store(kNoPlace, std::memory_order_relaxed);
+  bool tells = false;
   try {
     throw;
   } catch (const comm::PeerLost& lost) {
     transfers_.broadcast_abort(RankId(lost.rank()));
   } catch (const comm::Aborted&) {
     // Whoever was first has told everybody.
+  } catch (const ExecError&) {
+    tells = true;
+    transfers_.broadcast_abort(std::nullopt);
   } catch (...) {
     transfers_.broadcast_abort(std::nullopt);
   }
   transfers_.drop();
   buckets_.abandon_gathers();
-  boxes_.abandon_transfers();
+  shards_.abandon_transfers();
   values_.clear();
   saved_.clear();
-  if (committed_) {
-    finish_committed(list, at);
-  } else if (voted_) {
-    pending_ = true;
-    return;
+  const std::exception_ptr failure = finish_updates(machine_.leave());
+  if (!machine_.pending()) {
+    if (machine_.committed()) machine_.end_step();
+    end_step();
   }
-  boxes_.end_step();
+  return tells ? nullptr : failure;
+}
+
+// Of the tensors of a step.
+void Engine::end_step() {
+  shards_.end_step();
   buckets_.end_step();
   drop_transients();
 }
@@ -381,7 +423,6 @@ void Engine::drop_transients() noexcept {
   updates_.clear();
   saved_.clear();
   inputs_ = nullptr;
-  voted_ = committed_ = false;
 }
 
 }  // namespace elaswave::exec

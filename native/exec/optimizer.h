@@ -1,4 +1,4 @@
-// The optimizer: from a base and a gradient to the next base. Private to exec/; same thread as the engine.
+// The optimizer: from a state and a gradient to the next state. Private to exec/; same thread as the engine.
 //
 //   program(master, gradient, state..., numbers...) -> master', state'...
 //
@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "base.h"
 #include "elementwise.h"
+#include "shard_state.h"
 #include "unit_program.h"
 
 namespace elaswave::exec {
@@ -19,14 +19,15 @@ class Optimizer {
  public:
   explicit Optimizer(UnitProgram& program);
 
-  // `numbers`: 0-dim fp32. Tensors of the base that somebody else still reads are replaced, others written in place.
-  // Throws ExecError, and the base is as it was, if an operator fails.
-  void update(const BoxSpec& box, Base& base, const at::Tensor& gradient, const std::vector<at::Tensor>& numbers);
+  // `numbers`: 0-dim fp32. Tensors of the state that somebody else still reads are replaced, others written in place.
+  // Throws ExecError, and the state is as it was, if an operator fails.
+  void update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient,
+              const std::vector<at::Tensor>& numbers);
 
  private:
-  void update_in_pieces(const BoxSpec& box, Base& base, const at::Tensor& gradient,
+  void update_in_pieces(const BoxSpec& box, ShardState& state, const at::Tensor& gradient,
                         const std::vector<at::Tensor>& numbers);
-  void update_by_operators(const BoxSpec& box, Base& base, const at::Tensor& gradient,
+  void update_by_operators(const BoxSpec& box, ShardState& state, const at::Tensor& gradient,
                            const std::vector<at::Tensor>& numbers);
 
   UnitProgram& program_;

@@ -27,6 +27,8 @@ class TensorTransfers {
   TensorTransfers& operator=(const TensorTransfers&) = delete;
 
   RankId rank() const { return rank_; }
+  // Of the links; 0 without.
+  std::uint32_t generation() const { return endpoint_ ? endpoint_->generation() : 0; }
   void set_deadline(double deadline_s);
   // All ranks of the step: the loss of one ends every wait, for the others may have left the step because of it.
   void set_members(const std::vector<RankId>& world);
@@ -86,7 +88,7 @@ class TensorTransfers {
 // Engine's own kinds of tags; values use kinds 1 and 2.
 inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kUpdateValuesTag = 5, kVoteTag = 6;
 // 7 and 11 are the worker's, for handing state back and for checkpoints.
-inline constexpr std::uint64_t kRecordTag = 8, kSealTag = 9, kBaseTag = 10;
+inline constexpr std::uint64_t kRecordTag = 8, kRecordHeaderTag = 9, kStateTag = 10;
 inline std::uint64_t tag_of(std::uint64_t kind, std::size_t index) { return kind << 56 | std::uint64_t{index} << 32; }
 
 }  // namespace elaswave::exec

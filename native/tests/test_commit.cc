@@ -37,6 +37,7 @@ class Cluster {
     for (const RankId each : members_) {
       machines_.emplace_back(each, mode, guards);
       install(each, 0);
+      for (const BoxRoles& box : roles_) at(each).load_parameters(box.bucket);
       for (std::size_t i = 0; i < roles_.size(); ++i) {
         const BoxId id(static_cast<std::int64_t>(i));
         if (at(each).owns(id) || at(each).holds(id)) at(each).load(id, {i, i});
@@ -74,28 +75,28 @@ class Cluster {
     deliver();
   }
 
-  // Hands over what was sent and is expected, in an order that `random` chooses.
-  void deliver(std::mt19937* random = nullptr) {
-    for (;;) {
-      std::vector<Way> ready;
-      for (auto& [way, sent] : sent_) {
-        if (!sent.empty() && expected_[way] > 0) ready.push_back(way);
-      }
-      if (ready.empty()) return;
-      const std::size_t chosen = random != nullptr ? (*random)() % ready.size() : 0;
-      arrive(ready[chosen]);
-    }
+  // Hands over all that was sent and is expected.
+  void deliver() {
+    for (std::vector<Way> ready = ways(); !ready.empty(); ready = ways()) arrive(ready.front());
+  }
+
+  // One of it, if there is any.
+  void deliver_one(std::mt19937& random) {
+    const std::vector<Way> ready = ways();
+    if (!ready.empty()) arrive(ready[random() % ready.size()]);
+  }
+
+  void forget_messages() {
+    sent_.clear();
+    expected_.clear();
   }
 
   void perform(RankId self, const Actions& actions) {
     for (const Action& each : actions) perform(self, each);
   }
 
-  // A rank leaves its step: what it expected is off, and what was sent to it.
+  // A rank leaves its step: what it expected is off.
   void leave(RankId self) {
-    for (auto& [way, sent] : sent_) {
-      if (way.to == self) sent.clear();
-    }
     for (auto& [way, count] : expected_) {
       if (way.to == self) count = 0;
     }
@@ -112,6 +113,14 @@ class Cluster {
     std::optional<BoxId> box;
     auto operator<=>(const Way&) const = default;
   };
+
+  std::vector<Way> ways() {
+    std::vector<Way> ready;
+    for (auto& [way, sent] : sent_) {
+      if (!sent.empty() && expected_[way] > 0) ready.push_back(way);
+    }
+    return ready;
+  }
 
   std::int64_t buckets() const {
     std::int64_t most = 0;
@@ -351,6 +360,10 @@ TEST(a_copy_that_differs_is_dropped_and_ends_the_step) {
   CHECK(cluster.at(rank(1)).stale(bucket(0)));
   CHECK_THROWS(ProtocolError, "box 0: rank 1 holds it, has no state of it, and none is on its way",
                cluster.at(rank(1)).begin_step());
+  cluster.leave(rank(0));
+  cluster.at(rank(0)).restart(4);
+  CHECK_THROWS(ProtocolError, "box 0: rank 0 owns it, has no state of it", cluster.at(rank(0)).begin_step());
+  CHECK(cluster.at(rank(0)).stale_buckets() == std::vector{bucket(0)} && cluster.at(rank(0)).version() == 4);
 }
 
 TEST(a_damaged_record_ends_the_step_and_spares_the_copy) {
@@ -387,6 +400,40 @@ TEST(a_new_holder_catches_up_behind_the_steps) {
   CHECK(cluster.at(rank(1)).state(box(0)) == cluster.at(rank(0)).state(box(0)));
   cluster.step();
   CHECK_EQUAL(cluster.at(rank(1)).state(box(0))->version, 5);
+}
+
+// Before the record of the step, after it, after the vote, or after the record was put to the others.
+TEST(a_state_may_arrive_at_any_point_of_a_step) {
+  for (int point = 0; point < 4; ++point) {
+    Cluster cluster({{bucket(0), rank(0), ranks({1}), ranks({0, 1})}});
+    StepMachine& holder = cluster.at(rank(1));
+    const StateTag tag = *cluster.at(rank(0)).state(box(0));
+    cluster.at(rank(0)).send_state(box(0), rank(1));
+    holder.expect_state(box(0));
+    cluster.step();
+    const auto arrive = [&](int now) {
+      if (now == point) cluster.perform(rank(1), holder.state_arrived(box(0), tag, true));
+    };
+    for (const RankId each : cluster.members()) cluster.compute(each);
+    arrive(0);
+    cluster.deliver();
+    arrive(1);
+    cluster.vote(rank(0));
+    cluster.vote(rank(1));
+    arrive(2);
+    cluster.deliver();
+    cluster.after_commit(rank(0));
+    cluster.perform(rank(1), holder.update_bucket(bucket(0)));
+    cluster.perform(rank(1), holder.gather(bucket(0)));
+    cluster.perform(rank(1), holder.update_replicas());
+    arrive(3);
+    holder.end_step();
+    cluster.deliver();
+    CHECK_EQUAL(holder.state(box(0))->version, 2);
+    CHECK(holder.state(box(0)) == cluster.at(rank(0)).state(box(0)));
+    cluster.step();
+    CHECK(holder.state(box(0)) == cluster.at(rank(0)).state(box(0)));
+  }
 }
 
 TEST(a_backlog_that_is_full_keeps_the_vote_waiting) {
@@ -493,6 +540,155 @@ TEST(without_the_rule_of_owners_two_publish) {
     if (action.kind == Kind::kSendParameters && action.box == box(0)) publishers.insert(self);
   }
   CHECK(publishers == (std::set{rank(0), rank(1)}));
+}
+
+// --- Any order of events, with steps that are left anywhere
+
+namespace {
+
+// Three ranks walk through steps, each at its own pace, and leave them when chance says so. What is decided then is
+// what a coordinator decides: if a rank has committed, the others finish the step; if not, it is dropped.
+class Walk {
+ public:
+  explicit Walk(std::uint32_t seed, Guards guards = {})
+      : random_(seed), cluster_(roles(), 3, CopyMode::kLog, guards), at_(3, 0) {}
+
+  void run() {
+    for (int turn = 0; turn < 400; ++turn) {
+      if (random_() % 97 == 0) {
+        new_epoch();
+      } else if (random_() % 2 == 0) {
+        cluster_.deliver_one(random_);
+      } else {
+        advance(RankId(random_() % 3));
+      }
+      check();
+    }
+    CHECK(committed_ > 0);
+  }
+
+ private:
+  static constexpr int kStages = 9;
+
+  // Every box has an owner and a holder, and all ranks read the first bucket.
+  std::vector<BoxRoles> roles() {
+    std::vector<BoxRoles> made;
+    for (std::int64_t i = 0; i < 4; ++i) {
+      const auto owner = static_cast<std::int64_t>(random_() % 3);
+      const std::vector<RankId> readers = i < 2 ? ranks({0, 1, 2}) : ranks({0, 2});
+      made.push_back({bucket(i / 2), rank(owner), {rank((owner + 1) % 3)}, readers});
+    }
+    return made;
+  }
+
+  void advance(RankId self) {
+    StepMachine& machine = cluster_.at(self);
+    int& stage = at_[self.index()];
+    const auto step_on = [&](const Actions& actions) {
+      cluster_.perform(self, actions);
+      ++stage;
+    };
+    const bool ready = machine.parameters_ready(bucket(0)) && machine.parameters_ready(bucket(1));
+    if (stage == 0) return step_on(machine.begin_step());
+    if (stage == 1 && ready) return step_on(machine.bucket_reduced(bucket(1)));
+    if (stage == 2) return step_on(machine.bucket_reduced(bucket(0)));
+    if (stage == 3 && machine.ready_to_vote()) {
+      voted_.insert({machine.version() + 1, self});
+      return step_on(machine.cast_vote());
+    }
+    if (stage < 4 || !machine.committed()) return;
+    if (stage == 4 || stage == 5) return step_on(machine.update_bucket(bucket(stage - 4)));
+    if (stage == 6 || stage == 7) return step_on(machine.gather(bucket(stage - 6)));
+    step_on(machine.update_replicas());
+    machine.end_step();
+    stage = stage % kStages;
+  }
+
+  void new_epoch() {
+    std::int64_t newest = 0;
+    for (const RankId each : cluster_.members()) {
+      StepMachine& machine = cluster_.at(each);
+      cluster_.leave(each);
+      if (machine.committed()) machine.end_step();
+      newest = std::max(newest, machine.version());
+    }
+    cluster_.forget_messages();
+    for (const RankId each : cluster_.members()) {
+      StepMachine& machine = cluster_.at(each);
+      if (machine.version() < newest) {
+        cluster_.perform(each, machine.finish(cluster_.members()));
+        machine.end_step();
+      } else {
+        machine.drop();
+      }
+      at_[each.index()] = 0;
+    }
+    voted_.clear();  // of a step that is dropped, no vote counts
+    for (const RankId each : cluster_.members()) cluster_.install(each, ++epoch_);
+    for (const RankId each : cluster_.members()) {
+      for (const std::int64_t number : {0, 1}) {
+        const std::vector<RankId> takers = number == 0 ? ranks({0, 1, 2}) : ranks({0, 2});
+        cluster_.perform(each, cluster_.at(each).refresh(bucket(number), takers));
+      }
+    }
+  }
+
+  void check() {
+    for (const auto& [self, action] : std::exchange(cluster_.done, {})) {
+      const std::int64_t version = cluster_.at(self).version();
+      if (action.kind == Kind::kUpdate) CHECK(*action.version <= version);
+      if (action.kind == Kind::kSendParameters) CHECK(cluster_.at(self).owns(*action.box));
+      if (action.kind == Kind::kCommit && !cluster_.at(self).pending() && version > committed_) {
+        for (const RankId each : cluster_.members()) CHECK(voted_.empty() || voted_.contains({version, each}));
+        committed_ = version;
+      }
+    }
+    std::map<std::pair<BoxId, std::int64_t>, Digest> seen;
+    for (const RankId each : cluster_.members()) {
+      for (const Holding& held : cluster_.at(each).holdings()) {
+        const Digest& digest = seen.try_emplace({held.box, held.state.version}, held.state.digest).first->second;
+        CHECK(digest == held.state.digest);
+        CHECK(held.state.version <= cluster_.at(each).version());
+        CHECK(held.state.version + 1 >= cluster_.at(each).version());
+      }
+    }
+  }
+
+  std::mt19937 random_;
+  Cluster cluster_;
+  std::vector<int> at_;
+  std::set<std::pair<std::int64_t, RankId>> voted_;
+  std::int64_t committed_ = 0;
+  std::uint32_t epoch_ = 0;
+};
+
+}  // namespace
+
+TEST(in_any_order_nothing_is_committed_without_all_votes_and_copies_stay_equal) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    try {
+      Walk(seed).run();
+    } catch (const std::exception& error) {
+      throw std::logic_error("seed " + std::to_string(seed) + ": " + error.what());
+    }
+  }
+}
+
+TEST(in_any_order_a_rule_that_is_taken_away_is_missed) {
+  for (Guard Guards::* const rule : {&Guards::commit_needs_all_votes, &Guards::vote_needs_state_and_record,
+                                     &Guards::replicas_are_updated, &Guards::only_owner_publishes}) {
+    Guards guards;
+    (guards.*rule).take_away();
+    int missed = 0;
+    for (std::uint32_t seed = 0; seed < 20; ++seed) {
+      try {
+        Walk(seed, guards).run();
+      } catch (const std::exception&) {
+        ++missed;
+      }
+    }
+    CHECK(missed > 0);
+  }
 }
 
 int main(int argc, char** argv) { return elaswave::tests::run(argc, argv); }

@@ -148,8 +148,8 @@ def test_holders_that_read_a_bucket_make_their_parameters(
     results = started(2, body).results()
     plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
     records = sum(r[1] for r in results)
-    seals = 32 * len(even_boxes(PAIR))
-    assert records == steps * (itemsize * numel + seals)
+    headers = 40 * len(even_boxes(PAIR))
+    assert records == steps * (itemsize * numel + headers)
     assert copied - plain == records - steps * work_dtype.itemsize * numel
     for name in BUCKETS:
         assert torch.equal(results[0][2][name], results[1][2][name])
@@ -163,7 +163,7 @@ def test_a_holder_without_a_base_cannot_begin_a_step(model: Model, started: Call
         if rank == 1:
             return None
         engine.install(make_spec(model, PAIR, rank, boxes=[boxes[0], replace(boxes[1], holders=(0,)), *boxes[2:]]))
-        with pytest.raises(ExecError, match="its holder has no base of it, and none is on its way"):
+        with pytest.raises(ExecError, match="box 1: rank 0 holds it, has no state of it, and none is on its way"):
             take_step(engine, PAIR[rank], 0)
         return engine.holdings().version
 
@@ -319,7 +319,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
         held = engine.holdings()
         assert held.pending and held.version == 0 and digests(engine) == before
         came = held.votes
-        with pytest.raises(ExecError, match="install: a step is pending; it is finished or dropped first"):
+        with pytest.raises(ExecError, match="install while its step is pending; it comes when it is between steps"):
             engine.install(make_spec(model, tiling, rank, boxes=boxes))
         with pytest.raises(ExecError, match="the vote of rank 2 is missing"):
             engine.finish(came)

@@ -1,4 +1,4 @@
-#include "base.h"
+#include "shard_state.h"
 
 #include <iterator>
 #include <string>
@@ -13,15 +13,15 @@ Digest digest_piece(const BoxSpec& box, std::size_t tensor, const float* data, s
   return digest_words(data + at, static_cast<std::size_t>(count), static_cast<std::uint64_t>(box.lo + at), salt);
 }
 
-Digest digest_of(const BoxSpec& box, const Base& base) {
-  Digest digest = digest_piece(box, 0, base.master.const_data_ptr<float>(), 0, box.numel());
-  for (std::size_t i = 0; i < base.state.size(); ++i) {
-    digest += digest_piece(box, i + 1, base.state[i].const_data_ptr<float>(), 0, box.numel());
+Digest digest_of(const BoxSpec& box, const ShardState& state) {
+  Digest digest = digest_piece(box, 0, state.master.const_data_ptr<float>(), 0, box.numel());
+  for (std::size_t i = 0; i < state.optimizer.size(); ++i) {
+    digest += digest_piece(box, i + 1, state.optimizer[i].const_data_ptr<float>(), 0, box.numel());
   }
   return digest;
 }
 
-void replace(const BoxSpec& box, Base& base, std::vector<at::Tensor> tensors) {
+ShardState make_state(const BoxSpec& box, std::vector<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.dim() != 1 ||
         tensor.numel() != box.numel()) {
@@ -30,9 +30,11 @@ void replace(const BoxSpec& box, Base& base, std::vector<at::Tensor> tensors) {
                       std::to_string(box.numel()) + " elements");
     }
   }
-  base.master = std::move(tensors.at(0));
-  base.state.assign(std::make_move_iterator(tensors.begin() + 1), std::make_move_iterator(tensors.end()));
-  base.digest = digest_of(box, base);
+  ShardState state;
+  state.master = std::move(tensors.at(0));
+  state.optimizer.assign(std::make_move_iterator(tensors.begin() + 1), std::make_move_iterator(tensors.end()));
+  state.digest = digest_of(box, state);
+  return state;
 }
 
 }  // namespace elaswave::exec

@@ -1,0 +1,141 @@
+// The shard store: the tensors of the boxes that this rank owns or holds (ZeRO-1's sharded fp32 state), and of what is
+// on its way for them. It decides nothing: commit/machine.h says what is summed, sent, awaited, updated and dropped;
+// the store does it and tells the machine how it went. Private to exec/; same thread as the engine.
+//
+//   begin_step -> reduce(bucket) ... advance -> wait_ready -> (votes, commit) -> perform(updates, gathers) -> end_step
+//
+// A record is the summed gradient; it travels with a header: the tag of the owner's state that it belongs to, and its
+// own digest. A state travels with its tag.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buckets.h"
+#include "commit/machine.h"
+#include "declarations.h"
+#include "shard_state.h"
+#include "tensor_transfers.h"
+
+namespace elaswave::exec {
+
+// Per hyper group: the optimizer program's inputs after the state, grad_scale first.
+using Hyper = std::vector<std::vector<at::Tensor>>;
+
+// The optimizer, as the store calls it.
+struct UpdateRule {
+  // Makes a state the next one.
+  std::function<void(const BoxSpec&, ShardState&, const at::Tensor& gradient, const Hyper&)> apply;
+  // How many tensors the optimizer keeps beside the master of a box.
+  std::function<std::size_t(const BoxSpec&)> state_tensors;
+};
+
+class ShardStore {
+ public:
+  ShardStore(commit::StepMachine& machine, TensorTransfers& transfers, Buckets& buckets, UpdateRule rule)
+      : machine_(machine), transfers_(transfers), buckets_(buckets), rule_(std::move(rule)) {}
+
+  // The same boxes with their roles of now, which the machine has taken over.
+  void install(const std::vector<BoxSpec>& specs);
+  std::size_t size() const { return boxes_.size(); }
+  const BoxSpec& spec(BoxId box) const { return at(box).spec; }
+  std::string place(BoxId box) const;
+  // What records are rounded to, at the owner and at the holders alike: kFloat or kBFloat16.
+  void set_record_type(at::ScalarType type) { record_type_ = type; }
+
+  // Copies; sizes are checked. The digest is made anew. Throws ExecError.
+  void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
+  const ShardState& state(BoxId box) const { return at(box).state; }
+  // Whether a state still has the bytes that its last update wrote. Reads all of it.
+  bool intact(BoxId box) const;
+  Digest owned_digest() const;  // the sum over all owned boxes
+
+  // Does what the machine says, one after the other; votes and the commit are the engine's. Throws as transfers do; an
+  // update that fails costs the box its state and is an ExecError that names box and rank.
+  void perform(const commit::Actions& actions);
+  // For the updates from now on.
+  void set_hyper(const Hyper& hyper) { hyper_ = hyper; }
+
+  void reduce(BucketId bucket);
+  // Takes what has arrived of gradients; never blocks.
+  void advance();
+  // Waits for all sums and records. Returns per box the sum of squares if this rank owns it, else 0: in an order that
+  // does not know who owns what.
+  std::vector<double> wait_ready();
+  // Takes the states that have arrived, but for those that the next vote waits for; never blocks.
+  void take_states();
+  void end_step();
+
+  // After `TensorTransfers::drop`: nothing is under way any more. Sums and records stay until `end_step`.
+  void abandon_transfers();
+  // Handed to the links for copies so far: records, states and their headers.
+  std::uint64_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  struct Part {
+    RankId reader;
+    comm::Transfer transfer;
+    at::Tensor tensor;
+    bool here = false;
+  };
+  struct Kept {  // a committed record whose state is on its way
+    at::Tensor gradient;
+    Hyper hyper;
+  };
+  struct StateOnItsWay {
+    std::vector<comm::Transfer> transfers;
+    at::Tensor header;
+    std::vector<at::Tensor> tensors;  // master, state...
+  };
+  struct Box {
+    BoxSpec spec;
+    ShardState state;
+    // Of the step.
+    at::Tensor own_part;
+    std::vector<Part> parts;  // of the other readers, in the order of ranks
+    at::Tensor gradient;      // fp32: the sum, at the owner; the record, at holders
+    std::vector<comm::Transfer> sends;
+    at::Tensor record, header;  // as they travel
+    std::vector<comm::Transfer> receives;
+    at::Tensor parameters;  // as they are sent
+    // Across steps.
+    std::deque<Kept> kept;
+    std::optional<StateOnItsWay> coming;
+  };
+
+  Box& at(BoxId box) { return boxes_[box.index()]; }
+  const Box& at(BoxId box) const { return boxes_[box.index()]; }
+  void perform(const commit::Action& action);
+  void expect_part(BoxId box, RankId reader);
+  void take_part(BoxId box, Part& part);
+  void sum(BoxId box);
+  void send_record(BoxId box, RankId holder);
+  void expect_record(BoxId box, RankId owner);
+  void take_record(BoxId box);
+  void update(BoxId box);
+  void write_parameters(BoxId box);
+  void send_parameters(BoxId box, RankId reader);
+  void send_state(BoxId box, RankId holder);
+  void expect_state(BoxId box, RankId owner);
+  void take_state(BoxId box);
+  void drop_state(BoxId box);
+  comm::Transfer send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag);
+
+  commit::StepMachine& machine_;
+  TensorTransfers& transfers_;
+  Buckets& buckets_;
+  UpdateRule rule_;
+  at::ScalarType record_type_ = at::kFloat;
+  Hyper hyper_;
+  std::vector<Box> boxes_;
+  std::vector<BoxId> unsummed_;
+  std::uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace elaswave::exec
