@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,16 +41,10 @@ class OtherRanks:
         tensor.copy_(torch.where(own != 0, own, self._rows).view(-1))
 
 
-def taken(span_s: float, modelled_s: float = 0.0, overslept_s: float = 0.0, count: int = 8) -> dict[str, Any]:
+def taken(span_s: float, modelled_s: float = 0.0, overslept_s: float = 0.0, count: int = 8) -> Any:
     """The part of a step's result that is looked at."""
-    return {
-        "emulated": {
-            "kernels": count,
-            "span_seconds": span_s,
-            "modelled_seconds": modelled_s,
-            "overslept_seconds": overslept_s,
-        }
-    }
+    times = SimpleNamespace(kernels=count, modelled_s=modelled_s, overslept_s=overslept_s, span_s=span_s)
+    return SimpleNamespace(emulated=times)
 
 
 def test_its_memory_is_the_cpus() -> None:
