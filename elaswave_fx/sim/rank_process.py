@@ -286,7 +286,7 @@ class RankProcess:
         yield from self._wait("vote", lambda: engine.certificate is not None, machine_awaits)
         self._phase = "update"
         if self.aborted is not None and self.world.chance(0.3):
-            raise StepFailed(self.aborted.suspect, "aborted while it sends what the commit led to")
+            raise StepFailed(self.aborted.suspect, "aborted while it sends what follows from the commit")
         yield from engine.update()
         self._tell_commit()
 
