@@ -28,7 +28,6 @@ from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes
 from elaswave_fx.bench.views import Checks, Group, Views
 from elaswave_fx.launch.channel import Channel
 
-WAYS = ("full", "partial")
 _TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
 

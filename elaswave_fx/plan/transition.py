@@ -92,7 +92,7 @@ class Transition:
 
     @property
     def bytes_moved(self) -> int:
-        """Bases of new copies and working parameters of new readers."""
+        """States of new copies and working parameters of new readers."""
         return sum(task.size_bytes for task in self.copies) + self.parameter_bytes
 
     def lines(self) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def _gather_parameters(worker: Worker) -> int:
 
 
 def _start_copies(worker: Worker) -> int:
-    """Bases to new holders, which travel behind the coming steps; the bytes that all of them get."""
+    """States to new holders, which travel behind the coming steps; the bytes that all of them get."""
     native, plan = worker.engine.native, worker.plan
     bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
     native.replicate(epoch_start.copies_due(plan.boxes))
