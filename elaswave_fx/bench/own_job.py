@@ -12,6 +12,7 @@ after each step, and that is all that is added.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, Reports
+from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
@@ -82,6 +83,8 @@ class Run:
     resident: tuple[Resident, ...]
 
 
+_LOOK_EVERY_S = 0.01
+
 Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any]]
 """What a rank does: it reports, and returns its share of the summary."""
 
@@ -100,7 +103,7 @@ class OwnJob:
 
         def body(channel: Channel) -> None:
             self._reports.close_reader()
-            train(Job(config, self.folder, {}, ()), partial(work, self._reports))
+            train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports)))
 
         self._child = self._processes.fork("train", body)
         self._reports.close_writer()
@@ -116,6 +119,20 @@ class OwnJob:
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
         """The next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
         return self._reports.hear(kind, self._child.log, timeout_s)
+
+    def events(self, until: str) -> list[dict[str, Any]]:
+        """The run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic clock,
+        which all processes of a machine share. Raises BenchFailed when there is none in time."""
+        end = time.monotonic() + TEST_TIMEOUT_S
+        while time.monotonic() < end:
+            lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
+            events = [json.loads(line) for line in lines]
+            if any(event["kind"] == until for event in events):
+                clock = next(event for event in events if event["kind"] == "clock")
+                began_s = clock["monotonic_s"] - clock["t_ms"] / 1e3
+                return [{**event, "at_s": began_s + event["t_ms"] / 1e3} for event in events]
+            time.sleep(_LOOK_EVERY_S)
+        raise BenchFailed(f"bench: the run has no event {until} after {TEST_TIMEOUT_S:g} s")
 
 
 def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) -> Run:
@@ -143,6 +160,16 @@ def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) ->
 
 
 # --- In a rank
+
+
+def _with_clock(
+    work: Callable[[Config, WorkerContext], Mapping[str, Any]], config: Config, context: WorkerContext
+) -> Mapping[str, Any]:
+    """Before its work, the first rank reports an event that carries its own moment: it sets the clock of all others,
+    which are written with the time since the launcher began."""
+    if context.rank == 0:
+        context.report_event("clock", monotonic_s=time.monotonic())
+    return work(config, context)
 
 
 def _work(variant: Variant, reports: Reports, config: Config, context: WorkerContext) -> Mapping[str, Any]:

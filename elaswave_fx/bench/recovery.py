@@ -70,7 +70,7 @@ class Bench:
         variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
         with OwnJob(self.workload, variant, FOREVER) as job:
             loss = lose(job, self.workload.ranks, victim, phase, fault)
-            return replace(loss, parts=parts_of(job.folder, loss))
+            return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
 
     def peer(self, settings: Settings, victim: int, phase: float, fault: Fault = kill) -> Loss | None:
         """A loss in a run of TorchFT's; None when it did not get into step, or not past the loss."""

@@ -11,7 +11,6 @@ monotonic clock right after it. Steps committed after the signal with the victim
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 from elaswave_fx.bench.links import cut_links
@@ -34,14 +32,16 @@ LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Loss:
-    """From the signal to the first step that a survivor committed without the victim, less `normal_s`, the median of
-    ten steps before. `phase`: where in a step the signal came, in parts of a step since the last commit. `parts`:
-    seconds of what it consisted of, and `why`: what was waited for last, where they are known.
+    """`recovery_s` runs from the signal to the first step that a survivor committed without the victim, less
+    `normal_s`, the median of ten steps before. `signal_s` is the signal's moment, `phase` its place in a step, in parts
+    of a step since the last commit. `parts`: seconds of what the time consisted of, and `why`: what was waited for
+    last, where they are known.
     """
 
     recovery_s: float
     normal_s: float
     phase: float
+    signal_s: float
     parts: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
 
@@ -102,34 +102,25 @@ def lose(job: Job, ranks: int, victim: int, phase: float, inject_fault: Fault = 
         if report["at_s"] <= fault_s:
             last_s = max(last_s, report["at_s"])
         elif report["rank"] != victim and (report["ranks"] < ranks or report["epoch"] > 0):
-            return Loss(report["at_s"] - fault_s - normal, normal, (fault_s - last_s) / normal)
+            return Loss(report["at_s"] - fault_s - normal, normal, (fault_s - last_s) / normal, fault_s)
     raise BenchFailed(f"recovery: no step was committed without rank {victim} within {LIMIT_S:g} s")
 
 
-def parts_of(folder: Path, loss: Loss) -> dict[str, float]:
-    """Of a run of ours, by `events.jsonl`. Its clock is set by the first commit, whose moment is known on both. Empty
-    where the job stayed as it was."""
-    events = _events(folder / "events.jsonl", until="resumed")
-    found = {line["kind"]: line for line in events if line["epoch"] == 1}
-    detected = next((line for line in events if line["kind"] == "detected"), None)
+def parts_of(events: Sequence[Mapping[str, Any]], loss: Loss) -> dict[str, float]:
+    """The parts of a loss of ours in seconds, by the events of its run (`OwnJob.events`), which have the clock that the
+    loss was timed by. Empty where the job stayed as it was.
+    """
+    found = {event["kind"]: event for event in events if event["epoch"] == 1}
+    detected = next((event for event in events if event["kind"] == "detected"), None)
     if detected is None or "resumed" not in found or "stopped" not in found:
         return {}
-    whole_ms = 1e3 * (loss.recovery_s + loss.normal_s)
-    plan_ms, edit_ms, transfer_ms = found["planned"]["plan_ms"], found["edited"]["ms"], found["transferred"]["ms"]
-    detect_ms = detected["t_ms"] - (found["resumed"]["t_ms"] - whole_ms)
-    abort_ms = found["stopped"]["t_ms"] - detected["t_ms"]
-    agree_ms = found["agreed"]["t_ms"] - found["stopped"]["t_ms"] - plan_ms
-    known = (detect_ms, abort_ms, agree_ms, plan_ms, edit_ms, transfer_ms)
-    parts = (*known, 1e3 * loss.recovery_s - sum(known))
-    return dict(zip(PARTS, (part / 1e3 for part in parts), strict=True))
-
-
-def _events(path: Path, until: str) -> list[dict[str, Any]]:
-    """The launcher writes them a little later than they happen."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        lines = path.read_text().split("\n")[:-1]
-        events = [json.loads(line) for line in lines]
-        if any(event["kind"] == until for event in events) or time.monotonic() > end:
-            return events
-        time.sleep(0.01)
+    plan_s = found["planned"]["plan_ms"] / 1e3
+    known = (
+        detected["at_s"] - loss.signal_s,
+        found["stopped"]["at_s"] - detected["at_s"],
+        found["agreed"]["at_s"] - found["stopped"]["at_s"] - plan_s,
+        plan_s,
+        found["edited"]["ms"] / 1e3,
+        found["transferred"]["ms"] / 1e3,
+    )
+    return dict(zip(PARTS, (*known, loss.recovery_s - sum(known)), strict=True))

@@ -103,15 +103,15 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     if activation.rollback:
         _roll_back(worker, activation.resume)
     edited = time.perf_counter()
+    if worker.is_first:
+        worker.context.report_event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
     moved = _gather_parameters(worker)
     behind = _start_copies(worker)
     worker.damaged.clear()  # by now dropped, or to be replaced by what is on its way
     worker.started = True
     if worker.is_first:
-        event = worker.context.report_event
-        event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
         ms = round(1e3 * (time.perf_counter() - edited), 3)
-        event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
+        worker.context.report_event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
 
 
 def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:

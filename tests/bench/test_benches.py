@@ -15,14 +15,17 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.bench.own_job import OwnJob, Variant
 from elaswave_fx.bench.pipeline import check_losses
 from elaswave_fx.bench.processes import BenchFailed
-from elaswave_fx.bench.recovery import DEFAULTS, best_of, entries_of
+from elaswave_fx.bench.recovery import DEFAULTS, FOREVER, best_of, entries_of
 from elaswave_fx.bench.recovery_trial import PARTS, Loss, lose, phases
+from elaswave_fx.bench.recovery_trial import parts_of as parts_of_a_loss
 from elaswave_fx.bench.results import Entry, p95, paired, table
 from elaswave_fx.bench.startup import parts_of
 from elaswave_fx.bench.torch_job import Settings
 from elaswave_fx.bench.views import Views
+from elaswave_fx.bench.workload import FOUR_COLUMNS, tiny
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 needs_torchft = pytest.mark.skipif(
@@ -160,8 +163,15 @@ def test_recovery(tmp_path: Path) -> None:
     for entry, word in zip(entries, told, strict=True):
         assert entry["name"].startswith(f"{word}, TorchFT best: heartbeat 500, join 100")
     assert set(entries[0]["parts"]) == set(entries[3]["parts"]) == set(PARTS)
+    for entry in (entries[0], entries[3]):
+        assert entry["parts"]["detect"] >= 0 and sum(entry["parts"].values()) == pytest.approx(entry["ours"])
     assert "what TorchFT's lighthouse waited for last" in shown and "0 of 1" in shown
     assert "SIGSTOP: " in shown and "links down: " in shown
+
+
+def a_loss(recovery_s: float, parts: float | None = None, signal_s: float = 0.0) -> Loss:
+    """One in the middle of a step of 50 ms, all of whose parts are equal."""
+    return Loss(recovery_s, 0.05, 0.5, signal_s, dict.fromkeys(PARTS, parts) if parts is not None else {})
 
 
 class FakeJob:
@@ -191,6 +201,31 @@ def test_a_loss_is_timed_from_the_signal_to_a_commit_without_the_victim() -> Non
     assert loss.recovery_s == pytest.approx(0.05 - 0.01, abs=1e-3), "the step that all were in does not count"
 
 
+def test_the_parts_of_a_loss_count_from_the_signal_by_one_clock() -> None:
+    moments_s = {"detected": 100.003, "stopped": 100.005, "agreed": 100.009, "planned": 100.009, "resumed": 100.050}
+    more: dict[str, dict[str, Any]] = {"planned": {"plan_ms": 1.0}}
+    events: list[dict[str, Any]] = [
+        {"kind": kind, "epoch": 0 if kind == "detected" else 1, "at_s": at_s, **more.get(kind, {})}
+        for kind, at_s in moments_s.items()
+    ]
+    events += [{"kind": "edited", "epoch": 1, "at_s": 100.02, "ms": 4.0}]
+    events += [{"kind": "transferred", "epoch": 1, "at_s": 100.02, "ms": 2.0}]
+    parts = parts_of_a_loss(events, a_loss(0.030, signal_s=100.0))
+    wanted = {"detect": 3, "abort": 2, "agree": 3, "plan": 1, "edit": 4, "transfer": 2, "redo": 15}
+    assert {name: 1e3 * seconds for name, seconds in parts.items()} == pytest.approx(wanted)
+    assert parts_of_a_loss([event for event in events if event["kind"] != "detected"], a_loss(0.030)) == {}
+
+
+def test_the_events_of_a_run_have_the_clock_of_whoever_times_it() -> None:
+    began_s = time.monotonic()
+    with OwnJob(tiny(FOUR_COLUMNS), Variant(), FOREVER) as job:
+        loss = lose(job, 4, victim=2, phase=0.5)
+        at_s = {event["kind"]: event["at_s"] for event in job.events(until="resumed")}
+    moments = [began_s, at_s["started"], loss.signal_s, at_s["detected"], at_s["stopped"], at_s["agreed"]]
+    moments.append(loss.signal_s + loss.recovery_s + loss.normal_s)
+    assert moments == sorted(moments), "started, signal, detected, stopped, agreed, the first commit after it"
+
+
 def test_points_are_spread_evenly_over_a_step() -> None:
     assert phases(4) == [0.125, 0.375, 0.625, 0.875]
 
@@ -203,11 +238,11 @@ def test_executor(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_failed_is_not_the_best_and_its_failures_are_left_out() -> None:
-    own = [Loss(0.1, 0.05, 0.5, dict.fromkeys(PARTS, 0.01)), Loss(0.2, 0.05, 0.5, dict.fromkeys(PARTS, 0.01))]
+    own = [a_loss(0.1, parts=0.01), a_loss(0.2, parts=0.01)]
     short, safe = Settings(heartbeat_timeout=100), Settings(heartbeat_timeout=900)
     peers: dict[Settings, list[Loss | None]] = {
-        DEFAULTS: [Loss(5.0, 0.05, 0.5)] * 2, short: [None, Loss(0.2, 0.05, 0.5)],
-        safe: [Loss(0.3, 0.05, 0.5), Loss(1.0, 0.05, 0.5)],
+        DEFAULTS: [a_loss(5.0)] * 2, short: [None, a_loss(0.2)],
+        safe: [a_loss(0.3), a_loss(1.0)],
     }  # fmt: skip
     assert best_of(peers) == safe
     defaults, failed, *best = entries_of({"told": own}, peers)
