@@ -96,7 +96,6 @@ class CoordinatorProcess:
     def _compare(self, old: Register | None, new: Register | None) -> None:
         if old is None or new is None or old.epoch == new.epoch:
             return
-        self.heartbeats.interrupted()
         for rank in set(old.members) - set(new.members):
             self.heartbeats.forget(rank)
 

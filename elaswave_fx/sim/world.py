@@ -39,9 +39,9 @@ from elaswave_fx.sim.rank_process import LinkNews, RankProcess
 QUIET_STEPS = 2
 """Steps that must be committed after the last fault has ended."""
 
-LIMIT_S = 900.0
-"""Simulated seconds after the last fault in which that must have happened: a new coordinator that finds a rank hanging
-knows no step to compare with, and gives it ten minutes."""
+LIMIT_S = 300.0
+"""Simulated seconds after the last fault in which that must have happened: a rank that hangs has thirty times the
+slowest step, and one in which links were silent takes some seconds."""
 
 MOST_EVENTS = 150_000
 

@@ -16,6 +16,7 @@ from elaswave_fx.control.protocol.coordinator import (
     step,
     with_timeouts,
 )
+from elaswave_fx.control.protocol.events import Attempt, CauseKind
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
@@ -301,6 +302,21 @@ def test_a_hung_rank_is_left_out_though_it_beats() -> None:
             job.heartbeat(rank, phase="compute" if rank == 1 else "gather", awaited=None if rank == 1 else Rank(1))
         job.feed(Tick())
     assert job.state.targets == (0, 2, 3) and 1 not in job.asked()
+
+
+def test_a_planned_stop_hides_nobody_who_hangs() -> None:
+    job = Driver()
+    for tick in range(6):
+        job.now_s = 0.5 * tick
+        for rank in range(WORLD):
+            job.heartbeat(rank, phase="compute" if rank == 1 else "gather", awaited=None if rank == 1 else Rank(1))
+        job.heartbeat(7, epoch=Epoch(-1), joining=True)
+        if tick == 1:
+            job.prepared(7, epoch=Epoch(-1))
+        job.feed(Tick())
+    causes = [act.cause.kind for act in job.did if isinstance(act, Attempt)]
+    assert causes == [CauseKind.JOIN, CauseKind.STALLED]
+    assert job.now_s < 2 * TIMEOUTS.stalled_s and job.state.targets == (0, 2, 3)
 
 
 def test_joiners_wait_for_a_planned_stop() -> None:

@@ -67,14 +67,27 @@ def test_gaps_are_forgotten_after_a_minute_and_with_their_rank() -> None:
     assert rhythm.timeouts(True, 900.0).silent_s == 2.0
 
 
-def test_steps_are_measured_between_commits_and_not_across_epochs() -> None:
-    rhythm = HeartbeatStats()
-    for version, now in ((0, 0.0), (10, 2.0), (10, 2.1), (12, 6.0)):
-        rhythm.heard(replace(BEAT, version=Version(version)), now)
-    assert rhythm.timeouts(True, 6.0).stalled_s == 60.0
-    rhythm.interrupted()
-    rhythm.heard(replace(BEAT, version=Version(13), epoch=Epoch(1)), 90.0)
-    assert rhythm.timeouts(True, 90.0).stalled_s == 60.0
+def test_a_coordinator_knows_steps_from_the_first_heartbeat_of_a_rank_that_has_taken_some() -> None:
+    stats = HeartbeatStats()
+    stats.heard(BEAT, 0.0)
+    assert stats.timeouts(True, 0.0).stalled_s == STARTING_S
+    stats.heard(replace(BEAT, rank=Rank(1), version=Version(9), step_s=4.0), 0.1)
+    assert stats.timeouts(True, 0.1).stalled_s == 120.0
+    stats.heard(replace(BEAT, rank=Rank(2), version=Version(9), step_s=5.0), 0.2)
+    assert stats.timeouts(True, 0.2).stalled_s == 150.0, "a rank that was unheard so far counts, too"
+
+
+def test_the_slowest_of_the_last_twenty_steps_counts_each_of_them_once() -> None:
+    stats, beat = HeartbeatStats(), replace(BEAT, version=Version(1), step_s=4.0)
+    stats.heard(beat, 0.0)
+    quick = [replace(beat, version=Version(version), step_s=0.1) for version in range(2, 22)]
+    for each in (*quick[:-1], *(quick[-2:-1] * 5)):
+        stats.heard(each, 1.0)
+    assert stats.timeouts(True, 1.0).stalled_s == 120.0, "heartbeats that repeat a step tell nothing new"
+    stats.heard(quick[-1], 1.0)
+    assert stats.timeouts(True, 1.0).stalled_s == 30.0
+    stats.heard(replace(beat, epoch=Epoch(1), version=Version(3), step_s=3.0), 2.0)
+    assert stats.timeouts(True, 2.0).stalled_s == 90.0, "after a rollback, too"
 
 
 # --- Who is lost ---

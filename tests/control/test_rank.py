@@ -333,6 +333,20 @@ def test_a_rank_that_ends_without_having_finished_just_falls_silent() -> None:
     assert rank.feed(Closing(finished=False)) == [] and rank.state.closed
 
 
+def test_a_step_is_measured_from_commit_to_commit_of_an_epoch() -> None:
+    rank = Driver()
+    rank.feed(Committed(certificate(1)), 40.0)
+    assert rank.beat(41.0).step_s is None, "what passed until the first commit was a start"
+    rank.feed(Committed(certificate(2)), 42.5)
+    assert rank.beat(43.0).step_s == 2.5
+    rank.feed(StepLeft(holdings(Stamp(Version(2), Epoch(0))), PEER), 44.0)
+    rank.feed(activate(1, resume=Stamp(Version(2), Epoch(0))), 90.0)
+    stamp = Stamp(Version(3), Epoch(1))
+    votes = tuple(vote._replace(stamp=stamp) for vote in certificate(3).votes)
+    rank.feed(Committed(Certificate(stamp, votes)), 91.0)
+    assert rank.beat(91.5).step_s == 2.5, "nor is a recovery a step"
+
+
 @pytest.mark.parametrize("orphaned", [True, False])
 def test_a_rank_without_launcher_that_makes_no_progress_ends_itself(orphaned: bool) -> None:
     rank, tick = Driver(), replace(TICK, orphaned=orphaned)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from elaswave_fx.control.protocol.failure_detector import STALLED_FLOOR_S
 from elaswave_fx.control.protocol.messages import Prepared
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Rank
@@ -99,6 +100,13 @@ def test_training_goes_on_while_there_is_no_coordinator(seed: int) -> None:
     outcome = World(seed, faults=(fault("coordinator_crash", 0.06, lasts_s=3.0),)).run()
     assert outcome.violation is None and outcome.epochs == 0
     assert outcome.committed >= 5
+
+
+def test_a_new_coordinator_finds_a_rank_that_hangs_as_soon_as_the_one_before_would_have() -> None:
+    outcome = run_schedule(3197)
+    assert {fault.kind for fault in outcome.faults} == {"hang", "coordinator_pause", "join"}
+    assert outcome.violation is None and outcome.said["standing still"] == 1
+    assert outcome.simulated_s < 2 * STALLED_FLOOR_S
 
 
 @pytest.mark.parametrize("seed", range(5))

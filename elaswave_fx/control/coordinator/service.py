@@ -249,7 +249,6 @@ class Service:
 
     def _on_register(self, old: Register, new: Register | None) -> None:
         if new is not None and new.epoch != old.epoch:
-            self._heartbeats.interrupted()
             self._moves = None
             self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
             for rank in set(old.members) - set(new.members):

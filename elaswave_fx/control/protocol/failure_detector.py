@@ -29,7 +29,7 @@ from elaswave_fx.control.protocol.decide import wait_graph_sinks
 from elaswave_fx.control.protocol.events import CauseKind
 from elaswave_fx.control.protocol.messages import Heartbeat
 from elaswave_fx.control.protocol.types import Report, Version
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Epoch, Rank
 
 HEARTBEAT_S = 0.2
 """Between two heartbeats of a rank."""
@@ -278,24 +278,27 @@ def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -
 
 
 class HeartbeatStats:
-    """Measures heartbeats and commits as they come. Times are given by the caller."""
+    """The gaps between heartbeats, as they come, and the steps that ranks measured. Times are given by the caller."""
 
     def __init__(self) -> None:
         self._last_s: dict[Rank, float] = {}
         self._gaps: deque[tuple[float, float]] = deque()
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._version: tuple[Version, float] | None = None
+        self._newest: tuple[Epoch, Version] | None = None
 
     def heard(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat came."""
-        if heartbeat.rank in self._last_s:
+        known = heartbeat.rank in self._last_s
+        if known:
             self.gap(now_s - self._last_s[heartbeat.rank], now_s)
         self._last_s[heartbeat.rank] = now_s
-        if self._version is None or heartbeat.version > self._version[0]:
-            if self._version is not None:
-                version, since_s = self._version
-                self._steps.append((now_s - since_s) / (heartbeat.version - version))
-            self._version = (heartbeat.version, now_s)
+        place = (heartbeat.epoch, heartbeat.version)
+        newer = self._newest is None or place > self._newest
+        if newer:
+            self._newest = place
+        # One rank's word for a step is enough, but a rank that was unheard so far may know of a longer one.
+        if heartbeat.step_s is not None and (newer or not known):
+            self._steps.append(heartbeat.step_s)
 
     def gap(self, gap_s: float, now_s: float) -> None:
         """So long nothing came from somebody; the coordinator's own pauses count too."""
@@ -307,10 +310,6 @@ class HeartbeatStats:
     def forget(self, rank: Rank) -> None:
         """A rank has left: if it comes back, that was no gap."""
         self._last_s.pop(rank, None)
-
-    def interrupted(self) -> None:
-        """A new epoch: what passed until its first commit was no step."""
-        self._version = None
 
     def timeouts(self, started: bool, now_s: float) -> Timeouts:
         """As of now."""

@@ -29,7 +29,9 @@ COORDINATOR = Rank(-1)
 class Heartbeat:
     """Rank to coordinator: where I am, whom I await, whom I accuse; `joining` from a rank outside the epoch.
 
-    `complete`: every box I should keep is there. `lines`: certificates that the ledger may not have.
+    `complete`: every box I should keep is there. `lines`: certificates that the ledger may not have. `step_s`: how long
+    my last step took, from commit to commit; None before the second commit. Deadlines follow from it, also those of a
+    coordinator that has just begun.
     """
 
     rank: Rank
@@ -41,6 +43,7 @@ class Heartbeat:
     joining: bool
     complete: bool
     lines: tuple[Certificate, ...]
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

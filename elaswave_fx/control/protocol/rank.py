@@ -214,7 +214,8 @@ class RankState:
     Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
     step; `kept_news`: what it has not left its step for yet. `activate`: the message that began the epoch.
     Of the clock: `was_paused` until the coordinator has spoken; `progress_s`, when the main thread was last seen to get
-    on; `commit_s`, the last commit, and `slowest_s`, the longest time between two.
+    on; `commit_s`, the last commit of the epoch, None before the first; `step_s` and `slowest_s`, the last and the
+    longest time between two of an epoch.
     Of the end: `ended`, why there is no next epoch for this rank; `finished`; `closes_by_s`, when it stops waiting for
     the ledger; `closed`.
     """
@@ -251,7 +252,8 @@ class RankState:
     was_paused: bool = False
     progress: Progress = STARTING
     progress_s: float = 0.0
-    commit_s: float = 0.0
+    commit_s: float | None = None
+    step_s: float | None = None
     slowest_s: float = 0.0
 
     @property
@@ -270,13 +272,13 @@ Result = tuple[RankState, tuple[Action, ...]]
 
 def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankState:
     """A rank that the job starts with, in its first epoch."""
-    state = RankState(rank, limits, store_seen_s=now_s, tick_s=now_s, progress_s=now_s, commit_s=now_s)
+    state = RankState(rank, limits, store_seen_s=now_s, tick_s=now_s, progress_s=now_s)
     return install(state, first)
 
 
 def joiner(rank: Rank, limits: Limits, now_s: float) -> RankState:
     """A process that asks to become a member; to come: only the simulator starts one."""
-    return RankState(rank, limits, waiting=True, store_seen_s=now_s, tick_s=now_s, progress_s=now_s, commit_s=now_s)
+    return RankState(rank, limits, waiting=True, store_seen_s=now_s, tick_s=now_s, progress_s=now_s)
 
 
 def step(state: RankState, event: Event, now_s: float) -> Result:
@@ -313,6 +315,7 @@ def heartbeat(state: RankState) -> Heartbeat:
         state.joining,
         not state.joining and state.kept <= state.complete,
         state.certificates[:LINES_PER_HEARTBEAT] if writes else (),
+        state.step_s,
     )
 
 
@@ -358,6 +361,7 @@ def install(state: RankState, activation: Activation) -> RankState:
         suspect=None,
         report_owed=False,
         stop_after=None,
+        commit_s=None,
     )
 
 
@@ -444,12 +448,20 @@ def _answer(state: RankState) -> Result:
 def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
     if state.excluded:
         return state, ()  # the others have decided what becomes of it
-    slowest_s = max(state.slowest_s, now_s - state.commit_s)
-    state = replace(_commit(state, event.certificate), slowest_s=slowest_s, commit_s=now_s, progress_s=now_s)
+    state = replace(_measure_step(state, now_s), progress_s=now_s)
+    state = _commit(state, event.certificate)
     after = state.stop_after
     if after is not None and state.committed.version >= after and not state.stop_requested:
         return _interrupt(state, f"epoch {state.epoch} ends with version {after}")
     return state, ()
+
+
+def _measure_step(state: RankState, now_s: float) -> RankState:
+    """What passes until the first commit of an epoch, a start or a recovery, is no step."""
+    if state.commit_s is None:
+        return replace(state, commit_s=now_s)
+    step_s = now_s - state.commit_s
+    return replace(state, commit_s=now_s, step_s=step_s, slowest_s=max(state.slowest_s, step_s))
 
 
 def _commit(state: RankState, certificate: Certificate) -> RankState:

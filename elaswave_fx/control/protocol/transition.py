@@ -125,13 +125,18 @@ def _is_swapping(state: Coordinator) -> bool:
 
 def review(state: Coordinator, now_s: float) -> Result:
     """During a transition: start it over if it must be, else ask those who keep silent."""
+    register = state.register
+    assert register is not None
     if _is_swapping(state):
         return state, ()
     waited_s, timeouts = now_s - state.prepared_s, state.timeouts
     unheard = tuple(r for r in state.targets if r not in state.reports)
-    if not state.planned:
+    if state.planned:
+        # Until a planned stop ranks take steps: who hangs meanwhile is found as at any other time.
+        found, _ = state.detector.standing_still([r for r in unheard if r in register.members], now_s)
+    else:
         found = state.detector.unreported(unheard, state.reports, waited_s, now_s)
-        state = replace(state, detector=found)
+    state = replace(state, detector=found)
     state, actions = drop_lost(state, now_s)
     if actions:
         return state, actions
