@@ -20,6 +20,10 @@ LOG_LINES = 20
 _FOLLOWS = ("CommError",)
 """Errors that a rank has because another one is gone."""
 
+_COSTS_THE_RANK = ("Excluded", "UpdateFailed")
+"""Errors that nobody would have who does the rank's work from here on. Any other is likely to come again, so it ends
+the run."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -35,6 +39,11 @@ class Failure:
     def follows(self) -> bool:
         """Whether it is likely the consequence of another rank's failure."""
         return any(kind in _FOLLOWS for kind in self.classes)
+
+    @property
+    def costs_the_rank_alone(self) -> bool:
+        """Whether the others can go on, as after the loss of its process."""
+        return any(kind in _COSTS_THE_RANK for kind in self.classes)
 
     @property
     def reason(self) -> str:

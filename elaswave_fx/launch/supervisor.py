@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from elaswave_fx._liveness import LivenessTable
-from elaswave_fx.errors import Excluded
 from elaswave_fx.launch.channel import ChannelClosed, Message
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
@@ -209,7 +208,7 @@ class Supervisor:
             self._lose(rank, from_exit(child.name, status, child.log))
 
     def _on_error(self, rank: int, failure: Failure) -> None:
-        if Excluded.__name__ in failure.classes:
+        if failure.costs_the_rank_alone:
             self._lose(rank, failure)
         else:
             self._fail(rank, failure)

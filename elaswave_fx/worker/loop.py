@@ -22,7 +22,7 @@ from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import Faithfulness
-from elaswave_fx.errors import Aborted, CommError, CopyDiffers, JobOver
+from elaswave_fx.errors import Aborted, CommError, CopyDiffers, ExecError, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import GROUPS
@@ -45,8 +45,8 @@ _PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
 def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     """Train to the end or until told to stop; returns this rank's share of the summary.
 
-    Raises Excluded when the others went on without this rank, JobOver when nobody goes on, ExecError when the runtime
-    refuses the program.
+    Raises Excluded when the others went on without this rank, UpdateFailed when they can go on and this rank cannot,
+    JobOver when nobody goes on, ExecError when the runtime refuses the program.
     """
     device = make_device(config.device)
     device.set_up(threads=1)
@@ -89,6 +89,14 @@ class Training:
                 if self._failures > _FAILURES_MAX:
                     raise
                 failed = error
+            except ExecError as error:
+                if self._has_lost_state():
+                    raise UpdateFailed(str(error)) from error
+                raise
+
+    def _has_lost_state(self) -> bool:
+        """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
+        return not self._worker.catching_up.issuperset(self._worker.engine.native.holdings().catching_up)
 
     def _go_on(self) -> Mapping[str, Any]:
         worker = self._worker

@@ -31,6 +31,19 @@ def test_the_cause_is_what_others_follow_from(failures: list[Failure], cause: Fa
 
 
 @pytest.mark.parametrize(
+    ("error", "alone"),
+    [
+        (errors.Excluded("the job went on"), True),
+        (errors.UpdateFailed("box 3: its update failed"), True),
+        (errors.ExecError("program forward: an operator failed"), False),
+        (ZeroDivisionError("in the model"), False),
+    ],
+)
+def test_an_error_that_would_come_again_is_not_the_ranks_alone(error: Exception, alone: bool) -> None:
+    assert from_message("rank-1", error_fields(error, "")).costs_the_rank_alone is alone
+
+
+@pytest.mark.parametrize(
     ("status", "words"),
     [
         (signal.SIGSEGV, "killed by SIGSEGV"),

@@ -83,7 +83,7 @@ def cause_words(cause: Cause) -> str:
         case CauseKind.STALLED:
             return f"ranks {list(cause.ranks)} stand still"
         case CauseKind.LEFT:
-            return f"rank {cause.by} left the step, accusing {cause.ranks[0] if cause.ranks else None}"
+            return f"rank {cause.by} left the step, accusing {cause.ranks[0] if cause.ranks else 'nobody'}"
         case CauseKind.LINKS:
             return f"links between living ranks are broken, as {list(cause.ranks)} show"
         case CauseKind.MEMBERS:
