@@ -43,7 +43,7 @@ class Entry:
     task: str | None = None
 
     def overrides(self, deep: bool = False) -> list[str]:
-        """As the command line would take them."""
+        """Return the overrides that the command line would take."""
         options = {**self.config, **(self.deep if deep else {})}
         data = IMAGES if self.family == "vision" else TEXT
         words = [f"+model.config.{key}={json.dumps(value)}" for key, value in options.items()]
@@ -53,8 +53,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cuts:
-    """How a type divides: units, kB per sample across the widest of the best borders at 4 stages, and per number of
-    stages the mean stage's time over the slowest one's."""
+    """How a type divides: `units`, `border_kb` per sample across the widest of the best borders at 4 stages, and as
+    `efficiency` by number of stages the mean stage's time over the slowest one's."""
 
     units: int
     border_kb: float
@@ -63,7 +63,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of a type. `refusal`: None when it trains."""
+    """What became of a type. `refusal` is None when it trains."""
 
     entry: Entry
     losses: Mapping[tuple[int, int], tuple[float, ...]]
@@ -226,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m elaswave_fx.survey", description=__doc__)
     parser.add_argument("--out", type=Path, help="the page to write; without it, it is printed")
     parser.add_argument("--only", help="types whose names contain this")
-    parser.add_argument("--cuts", type=Path, help=argparse.SUPPRESS)  # one type, for the process that asks
+    parser.add_argument(
+        "--cuts", type=Path, help=argparse.SUPPRESS
+    )  # The survey asks itself for one type, in a process of its own.
     parser.add_argument("words", nargs="*", help="the list of types")
     options = parser.parse_args(arguments)
     if options.cuts is not None:

@@ -49,7 +49,7 @@ class AssignStages:
         try:
             plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
         except ConfigError as error:
-            if isinstance(error.__cause__, PlanError):  # no memory; anything else names what would be valid
+            if isinstance(error.__cause__, PlanError):  # Memory is short; any other error names what would be valid.
                 raise ConfigError(f"{error}; {_what_takes_memory(artifact)}") from error
             raise
         check_plan(plan)

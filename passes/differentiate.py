@@ -103,7 +103,7 @@ def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
     numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node))]
-    if "unbacked" in message and numbers:  # wherever it is, it fails with the first unit
+    if "unbacked" in message and numbers:  # Wherever it is, it fails with the first unit.
         return (
             f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of what samples hold; it "
             "cannot be differentiated; a way out is to keep it a tensor, or to pad to a fixed size"

@@ -72,7 +72,7 @@ def _transposed_back(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _permutation(node: fx.Node) -> list[int]:
-    """For each axis of the result, the axis of the source."""
+    """Return the axis of the source for each axis of the result."""
     axes = list(range(value_of(node).dim()))
     if is_aten(node, "aten.permute"):
         given: Any = node.args[1]

@@ -59,7 +59,7 @@ class Built:
     source: Source
     seconds: dict[str, float]
     origin: str
-    """Where the program comes from, in words."""
+    """Return where the program comes from, in words."""
 
 
 def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
@@ -144,7 +144,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
 
     Raises ConfigError when the checkpoint to start from is not one of this model and data.
     """
-    make_schedule(config.schedule, config.steps)  # a user's schedule is refused here, not by the workers
+    make_schedule(config.schedule, config.steps)  # A user's schedule is refused here, not by the workers.
     built = build(config, run_dir / ".init", calibrate=True)
     artifact = Artifact.load(built.artifact)
     plan = planner(config, artifact)
@@ -186,7 +186,7 @@ def _memory_line(plan: Plan, mode: str) -> str:
 def _checkpoint_fields(
     config: Config, run_dir: Path, built: Built, artifact: Artifact, start: Start
 ) -> Mapping[str, Any]:
-    """What workers need for checkpoints, once the one to start from has been looked at."""
+    """Return what workers need for checkpoints, once the one to start from has been looked at."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
         return {}
     assert built.state is not None, "a job has a state"

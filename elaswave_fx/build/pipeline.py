@@ -35,7 +35,9 @@ def make_pipeline(config: PassesConfig) -> Any:
             pipeline.refuse_incomplete()
         except ConfigError as error:
             raise ConfigError(f"passes.pipeline: {error}") from error
-    last: dict[str, str] = {}  # pass -> the one that was put after it last: entries of one place keep their order
+    last: dict[
+        str, str
+    ] = {}  # Each pass leads to the one that was put after it last: entries of one place keep their order.
     for number, entry in enumerate(config.extra):
         key = f"passes.extra[{number}]"
         step = _user_pass(entry, key, BUILT_IN)

@@ -81,7 +81,7 @@ class UnitSequence:
         )
 
     def _fixed(self, binding: Binding) -> torch.Tensor | None:
-        """What does not change from step to step."""
+        """Return what does not change from step to step."""
         if binding[0] in ("param", "frozen", "buffer", "constant"):
             name = self._name(binding)
             return self._held[name] if binding[0] == "constant" else self._tensor_of(name)
@@ -107,7 +107,7 @@ def measure_kinds(units: UnitSequence, artifact: Artifact, batch: Mapping[str, t
     """
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
-    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # keeping outputs would make memory new
+    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # Keeping outputs would make memory new.
     end = time.perf_counter() + _MEASURE_S
     while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
         step = units.step(batch, keys)

@@ -27,7 +27,7 @@ def complete(folder: Path) -> dict[int, Path]:
 
 
 def partial_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps grows."""
+    """Return the folder in which the checkpoint after `step` steps grows."""
     return folder / f"step-{step}.partial"
 
 

@@ -51,7 +51,7 @@ class Piece:
 
 
 def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype) of everything in a checkpoint. `state_tensors`: how many the optimizer keeps per
+    """Return name -> (shape, dtype) of everything in a checkpoint. `state_tensors`: how many the optimizer keeps per
     parameter."""
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for bucket in artifact.buckets:
@@ -81,7 +81,8 @@ def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
 
 
 def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """What `rank` writes: the boxes that it owns; the first rank also the mutable buffers, which every rank keeps.
+    """Return what `rank` writes: the boxes that it owns; the first rank also the mutable buffers, which every rank
+    keeps.
 
     Over all ranks of the plan every element is in exactly one piece.
     """
@@ -92,7 +93,7 @@ def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) 
 
 
 def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """What `rank` reads: every box that it owns or holds, and every mutable buffer."""
+    """Return what `rank` reads: every box that it owns or holds, and every mutable buffer."""
     pieces = _of_boxes(artifact, plan, [rank in box.replica_ranks for box in plan.boxes], state_tensors)
     return (*pieces, *(_whole(info) for info in mutable_buffers(artifact)))
 

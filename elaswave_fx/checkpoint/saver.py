@@ -32,17 +32,18 @@ from elaswave_fx.errors import CheckpointError, CommError
 WRITE_S = 3600.0
 """Bound of every wait for a disk. A lost peer ends such a wait at once."""
 
-_TAG = 11 << 56  # the kind of tag for what ranks tell the first one, apart from those of a step
+_TAG = 11 << 56  # What ranks tell the first one bears this kind of tag, apart from those of a step.
 Snapshot = Mapping[Slice, torch.Tensor]
-"""What a rank keeps, as it was between two steps, flat."""
+"""What a rank keeps, flat, as it was between two steps."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where checkpoints go. `manifest` is this run's; its step and files are yet to be filled in."""
+    """Where checkpoints go and how often, in steps; with `every` 0 only the last one is made. `manifest` is this run's;
+    its step and files are yet to be filled in."""
 
     folder: Path
-    every: int  # 0: only the last one
+    every: int
     keep: int
     manifest: Manifest
 
@@ -89,7 +90,7 @@ class Saver:
         self._report = report
         self._own = pieces[links.ranks.index(links.rank)]
         self._saved = saved
-        self._begun = False  # a checkpoint in this process; the same on all ranks, unlike what the threads have done
+        self._begun = False  # This process has begun one; all ranks agree on it, unlike on what threads have done.
         self._writing: _Writing | None = None
 
     def after_step(self, done: int) -> None:
@@ -129,7 +130,7 @@ class Saver:
         if self._writing is not None:
             self._collect(last=False)
         if self._begun:
-            self._links.group.barrier(WRITE_S)  # the one before is written on all ranks
+            self._links.group.barrier(WRITE_S)  # The one before is written on all ranks.
         self._begun = True
         started = time.perf_counter()
         snapshot = self._copy()
@@ -185,7 +186,7 @@ class Saver:
         try:
             files = ShardFiles(partial, self._pieces, links.ranks.index(links.rank))
             answer = _write_own(files, partial, self._own, snapshot, links.ranks.index(links.rank))
-        except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter
+        except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter.
             answer = {"error": f"rank {links.rank}: {' '.join(str(error).split())}"}
         if not links.is_first:
             _tell(links, answer)
@@ -193,7 +194,7 @@ class Saver:
         answers = [answer, *(_hear(links, rank) for rank in links.ranks[1:])]
         failed = [each["error"] for each in answers if "error" in each]
         if failed or files is None:
-            shutil.rmtree(partial, ignore_errors=True)  # everybody has answered, so nobody writes there
+            shutil.rmtree(partial, ignore_errors=True)  # Everybody has answered, so nobody writes there.
             raise CheckpointError(f"checkpoint step-{done}: {failed[0]}")
         try:
             files.write_index([each["written"] for each in answers])

@@ -30,7 +30,7 @@ ANEW = Start()
 
 
 def checkpoint_folder(config: Config, run_dir: Path) -> Path | None:
-    """Where this run's checkpoints go; None if it makes none."""
+    """Return the folder of this run's checkpoints; None if it makes none."""
     if config.checkpoint.dir is not None:
         return Path(config.checkpoint.dir).resolve()
     return run_dir / "checkpoints" if config.checkpoint.every else None

@@ -55,7 +55,7 @@ _IN_AN_INDEX = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
     "pathlib": {"Path", "PosixPath"},
-    "pathlib._local": {"Path", "PosixPath"},  # Python 3.13 and later
+    "pathlib._local": {"Path", "PosixPath"},  # Python 3.13 and later demand it.
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class ShardFiles:
         self._writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
         self._planner = _SavePlanner()
         self._writer.set_up_storage_writer(place == 0)
-        self._writer.prepare_local_plan(SavePlan([]))  # makes the folder
+        self._writer.prepare_local_plan(SavePlan([]))  # This makes the folder.
         plans, self._metadata = self._planner.create_global_plan(
             [SavePlan([_write_item(piece) for piece in pieces]) for pieces in all_pieces]
         )

@@ -37,18 +37,22 @@ from elaswave_fx.config.schema import hint, nearest_key
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, ElasWaveError
 
-# Groups that take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
+# These groups take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
 _TARGET_GROUPS = ("model", "data", "optimizer", "schedule")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run as the user asked for it. `extra` holds the keys that only this command has (`inspect`: out, lose)."""
+    """One run as the user asked for it.
+
+    `run_dir` exists and can be written to. `extra` holds the keys that only this command has (`inspect`: out, lose).
+    `overrides` are what was typed, without Hydra's own.
+    """
 
     config: Config
-    run_dir: Path  # it exists and can be written to
+    run_dir: Path
     extra: Mapping[str, Any]
-    overrides: tuple[str, ...]  # as they were typed, without Hydra's own
+    overrides: tuple[str, ...]
 
 
 def conf_dir() -> Path:
@@ -63,7 +67,7 @@ def conf_dir() -> Path:
 def compose(
     overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), config_name: str = "config"
 ) -> DictConfig:
-    """What the command line OVERRIDES composes to, for tests and tools. Raises `ConfigError`."""
+    """Return what the command line OVERRIDES composes to, for tests and tools. Raises `ConfigError`."""
     prepared = prepare_overrides(overrides)
     for folder in config_dirs:
         if not Path(folder).is_dir():
@@ -92,18 +96,18 @@ def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Se
     0: every task returned 0. 2: a `ConfigError`, said in one line. 1: anything else. `extra`: keys of `config_name`
     that are no part of `Config`. Exceptions that nobody foresaw go on with their traceback.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come back instead of sys.exit(1)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Exceptions come back instead of sys.exit(1).
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for `_target_`s in the user's folder
+        sys.path.insert(0, os.getcwd())  # `_target_`s may be in the user's folder.
     outcome = _Outcome()
 
     def guarded(composed: DictConfig) -> None:
         if outcome.settled:
-            return  # a multirun ends at its first failure
+            return  # A multirun ends at its first failure.
         try:
             outcome.code = task(_job(composed, extra))
         except (ElasWaveError, KeyboardInterrupt) as error:
-            outcome.error = error  # Hydra would add lines of its own
+            outcome.error = error  # Hydra would add lines of its own.
 
     try:
         words = sys.argv[1:]
@@ -155,7 +159,7 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
     for word in words:
         key = _key(word)
         if word == "recipe=null":
-            word = "~recipe"  # how Hydra spells it
+            word = "~recipe"  # Hydra spells it so.
         opened = any(key.startswith(f"{group}.") for group in groups)
         if (opened or key.startswith("model.config.")) and not word.startswith(("~", "++")):
             word = "++" + word.lstrip("+")

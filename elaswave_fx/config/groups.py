@@ -32,20 +32,24 @@ TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
 # The options of an own model are its class's keyword arguments, less what the data decides (vocabulary, `seq_len`).
 @dataclass(frozen=True, kw_only=True)
 class GptOptions:
+    """The keys of `model=gpt`. With `tied` the output projection is the embedding."""
+
     layers: int = constrained(at_least=1)
     width: int = constrained(at_least=1)
     heads: int = constrained(at_least=1)
     dropout: float = constrained(at_least=0, below=1)
     attention_dropout: float = constrained(at_least=0, below=1)
-    tied: bool  # the output projection is the embedding
+    tied: bool
     bias: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResnetOptions:
-    channels: int = constrained(at_least=1)  # of the input
+    """The keys of `model=resnet`: `channels` of the input, `widths` of each group of blocks."""
+
+    channels: int = constrained(at_least=1)
     classes: int = constrained(at_least=2)
-    widths: tuple[int, ...] = constrained(at_least=1)  # channels of each group of blocks
+    widths: tuple[int, ...] = constrained(at_least=1)
     blocks_per_group: int = constrained(at_least=1)
 
 
@@ -79,7 +83,7 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes}
     for name, reader in readers.items():
         if name not in groups:
-            continue  # `schema.read` says so
+            continue  # `schema.read` says so.
         node = groups[name]
         if not isinstance(node, Mapping):
             raise ConfigError(f"{name}={show(node)}: must be a group of keys, not a single value")

@@ -21,7 +21,7 @@ from elaswave_fx.config.schema import nearest, show
 from elaswave_fx.config.types import Config, LaunchConfig
 from elaswave_fx.errors import ConfigError
 
-# Key -> the values that exist so far. The first one is the default.
+# These keys have only some of their values so far. The first one is the default.
 NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
     "exact": (False,),
     "policy": ("elaswave",),

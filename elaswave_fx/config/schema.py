@@ -172,7 +172,7 @@ def _convert(wanted: Any, value: object, key: str, rule: Rule) -> object:
 
 def _convert_tuple(parts: tuple[Any, ...], value: object, key: str, rule: Rule) -> tuple[object, ...]:
     if isinstance(value, str) and parts[0] is str:
-        value = [value]  # one path is a list of one
+        value = [value]  # One path is a list of one.
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{key}={show(value)}: must be a list such as [a,b]")
     if parts[-1] is Ellipsis:
@@ -198,9 +198,9 @@ def _convert_scalar(wanted: type, value: object, key: str) -> object:
     if wanted is str and isinstance(value, str):
         return value
     if wanted is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # a folder may be named 2024
+        return str(value)  # A folder may be named 2024.
     if wanted is str and value is False:
-        return "off"  # YAML 1.1 reads the word off as a boolean
+        return "off"  # YAML 1.1 reads the word off as a boolean.
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     raise ConfigError(f"{key}={show(value)}: must be {names[wanted]}")
 

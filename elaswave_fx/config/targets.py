@@ -50,5 +50,5 @@ def _lacks(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, 
 def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(target).parameters
-    except (ValueError, TypeError):  # a built-in without a signature
+    except (ValueError, TypeError):  # A built-in has no signature.
         return {}

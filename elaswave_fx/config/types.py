@@ -25,8 +25,10 @@ class ParallelConfig:
 
     dp: int = constrained(at_least=1)
     pp: int = constrained(at_least=1)
-    micro_batch: int | None = constrained(at_least=1)  # most samples a rank runs at once; None: the planner chooses
-    granule: int = constrained(at_least=1)  # samples that are never separated
+    micro_batch: int | None = constrained(at_least=1)
+    """A rank runs at most so many samples at once; None lets the planner choose."""
+    granule: int = constrained(at_least=1)
+    """So many neighbouring samples are never separated."""
     ranks_per_host: int = constrained(at_least=1)
 
     @property
@@ -56,24 +58,24 @@ class DataConfig:
 
     kind: str
     paths: tuple[str, ...] = constrained(kinds=("files", "memmap", "hf"), default=())
-    limit_mb: float | None = constrained(  # stop reading after so many megabytes
-        above=0, kinds=("stdlib", "files"), default=None
-    )
-    dtype: str = constrained(choices=("uint16", "uint32"), kinds=("memmap",), default="uint16")  # of flat files
-    vocab_size: int | None = constrained(  # of ids; None: measured
-        at_least=2, kinds=("memmap", "hf", "synthetic"), default=None
-    )
-    column: str | None = constrained(kinds=("hf",), default=None)  # the column of text or of token ids
+    limit_mb: float | None = constrained(above=0, kinds=("stdlib", "files"), default=None)
+    """Reading stops after so many megabytes."""
+    dtype: str = constrained(choices=("uint16", "uint32"), kinds=("memmap",), default="uint16")
+    """The ids in flat files have this type."""
+    vocab_size: int | None = constrained(at_least=2, kinds=("memmap", "hf", "synthetic"), default=None)
+    """Ids are below this; with None it is measured."""
+    column: str | None = constrained(kinds=("hf",), default=None)
+    """This column holds the text or the token ids."""
     split: str = constrained(kinds=("hf",), default="train")
-    fields: tuple[str, ...] = constrained(  # names for what a sample holds: columns, or the positions of a tuple
-        kinds=("hf", "target"), default=()
-    )
+    fields: tuple[str, ...] = constrained(kinds=("hf", "target"), default=())
+    """These name what a sample holds: columns, or the positions of a tuple."""
     layout: str = constrained(
         choices=("image", "flat", "halves", "tokens"), kinds=("digits", "synthetic"), default="image"
     )
     samples: int = constrained(at_least=1, kinds=("synthetic",), default=1)
     classes: int = constrained(at_least=2, kinds=("synthetic",), default=10)
-    name: str = constrained(kinds=("target",), default="")  # import path of the user's class or function
+    name: str = constrained(kinds=("target",), default="")
+    """The import path of the user's class or function."""
     options: Options = constrained(kinds=("target",), default_factory=dict)
 
     @property
@@ -84,6 +86,8 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
+    """The tokenizer of text."""
+
     kind: str = constrained(choices=("bytes", "bpe"))
     vocab_size: int = constrained(at_least=256)
 
@@ -99,7 +103,8 @@ class OptimizerConfig:
     betas: tuple[float, float] = constrained(at_least=0, below=1, kinds=("adamw",), default=(0.9, 0.999))
     eps: float = constrained(above=0, kinds=("adamw",), default=1e-8)
     momentum: float = constrained(at_least=0, below=1, kinds=("sgd",), default=0.0)
-    no_decay: str = constrained(choices=("vectors", "none"), default="vectors")  # vectors: parameters with ndim < 2
+    no_decay: str = constrained(choices=("vectors", "none"), default="vectors")
+    """Which parameters do not decay; `vectors` are those with fewer than two dimensions."""
     target: str | None = constrained(kinds=("target",), default=None)
     options: Options = constrained(kinds=("target",), default_factory=dict)
 
@@ -127,25 +132,32 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    every: int = constrained(at_least=0)  # steps between evaluations; 0: never
-    batches: int = constrained(at_least=1)  # at most so many global batches of held-out samples
-    fraction: float = constrained(at_least=0, below=1)  # share of the samples (the last ones) held out from training
+    """The evaluation: every `every` steps (0: never), on at most `batches` global batches of held-out samples. The last
+    `fraction` of the samples is held out from training."""
+
+    every: int = constrained(at_least=0)
+    batches: int = constrained(at_least=1)
+    fraction: float = constrained(at_least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassesConfig:
-    """The compiler. `options`: those of each pass by its name, checked against the pass where it is made."""
+    """The compiler. `dump` is a folder for the numbered graphs between passes, `pipeline` the whole pipeline as text
+    (None: the standard one). `extra` are the user's passes: `_target_`, `after` or `before`, and options. `options` are
+    those of each pass by its name, checked against the pass where it is made."""
 
-    dump: str | None  # folder for the numbered graphs between passes
-    pipeline: str | None  # the whole pipeline as text; None: the standard one
-    extra: tuple[Options, ...]  # passes of the user's: `_target_`, `after` or `before`, options
+    dump: str | None
+    pipeline: str | None
+    extra: tuple[Options, ...]
     options: Mapping[str, Options]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
+    """The cache of compiled programs. `dir` is an absolute path once it was read."""
+
     enabled: bool
-    dir: str  # an absolute path, once it was read
+    dir: str
 
     @property
     def path(self) -> Path | None:
@@ -155,18 +167,22 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
+    """The launcher. Rank r listens on `port` + r (0: any free port). With `exit_words` it tells the coordinator of
+    processes that end; without, the coordinator must find out by itself."""
+
     kind: str = constrained(choices=("local", "env"))
-    port: int = constrained(at_least=0, at_most=65535)  # 0: any
-    exit_words: bool  # tell the coordinator of processes that end; off: it must find out by itself
+    port: int = constrained(at_least=0, at_most=65535)
+    exit_words: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The state on disk. Checkpoints are made if `dir` or `every` is set; the last one is then made in any case."""
+    """The state on disk. Checkpoints are made if `dir` (None: RUN/checkpoints) or `every` is set: one every `every`
+    steps, if that is not 0, and the last one in any case. The newest `keep` stay."""
 
-    dir: str | None  # None: RUN/checkpoints
-    every: int = constrained(at_least=0)  # steps between checkpoints; 0: only the last one, if `dir` is set
-    keep: int = constrained(at_least=1)  # how many of the newest ones stay
+    dir: str | None
+    every: int = constrained(at_least=0)
+    keep: int = constrained(at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,36 +196,42 @@ class CopiesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
+    """Whether a run may go back to a checkpoint when no copy of something is left."""
+
     allow_rollback: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedConfig:
-    """The emulated device: how long its kernels take."""
+    """The emulated device. Its units take `unit_ms` per sample, forward and backward, in the mean; with None they take
+    as long as on the CPU."""
 
-    unit_ms: float | None = constrained(
-        above=0
-    )  # per sample, mean over units, forward and backward; None: as on the CPU
+    unit_ms: float | None = constrained(above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
+    """The parts of recovery that the planner may use."""
+
     axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RngConfig:
+    """Whether random draws follow the samples when these change ranks."""
+
     reshard: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything about a run."""
+    """Everything about a run. A step takes `global_batch` samples of `seq_len` tokens. `resume` is auto, off, or a
+    path."""
 
     steps: int = constrained(at_least=1)
     seed: int = constrained(at_least=0, at_most=2**63 - 1)
-    global_batch: int = constrained(at_least=1)  # samples per step
-    seq_len: int = constrained(at_least=1)  # tokens per sample
+    global_batch: int = constrained(at_least=1)
+    seq_len: int = constrained(at_least=1)
     parallel: ParallelConfig
     model: ModelConfig
     data: DataConfig
@@ -218,7 +240,8 @@ class Config:
     schedule: ScheduleConfig
     clip_norm: float | None = constrained(above=0)
     precision: str = constrained(choices=("fp32", "bf16"))
-    recompute: str = constrained(choices=("none", "light", "full"))  # passes.recompute.policy, unless set itself
+    recompute: str = constrained(choices=("none", "light", "full"))
+    """The policy of the pass `recompute`, unless `passes.recompute.policy` is set itself."""
     passes: PassesConfig
     eval: EvalConfig
     init_from: str | None
@@ -228,7 +251,7 @@ class Config:
     compile: str
     launch: LaunchConfig
     checkpoint: CheckpointConfig
-    resume: str  # auto, off, or a path
+    resume: str
     exact: bool
     copies: CopiesConfig
     recovery: RecoveryConfig

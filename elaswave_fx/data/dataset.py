@@ -16,8 +16,11 @@ from torch import Tensor
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import DataError
 
-Sample = dict[str, Tensor]  # without a batch dimension
-Batch = dict[str, Tensor]  # dimension 0 counts samples
+Sample = dict[str, Tensor]
+"""A sample's tensors have no batch dimension."""
+
+Batch = dict[str, Tensor]
+"""Dimension 0 of a batch's tensors counts samples."""
 
 
 class Dataset(ABC):

@@ -16,7 +16,8 @@ from elaswave_fx.data.cached import cached_text, digest
 
 END = 0
 _END_TEXT = "<|end|>"
-_CHUNK = 1000  # documents that are encoded at once
+_CHUNK = 1000
+"""So many documents are encoded at once."""
 
 
 class Tokenizer(Protocol):

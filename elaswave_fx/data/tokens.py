@@ -17,7 +17,8 @@ from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import DataError
 
-_SCAN = 1 << 24  # tokens looked at together when the largest is wanted
+_SCAN = 1 << 24
+"""So many tokens are looked at together when the largest is wanted."""
 
 
 class TokenStream(Protocol):
@@ -47,7 +48,7 @@ class PiecedTokens:
     def __init__(self, tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         self._tokens = tokens
         self._starts = starts
-        self._ends = np.cumsum(lengths, dtype=np.int64)  # in the stream
+        self._ends = np.cumsum(lengths, dtype=np.int64)  # These are places in the stream.
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

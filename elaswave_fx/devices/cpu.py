@@ -11,13 +11,13 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_RESET_PEAK = "5"  # proc(5), clear_refs
+_RESET_PEAK = "5"  # proc(5) describes it under clear_refs.
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 _KEPT_BYTES = 1 << 30
-"""What a step has freed stays with the process up to so much: the system hands memory out empty, page by page."""
+"""So much of what a step has freed stays with the process: the system hands memory out empty, page by page."""
 
 
 class CpuDevice:
@@ -33,7 +33,7 @@ class CpuDevice:
             # A forked worker inherits its parent's peak.
             _CLEAR_REFS.write_text(_RESET_PEAK)
         except OSError:
-            return  # no such file in some containers: the peak is then an upper bound
+            return  # Some containers have no such file: the peak is then an upper bound.
 
     def synchronize(self) -> None:
         """Operators on a CPU are done when they return."""
@@ -61,7 +61,7 @@ class CpuDevice:
 def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
-        return  # another C library
+        return  # It is another C library.
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 

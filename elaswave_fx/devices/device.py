@@ -16,7 +16,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the rank's tensors live."""
+        """The torch device on which the rank's tensors live."""
         ...
 
     def set_up(self, threads: int) -> None:
@@ -36,5 +36,6 @@ class Device(Protocol):
         ...
 
     def fingerprint(self) -> Mapping[str, str]:
-        """What decides the bits of a result on this device: ranks agree in exact mode only if all values are equal."""
+        """Return what decides the bits of a result on this device: ranks agree in exact mode only if all values are
+        equal."""
         ...

@@ -37,7 +37,7 @@ class EmulatedDevice(CpuDevice):
 
 
 def kernels(plan: Plan, rank: Rank) -> Kernels:
-    """How long the units of a rank's tile take it."""
+    """Return how long the units of a rank's tile take it."""
     speed = plan.topology.member(rank).speed
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {

@@ -6,8 +6,8 @@
 
 Kinds from a worker: hello{port} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
 traceback}; from the launcher: peers{…} halt{}. From the builder: built{plan, data, lines} or error.
-From the coordinator: event{…} alive{}; to it: exited{rank} finished{rank} saved{version, epoch}. Not for
-tensors: a message has at most `MESSAGE_BYTES_MAX` bytes. One thread uses an end at a time.
+From the coordinator: event{…} alive{}; to it: exited{rank} finished{rank} saved{version, epoch}. A
+message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here. One thread uses an end at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Channel:
         self._socket = end
         self._buffer = bytearray()
         self._messages: deque[Message] = deque()
-        self.closed = False  # the other end is gone; messages that came before may still be waiting
+        self.closed = False  # The other end is gone; messages that came before may still be waiting.
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -57,7 +57,7 @@ class Channel:
         return Channel(left), Channel(right)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the descriptor, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:

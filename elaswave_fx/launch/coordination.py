@@ -21,7 +21,8 @@ from elaswave_fx.launch.failure import describe_exit
 from elaswave_fx.launch.process import Child, end_children, fork_child, outlive_parent
 
 PAUSE_S, PAUSE_MOST_S = 0.02, 5.0
-"""Before a restart: the first one, then twice the last one, as long as coordinators end within a minute."""
+"""A restart waits for the first of these, then twice as long as the last one did, while coordinators end within a
+minute."""
 
 WINDOW_S = 60.0
 HUNG_S = 10.0
@@ -29,7 +30,7 @@ HUNG_S = 10.0
 
 
 class Coordination:
-    """Used by the launcher's one thread."""
+    """The coordinator as the launcher sees it. The launcher's one thread uses it."""
 
     def __init__(self, spec: CoordinatorSpec, log: Path) -> None:
         self._spec, self._log = spec, log
@@ -49,7 +50,7 @@ class Coordination:
         spec = self._spec
 
         def body(channel: Channel) -> None:
-            outlive_parent()  # workers that finish without a launcher may still need it
+            outlive_parent()  # Workers that finish without a launcher may still need it.
             code = run_coordinator(spec, channel)
             if code == SUPERSEDED:
                 print("superseded by another coordinator", flush=True)
@@ -74,7 +75,7 @@ class Coordination:
         self._tell("saved", version=version, epoch=epoch)
 
     def messages(self) -> list[Message]:
-        """What the coordinator has said."""
+        """Return what the coordinator has said."""
         if self._child is None:
             return []
         found = self._child.channel.drain()
@@ -83,7 +84,7 @@ class Coordination:
         return [message for message in found if message.kind != "alive"]
 
     def ended(self) -> str:
-        """To be called when the child's `pidfd` says so: how it ended."""
+        """Return how the coordinator ended; to be called when the child's `pidfd` says so."""
         child, self._child = self._child, None
         assert child is not None
         how = describe_exit(child.reap())
@@ -118,4 +119,4 @@ class Coordination:
         try:
             self._child.channel.send(kind, **fields)
         except ChannelClosed:
-            return  # its process says so too
+            return  # Its process says so too.

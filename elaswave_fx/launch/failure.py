@@ -15,7 +15,7 @@ from typing import Any
 from elaswave_fx import errors
 
 LOG_LINES = 20
-"""Of the log of a child that could say nothing itself."""
+"""This much of the log is shown of a child that could say nothing itself."""
 
 _FOLLOWS = ("CommError",)
 """Errors that a rank has because another one is gone."""

@@ -1,4 +1,4 @@
-"""What a job is, seen from the launcher, and what a worker is given.
+"""This module says what a job is, seen from the launcher, and what a worker is given.
 
     spec = JobSpec(ranks=4, hosts=("host-0", "host-0", "host-1", "host-1"), run_dir=…, steps=200, builder=…, worker=…)
     launch(spec)   ->  exit code
@@ -28,18 +28,21 @@ from elaswave_fx.observe.metrics import StepReport
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user."""
+    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user.
+
+    The program has `units` units, a step `samples` samples: height and width of the work plane.
+    """
 
     plan: str
-    units: int  # of the program: the height of the work plane
-    samples: int  # of a step: its width
+    units: int
+    samples: int
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a rank listens. Equal `host` ids may share memory."""
+    """The place where a rank listens. Ranks with equal `host_id` may share memory."""
 
     host: str
     port: int
@@ -47,10 +50,11 @@ class Peer:
 
 
 class WorkerContext:
-    """A worker's side of the job. Used by the worker's main thread alone.
+    """A worker's side of the job. The worker's main thread alone uses it.
 
-    `control`, `first`: for the rank's `Agent`; in the first epoch everybody loads the seed or the checkpoint. `faults`:
-    those of this rank. Reports are dropped once the launcher is gone; the worker is to end then, see `stop_wanted`.
+    The rank's `Agent` takes `control` and `first`; in the first epoch everybody loads the seed or the checkpoint. The
+    rank listens on `port` (0: any free one) of `host`, and `host_id` names the emulated host that it is on. `faults`
+    are those of this rank. Reports are dropped once the launcher is gone; the worker is to end then, see `stop_wanted`.
     """
 
     def __init__(
@@ -58,8 +62,8 @@ class WorkerContext:
         channel: Channel, control: ControlAddress, first: Activation, faults: tuple[Fault, ...] = (),
     ) -> None:  # fmt: skip
         self.rank, self.world = rank, len(hosts)
-        self.host, self.host_id = "127.0.0.1", hosts[rank]  # where to listen; the emulated host
-        self.port = port  # to listen on; 0: any
+        self.host, self.host_id = "127.0.0.1", hosts[rank]
+        self.port = port
         self.run_dir, self.token, self.build = run_dir, token, build
         self.channel = channel
         self.control, self.first, self.faults = control, first, faults
@@ -100,27 +104,27 @@ class WorkerContext:
         return self.channel.closed
 
     def report_step(self, report: StepReport) -> None:
-        """A committed step, whole: every rank reports every step, in order, and the first to do so is heard."""
+        """Report a committed step. Every rank reports every step, in order, and the first to do so is heard."""
         self._send("step", **dataclasses.asdict(report))
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
-        """Mean held-out loss over `count` targets after `step` steps; from one rank."""
+        """Report the mean held-out loss over `count` targets after `step` steps; one rank does."""
         self._send("eval", step=step, loss=loss, count=count)
 
     def report_share(self, share: Mapping[str, Any]) -> None:
-        """What this rank adds to `summary.json`, before its end: it may be lost until then."""
+        """Report what this rank adds to `summary.json`, before its end: it may be lost until then."""
         self._send("share", summary=dict(share))
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
-        """A line of `events.jsonl`, as of now; see contracts for the kinds."""
+        """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
         self._send("event", event=kind, epoch=epoch, at_s=time.monotonic(), **fields)
 
     def report_fault(self, fault: Fault, epoch: int) -> None:
-        """That `fault` is about to happen, just before it does."""
+        """Report that `fault` is about to happen, just before it does."""
         self.report_event("fault", epoch, step=fault.step, fault=fault.kind, phase=fault.phase)
 
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
-        """The same for the engine to say: a descriptor, and what to write to it at the last moment."""
+        """Return the same report for the engine to make: a descriptor, and what to write to it at the last moment."""
         what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 

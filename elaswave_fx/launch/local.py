@@ -78,7 +78,7 @@ def _build(spec: JobSpec, recorder: Recorder, progress: StepProgress, stop: Stop
         channel.send("built", **{**vars(built), "data": dict(built.data)})
 
     progress.phase("building")
-    with frozen_memory():  # compiling makes many objects; what was imported need not be looked through again and again
+    with frozen_memory():  # Compiling makes many objects; what was imported need not be looked through again and again.
         child = fork_child("builder", body, recorder.directory.log("builder"), ())
     messages: list[Message] = []
     try:

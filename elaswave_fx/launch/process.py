@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Child:
-    """A process that we started. `status`: as of `os.waitpid`, None while it runs."""
+    """A process that we started. `status` is that of `os.waitpid`, None while it runs."""
 
     name: str
     pid: int
@@ -72,7 +72,7 @@ def fork_child(name: str, body: Callable[[Channel], None], log: Path, siblings: 
 
 @contextmanager
 def frozen_memory() -> Iterator[None]:
-    """Around several forks: what is there is collected once and then left alone, so that its pages stay shared."""
+    """Collect garbage once around several forks and leave what stays alone, so that its pages stay shared."""
     gc.collect()
     gc.freeze()
     try:
@@ -130,7 +130,7 @@ def _call(body: Callable[[Channel], None], channel: Channel) -> int:
 
 
 def error_fields(error: BaseException, text: str) -> dict[str, object]:
-    """What a message says of an exception: its classes' names (nearest first), its words, its traceback."""
+    """Return what a message says of an exception: its classes' names (nearest first), its words, its traceback."""
     return {
         "classes": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error) or type(error).__name__,
@@ -143,7 +143,7 @@ def _die_with(parent: int) -> None:
     """Have the kernel kill this process when the launcher dies, however it dies."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # It died before we asked.
         os._exit(1)
 
 

@@ -13,7 +13,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.number: signal.Signals | None = None  # the first one
+        self.number: signal.Signals | None = None  # This one came first.
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stop:

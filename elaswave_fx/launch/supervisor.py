@@ -28,17 +28,17 @@ from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
 
 TICK_S = 0.1
-"""How long a signal or a redraw may wait at most."""
+"""A signal or a redraw waits this long at most."""
 
 SETTLE_S = 3.0
-"""How long after a failure its cause may take to show."""
+"""The cause of a failure may take this long to show."""
 
 COORDINATOR, LIVENESS = -1, -2
-"""Beside the ranks, as the selector's data."""
+"""The selector's data are these or a rank."""
 
 
 class Supervisor:
-    """Owns the workers and the coordinator from their start to their end. `run` once."""
+    """The supervisor owns the workers and the coordinator from their start to their end. `run` is called once."""
 
     def __init__(
         self,
@@ -54,21 +54,22 @@ class Supervisor:
         self._liveness = liveness
         self._progress, self._stop = progress, stop
         self._ports: dict[int, int] = {}
-        self._detached: set[int] = set()  # their agents run
+        self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
-        self._gone: set[int] = set()  # whose end the coordinator was told of
+        self._gone: set[int] = set()  # The coordinator was told of the end of these.
         self._failures: dict[int, Failure] = {}
-        self._lost: dict[int, Failure] = {}  # gone, and the others go on
+        self._lost: dict[int, Failure] = {}  # These are gone, and the others go on.
         self._members = set(range(len(children)))
         self._failed_at = 0.0
-        self._waiting_since: float | None = None  # for processes that nobody waits for any more
-        self._ending_since: float | None = None  # SIGTERM was sent
-        self._heeded = 0  # stop requests
-        self._told: set[tuple[str, int]] = set()  # events of the coordinator, and their epochs
+        self._waiting_since: float | None = None  # Only processes that nobody waits for have run since.
+        self._ending_since: float | None = None  # SIGTERM was sent then.
+        self._heeded = 0  # So many stop requests were answered.
+        self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Failure | None:
-        """Until every worker has ended; the failure that ended the run, if one did. Leaves no process behind."""
+        """Run until every worker has ended; return the failure that ended the run, if one did. No process is left
+        behind."""
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._progress.message(f"workers: {pids}; logs in {self._recorder.directory.path / 'logs'}")
         self._recorder.event("started", pids={str(rank): child.pid for rank, child in enumerate(self._children)})
@@ -82,7 +83,7 @@ class Supervisor:
         try:
             while any(child.status is None for child in self._children):
                 for key, _ in self._selector.select(TICK_S):
-                    if key.fd in self._selector.get_map():  # not one that an event before this one has taken out
+                    if key.fd in self._selector.get_map():  # An event before this one may have taken it out.
                         self._on_ready(key)
                 self._on_tick(time.monotonic())
             self._hear_coordinator()
@@ -156,7 +157,7 @@ class Supervisor:
                 self._fail(rank, Failure(f"rank-{rank}", f"sent the unknown message {other}"))
 
     def _on_event(self, fields: Mapping[str, Any]) -> None:
-        """A line of a worker or the coordinator, for the file and for the user."""
+        """Pass an event of a worker or the coordinator on to the file and the user."""
         kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
         extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
         self._recorder.event(kind, epoch, at_s, **extra)
@@ -190,7 +191,7 @@ class Supervisor:
             self._coordination.exited(rank)
 
     def _on_exit(self, rank: int) -> None:
-        """A process has ended: take what it still said, then judge."""
+        """Take what an ended process still said, then judge its end."""
         child = self._children[rank]
         self._selector.unregister(child.pidfd)
         status = child.reap()
@@ -214,7 +215,7 @@ class Supervisor:
             self._fail(rank, failure)
 
     def _lose(self, rank: int, failure: Failure) -> None:
-        """A worker is gone. Before all have met, and their agents run, there is no job that could go on without it."""
+        """Take note that a worker is gone. Before all have met, and their agents run, no job could go on without it."""
         if len(self._detached) < self._spec.ranks:
             return self._fail(rank, failure)
         self._lost[rank] = failure
@@ -252,7 +253,7 @@ class Supervisor:
         return True
 
     def _on_coordinator_exit(self) -> None:
-        """Its end stops nobody; another one takes over."""
+        """Take note of its end, which stops nobody; another one takes over."""
         self._hear_coordinator()
         for child in self._coordination.children():
             self._selector.unregister(child.pidfd)
@@ -264,7 +265,7 @@ class Supervisor:
     # --- The clock ---
 
     def _on_tick(self, now: float) -> None:
-        """What is due without a message: signals, ending others, a new coordinator, the progress."""
+        """Do what is due without a message: signals, ending others, a new coordinator, the progress."""
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
@@ -310,7 +311,7 @@ class Supervisor:
             child.signal(number)
 
     def _tell(self, rank: int, kind: str, **fields: Any) -> None:
-        """A worker that is gone is noticed by its process, not here."""
+        """Send a message. That a worker is gone is noticed by its process, not here."""
         try:
             self._children[rank].channel.send(kind, **fields)
         except ChannelClosed:

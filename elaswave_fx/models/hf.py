@@ -115,7 +115,7 @@ def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
     config = resolved.config
     model_class = resolved.auto_class._model_mapping[type(config)]
     if isinstance(model_class, (list, tuple)):
-        # A type with several heads for one task: the folder's choice, else the first, as in transformers.
+        # A type may have several heads for one task: the folder's choice counts, else the first, as in transformers.
         named = [each for each in model_class if each.__name__ in (config.architectures or ())]
         model_class = (named or model_class)[0]
         config.architectures = [model_class.__name__]

@@ -16,14 +16,14 @@ from elaswave_fx.config.schema import nearest
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
 
-# In the order in which the default is chosen: the first auto-class that knows the type, of an encoder and decoder both.
+# The default is chosen in this order: it is the first auto-class that knows the type, of an encoder and decoder both.
 TASKS: Mapping[str, str] = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "image_classification": "AutoModelForImageClassification",
 }
-# Keys of a `config.json` that say how its weights were stored, not what the model is.
+# These keys of a `config.json` say how its weights were stored, not what the model is.
 _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
@@ -112,7 +112,7 @@ def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, 
     if not fitting:
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
-    chosen = task or ("seq2seq_lm" if both else fitting[0])  # such a type may have a class for its decoder alone
+    chosen = task or ("seq2seq_lm" if both else fitting[0])  # Such a type may have a class for its decoder alone.
     if chosen not in fitting:
         raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
     return chosen, classes[chosen]

@@ -40,7 +40,7 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
             attn_implementation=module.model.config._attn_implementation,
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # so that shapes are reported together with names, below
+            ignore_mismatched_sizes=True,  # Shapes are reported together with names, below.
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""From what ranks report to what is written down: a line per committed step, from whoever reports it first.
+"""This module turns what ranks report into what is written: a line per committed step, from the first that reports it.
 
     book = StepBook(units=4, samples=8)
     book.add(StepReport(step=0, loss=5.5, tokens=1024, step_ms=20.0, lr=1e-3, grad_norm=1.2, world_size=2, …))
@@ -22,11 +22,16 @@ Consumed = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What a rank says of a committed step, for all ranks: sums, what they consumed, the memory of the fullest one."""
+    """A rank's report of a committed step, which holds for all ranks.
+
+    `loss` is the mean over the step (loss sum / count) and `tokens` the count of the whole step. `memory_peak_mb` is
+    that of the fullest rank. `alive_at_s` is the monotonic time of the commit before this one: every member has voted
+    since.
+    """
 
     step: int
-    loss: float  # mean over the step: loss sum / count
-    tokens: int  # count of the whole step
+    loss: float
+    tokens: int
     step_ms: float
     lr: float
     grad_norm: float
@@ -34,11 +39,11 @@ class StepReport:
     epoch: int = 0
     consumed: tuple[Consumed, ...] = ()
     world_size: int = 0
-    alive_at_s: float | None = None  # monotonic: the commit before this one, after which every member has voted
+    alive_at_s: float | None = None
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:
-        """From a message's JSON."""
+        """Read the fields of a message."""
         return StepReport(**{**fields, "consumed": tuple(tuple(tile) for tile in fields["consumed"])})
 
 
@@ -60,7 +65,7 @@ class StepLine:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Samples by how often their whole work (every unit) was done: once or more, more than once, less than once."""
+    """Numbers of samples whose whole work (every unit) was done at least once, more than once, and not at all."""
 
     seen: int = 0
     duplicated: int = 0
@@ -71,7 +76,7 @@ class Coverage:
 
 
 def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
-    """How `tiles` cover the work plane of one step, `units` x `samples`.
+    """Count how `tiles` cover the work plane of one step, `units` x `samples`.
 
     A sample is seen when all its units were computed, skipped otherwise; duplicated when a unit was computed twice.
     Between the borders of tiles nothing changes, so one look per strip of samples is enough.
@@ -119,12 +124,12 @@ class StepBook:
 
     @property
     def covered(self) -> Coverage:
-        """Of all lines together."""
+        """The coverage of all lines together."""
         return sum(self._coverage, Coverage())
 
 
 def step_line(report: StepReport) -> StepLine:
-    """The report of a step as a line."""
+    """Make the line of a step from its report."""
     return StepLine(
         step=report.step,
         loss=report.loss,

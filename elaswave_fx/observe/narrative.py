@@ -1,4 +1,4 @@
-"""An event as a line on the console: what happened, what was decided, why.
+"""This module tells an event as a line on the console: what happened, what was decided, why.
 
 describe("agreed", 5, {"members": [0, 1, 3], "lost": [2], "step": 118, "steps_redone": 1, "why": "…"})
     ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again"
@@ -13,7 +13,7 @@ Fields = Mapping[str, Any]
 
 
 def describe(kind: str, epoch: int, fields: Fields) -> str:
-    """One line, for any kind of event."""
+    """Return the line of an event; one of an unknown kind lists its fields."""
     words = _WORDS.get(kind)
     if words is not None:
         return words(epoch, fields)

@@ -1,8 +1,8 @@
-"""What stands on the console while a run goes on: a live bar on a terminal, a line now and then elsewhere.
+"""The progress of a run on the console: a live bar on a terminal, a line now and then elsewhere.
 
     step 120/200  loss 2.4131  118,204 tokens/s  34.7 ms/step  0:00:03 left
 
-Drawn by whoever calls, never by a thread of its own.
+It is drawn by whoever calls, never by a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from elaswave_fx.observe.metrics import StepLine
 LINE_EVERY_S = 2.0
 DRAW_EVERY_S = 0.1
 _SMOOTHING = 0.1
-"""Weight of the newest step in the shown means: about ten steps."""
+"""The newest step has this weight in the shown means, which then follow about ten steps."""
 
 
 class StepProgress:
-    """Progress over `steps`, of which `done` came before. A context manager; `message` prints a line that stays."""
+    """The progress over `steps`, of which `done` came before. It is a context manager."""
 
     def __init__(
         self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic, done: int = 0
@@ -34,7 +34,7 @@ class StepProgress:
         self.steps, self._clock = steps, clock
         self._last: StepLine | None = None
         self._done = done
-        self._step_s = 0.0  # between commits, smoothed: what the time left is made of
+        self._step_s = 0.0  # The smoothed time between commits, from which the time left is estimated.
         self._committed_at: float | None = None
         self._drawn_at = -float("inf")
         self._shown = done
@@ -59,11 +59,11 @@ class StepProgress:
                 self._print(self.line())
 
     def message(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line that stays, above the bar."""
         self._print(text)
 
     def phase(self, text: str) -> None:
-        """What is going on before the first step."""
+        """Say what is going on before the first step."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
             self._bar.refresh()
@@ -71,7 +71,7 @@ class StepProgress:
             self._print(text)
 
     def step(self, line: StepLine) -> None:
-        """A committed step; drawn when it is time."""
+        """Take a committed step; it is drawn when it is time."""
         now = self._clock()
         since = line.step_ms / 1e3 if self._committed_at is None else now - self._committed_at
         self._committed_at = now
@@ -80,7 +80,7 @@ class StepProgress:
         self.draw()
 
     def rewind(self, step: int) -> None:
-        """Steps from `step` on are done again."""
+        """Take back the steps from `step` on, which are done again."""
         self._done = min(self._done, step)
 
     def draw(self, last: bool = False) -> None:
@@ -98,7 +98,7 @@ class StepProgress:
         self._shown = self._done
 
     def line(self) -> str:
-        """The newest step in words; empty before the first."""
+        """Return the newest step in words, or an empty text before the first."""
         if self._last is None:
             return ""
         step_s = max(self._step_s, 1e-9)

@@ -1,4 +1,4 @@
-"""Writes down what a run does, as it does it, and sums it up at its end.
+"""The recorder writes down what a run does, as it does it, and sums it up at its end.
 
 recorder = Recorder.create(run_dir)
 recorder.planned(plan_text, units=14, samples=32, world=4)
@@ -19,13 +19,13 @@ from elaswave_fx.observe.run_directory import RunDirectory
 
 
 class Recorder:
-    """Owned by the launcher's one thread."""
+    """The record of a run; the launcher's one thread owns it."""
 
     def __init__(
         self, directory: RunDirectory, first_step: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.directory = directory
-        self.steps = self._first_step = first_step  # committed
+        self.steps = self._first_step = first_step  # `steps` counts the committed ones.
         self._clock, self._started = clock, clock()
         self._book: StepBook | None = None
         self._first: StepLine | None = None
@@ -35,22 +35,23 @@ class Recorder:
         self._loss_first, self._loss_last = (earlier[0]["loss"], earlier[-1]["loss"]) if earlier else (None, None)
         evaluated = directory.lines("eval.jsonl")[-1:]
         self._eval_loss: float | None = next((line["loss"] for line in evaluated), None)
-        self._eval_step = next((line["step"] for line in evaluated), -1)  # of the last evaluation
+        self._eval_step = next((line["step"] for line in evaluated), -1)
         self._ends: dict[int, Mapping[str, Any]] = {}
         self.recoveries = Recoveries()
-        self.faults: set[tuple[int, int]] = set()  # (rank, step) of those that fired
-        self.plane: tuple[int, int] | None = None  # units x samples of a step
+        self.faults: set[tuple[int, int]] = set()  # These have fired, as (rank, step).
+        self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
 
     @staticmethod
     def create(run_dir: Path, first_step: int = 0, same_run: bool = False) -> Recorder:
-        """`first_step` steps were committed before; by the run of this directory (`same_run`): its lines are kept.
+        """Make the record of a run that begins after `first_step` committed steps. If the run of this directory made
+        them (`same_run`), its lines are kept.
 
         Raises `ConfigError` when the directory cannot be written.
         """
         return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step)
 
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
-        """The first plan; steps can be recorded from here on."""
+        """Write the first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
         self.plane = (units, samples)
         self._book = StepBook(units, samples, self._first_step)
@@ -59,8 +60,8 @@ class Recorder:
             self.event("resumed", step=self._first_step)
 
     def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> None:
-        """A line of `events.jsonl`, stamped with the time since the launcher began; `at_s`: the sender's clock, if it
-        is another process's event."""
+        """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
+        moment at which it happened, if another process tells of it."""
         at_s = self._clock() if at_s is None else at_s
         self.directory.event(1e3 * (at_s - self._started), kind, epoch, **fields)
         self.recoveries.event(kind, epoch, at_s, fields)
@@ -70,7 +71,7 @@ class Recorder:
             self._rewind(fields["rolled_back_to"])
 
     def step(self, report: StepReport) -> tuple[StepLine, ...]:
-        """What a rank says of a committed step. Lines that it brings are written and returned."""
+        """Take a rank's report of a committed step. Lines that it brings are written and returned."""
         assert self._book is not None, "a step before the plan"
         lines = self._book.add(report)
         for line in lines:
@@ -85,7 +86,7 @@ class Recorder:
         return lines
 
     def _rewind(self, step: int) -> None:
-        """Steps from `step` on did not happen: their lines go."""
+        """Forget the steps from `step` on: they did not happen, and their lines go."""
         if self._book is not None and step < self.steps:
             self._book.rewind(step)
             self.directory.rewind(step)
@@ -93,14 +94,15 @@ class Recorder:
             self.steps = max(step, self._first_step)
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
-        """A mean held-out loss. One that is made again, because a rank was lost right after it, is passed over."""
+        """Write a mean held-out loss. One that is made again, because a rank was lost right after it, is passed
+        over."""
         if step <= self._eval_step:
             return
         self.directory.evaluation(step, loss, count)
         self._eval_loss, self._eval_step = loss, step
 
     def ended(self, rank: int, summary: Mapping[str, Any]) -> None:
-        """What a rank adds to the summary."""
+        """Keep what a rank adds to the summary."""
         self._ends[rank] = summary
 
     def finish(self, outcome: str, reason: str | None) -> None:
@@ -130,13 +132,13 @@ class Recorder:
         self.directory.close()
 
     def _covered(self) -> Coverage:
-        """Of the whole run. A checkpoint is made of committed steps, whose samples were all seen once."""
+        """The coverage of the whole run. The samples of the steps before a checkpoint were all seen once."""
         if self._book is None:
             return Coverage()
         return self._book.covered + Coverage(seen=self._first_step * self._book.samples)
 
     def closing_line(self) -> str:
-        """The run in one line."""
+        """Return the run in one line."""
         if self._first is None or self._last is None:
             done = f"all {self.steps} steps were done before" if self.steps else "no steps"
             return f"{done}; {self.directory.path}"

@@ -1,4 +1,4 @@
-"""From a run's events to its recoveries: what was lost, how long each part took, what was done again.
+"""This module makes recoveries of a run's events: what was lost, how long each part took, what was done again.
 
 In: events as they come, with the sender's time, and the durations of steps. Out: `summary.json`'s `recoveries`.
 
@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NORMAL_STEPS = 10
-"""So many steps before a loss say how long one takes."""
+"""The median of this many steps before a loss says how long a normal one takes."""
 
 
 @dataclass
 class _Open:
-    """A recovery under way. `first_s`: when it was first heard of; `alive_s`: when all were last known to be alive;
-    `signs_s`: the last sign of life of single ranks; `faults_s`: when they were struck, as they said."""
+    """A recovery under way. It was first heard of at `first_s`; all ranks were last known to be alive at `alive_s`.
+    `signs_s` holds the last sign of life of single ranks, `faults_s` when they were struck, as they said."""
 
     first_s: float
     alive_s: float | None
@@ -44,7 +44,8 @@ class _Open:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def lost(self, rank: int | None, cause: str, worth: int) -> None:
-        """One more sign. Who knows best tells the cause: the fault itself, then the process's end, then the others."""
+        """Take one more sign of a loss. The cause is told by who knows best: the fault, the process's end, the
+        others."""
         if rank is None:
             return
         if rank not in self.ranks:
@@ -53,38 +54,38 @@ class _Open:
             self.causes[rank] = (worth, cause)
 
     def began_s(self) -> float | None:
-        """The last sign of life of whoever was lost first; of everybody, if nobody was lost. A step that failed before
-        for another reason belongs to the same recovery."""
+        """Return the last sign of life of whoever was lost first, or of everybody if nobody was lost. A step that
+        failed before for another reason belongs to the same recovery."""
         lost = [self._last_sign_s(rank) for rank in self.ranks or self.faults_s] or [self.alive_s]
         known = [sign_s for sign_s in lost if sign_s is not None]
         return min(self.first_s, *known) if known else None
 
     def _last_sign_s(self, rank: int) -> float | None:
-        """Faults carry the time at which the launcher read of them, which may be after the others have noticed."""
+        """A fault carries the time at which the launcher read of it, which may be after the others have noticed."""
         fault_s = self.faults_s.get(rank)
         if fault_s is not None and (self.detected_s is None or fault_s <= self.detected_s):
             return fault_s
         return self.signs_s.get(rank, self.alive_s)
 
     def settle(self, members: list[int], lost: list[int]) -> None:
-        """Accused ranks may have stayed: where links broke, both ends accuse each other."""
+        """Drop accused ranks that have stayed: where links broke, both ends accuse each other."""
         self.ranks = [rank for rank in self.ranks if rank not in members]
         for rank in lost:
             self.lost(rank, f"the others went on without rank {rank}", 1)
 
 
 class Recoveries:
-    """Fed by the recorder."""
+    """All recoveries of a run; the recorder feeds it."""
 
     def __init__(self) -> None:
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._alive_s: float | None = None
         self._open: _Open | None = None
         self._closed: list[dict[str, Any]] = []
-        self._settled: set[int] = set()  # ranks that were lost and gone on without
+        self._settled: set[int] = set()  # The others have gone on without these ranks.
 
     def step(self, step_ms: float, alive_at_s: float | None = None) -> None:
-        """A step was committed, by ranks all of which were alive at `alive_at_s`."""
+        """Take a committed step; all of its ranks were alive at `alive_at_s`."""
         if self._open is not None:
             return
         self._steps_s.append(step_ms / 1e3)
@@ -92,7 +93,7 @@ class Recoveries:
             self._alive_s = alive_at_s
 
     def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
-        """One event; those that have nothing to do with recovery are passed over."""
+        """Take one event; those that have nothing to do with recovery are passed over."""
         if kind in ("fault", "left", "detected"):
             self._on_sign(kind, at_s, fields)
         elif self._open is not None:
@@ -100,7 +101,7 @@ class Recoveries:
 
     def _on_sign(self, kind: str, at_s: float, fields: Mapping[str, Any]) -> None:
         if kind == "left" and fields["rank"] in self._settled:
-            return  # it was left out before, and ends now
+            return  # It was left out before, and ends now.
         if self._open is None:
             self._open = _Open(at_s, self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
         now = self._open
@@ -143,13 +144,13 @@ class Recoveries:
             self._settled.update(now.ranks)
             self._open = None
 
-    def _add(self, now: _Open, **parts: float) -> None:  # whole numbers stay whole
-        """Parts of superseded epochs count too: they passed before the job went on."""
+    def _add(self, now: _Open, **parts: float) -> None:
+        """Add to the parts. Those of superseded epochs count too: they passed before the job went on."""
         for name, value in parts.items():
             now.fields[name] = now.fields.get(name, 0) + value
 
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """Every recovery so far; one that never came to a committed step has no `mttr_ms`."""
+        """Return every recovery so far; one that never came to a committed step has no `mttr_ms`."""
         return (*self._closed, *([_entry(self._open, None)] if self._open is not None else ()))
 
 
@@ -158,7 +159,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     detect_s, abort_s = _between(began_s, done.detected_s), _between(done.detected_s, done.stopped_s)
     agree_s = _between(done.stopped_s, done.agreed_s)
     if agree_s is not None:
-        agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # the plan was made between the last report and the epoch
+        agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # The plan was made between the last report and the epoch.
     whole_s = _between(began_s, resumed_s)
     mttr_s = whole_s - (done.normal_s or 0.0) if whole_s is not None else None
     unobserved = dict.fromkeys(("plan_ms", "edit_ms", "transfer_ms", "steps_redone", "bytes_moved"))
@@ -178,7 +179,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
 
 
 def _cause(done: _Open) -> str:
-    """Of those who were lost; if all have stayed, what it looked like at first."""
+    """Return the causes of those who were lost; if all have stayed, what it looked like at first."""
     if done.ranks:
         return "; ".join(done.causes[rank][1] for rank in done.ranks)
     return next((f"{cause}; nobody was lost" for _, cause in done.causes.values()), "a step that failed")

@@ -35,7 +35,7 @@ _OF_THE_END = ("summary.json", "model.safetensors", "plan-*.json", "control/*")
 
 
 class RunDirectory:
-    """Written by the launcher alone, but for the logs, which belong to the processes, and what the coordinator writes:
+    """The launcher alone writes it, but for the logs, which belong to the processes, and what the coordinator writes:
     the ledger, `control/`, and the plans of later epochs."""
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +46,8 @@ class RunDirectory:
     def create(path: Path, goes_on_at: int | None = None) -> RunDirectory:
         """Make the directory, and remove what an earlier run left in it.
 
-        `goes_on_at`: the earlier run is gone on with at this step. Then only what lies behind it is removed: the lines
-        of steps from there on, which are done again, the summary and the model. Raises `ConfigError`.
+        If the earlier run is gone on with at step `goes_on_at`, only what lies behind it is removed: the lines of steps
+        from there on, which are done again, the summary and the model. Raises `ConfigError`.
         """
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,8 @@ class RunDirectory:
         return directory
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a file, none if there is no such file; without the half of one that a kill may have left."""
+        """Return the whole lines of a file, none if there is no such file. A kill may have left half of one at its
+        end."""
         path = self.path / name
         whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in whole]
@@ -77,27 +78,27 @@ class RunDirectory:
             self._replace(name, "".join(lines))
 
     def log(self, name: str) -> Path:
-        """logs/NAME.log: `rank-R`, `builder`."""
+        """Return the path of logs/NAME.log; names are `rank-R` and `builder`."""
         return self.path / "logs" / f"{name}.log"
 
     def plan(self, epoch: int, text: str) -> None:
-        """plan-EPOCH.json."""
+        """Write plan-EPOCH.json."""
         self._replace(f"plan-{epoch}.json", text if text.endswith("\n") else text + "\n")
 
     def step(self, line: StepLine) -> None:
-        """A committed step."""
+        """Add the line of a committed step."""
         self._append("metrics.jsonl", dataclasses.asdict(line))
 
     def event(self, t_ms: float, kind: str, epoch: int, **fields: Any) -> None:
-        """Something that happened `t_ms` after the start of the launcher."""
+        """Add the line of something that happened `t_ms` after the start of the launcher."""
         self._append("events.jsonl", {"t_ms": round(t_ms, 3), "kind": kind, "epoch": epoch, **fields})
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
-        """The mean loss over `count` held-out targets after `step` committed steps."""
+        """Add the line of the mean loss over `count` held-out targets after `step` committed steps."""
         self._append("eval.jsonl", {"step": step, "loss": loss, "count": count})
 
     def summary(self, summary: Summary) -> None:
-        """summary.json, the last file of a run."""
+        """Write summary.json, the last file of a run."""
         self._replace("summary.json", json.dumps(finite(summary.as_json()), indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
@@ -131,7 +132,7 @@ class RunDirectory:
 
 
 def finite(value: Any) -> Any:
-    """The same value with None for infinities and NaN, which JSON does not have."""
+    """Return the value with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

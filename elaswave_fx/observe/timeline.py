@@ -1,4 +1,4 @@
-"""A recovery of a run as a picture, from the run's own events.
+"""This module draws a recovery of a run from the run's own events.
 
 In: a run directory. Out: an SVG (or whatever the suffix says): what happened between the loss and the next commit.
 
@@ -27,7 +27,7 @@ class Part:
 
 
 def parts_of(events: Sequence[Event], recovery: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The parts of one entry of `summary.json`'s `recoveries`, in order of time.
+    """Return the parts of one entry of `summary.json`'s `recoveries`, in order of time.
 
     Raises ConfigError when the run has not written down all of it.
     """
@@ -55,13 +55,13 @@ def parts_of(events: Sequence[Event], recovery: Mapping[str, Any]) -> tuple[Part
 
 
 def draw(parts: Sequence[Part], title: str, path: Path) -> None:
-    """One bar per part, with its milliseconds. Raises ConfigError without matplotlib."""
+    """Draw one bar per part, with its milliseconds. Raises ConfigError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
         raise ConfigError("timeline: drawing needs matplotlib; pip install elaswave_fx[plot]") from error
     matplotlib.use("svg" if path.suffix == ".svg" else "agg")
-    matplotlib.rcParams["svg.hashsalt"] = "elaswave_fx"  # the same run gives the same file
+    matplotlib.rcParams["svg.hashsalt"] = "elaswave_fx"  # The same run gives the same file.
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(parts) + 1.2), layout="constrained")

@@ -24,12 +24,12 @@ def constant(progress: float) -> float:
 
 
 def linear(progress: float) -> float:
-    """From 1 to 0 in a straight line."""
+    """The factor falls from 1 to 0 in a straight line."""
     return 1.0 - progress
 
 
 def cosine(progress: float) -> float:
-    """From 1 to 0 along half a cosine (Loshchilov and Hutter 2017, without restarts)."""
+    """The factor falls from 1 to 0 along half a cosine (Loshchilov and Hutter 2017, without restarts)."""
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 

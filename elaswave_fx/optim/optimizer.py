@@ -27,7 +27,7 @@ Group = Literal["decay", "no_decay"]
 GROUPS: tuple[Group, Group] = ("decay", "no_decay")
 State = tuple[Tensor, ...]
 
-_PROBE_ELEMENTS = 1037  # odd, so that slices of it start and end inside the vectors of every instruction set
+_PROBE_ELEMENTS = 1037  # It is odd, so that slices of it start and end inside the vectors of every instruction set.
 _PROBE_STEPS = 3
 
 

@@ -121,7 +121,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     losses = [v for v, result in zip(outputs, program.results, strict=True) if result.kind == ResultKind.LOSS]
     got = _gradients(model, program, losses[0], {name: tensors[name] for name in trained})
     least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
-    for name in reversed(trained):  # nearest to the loss first: the culprit is in front of it
+    for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
         tolerance = _GRADIENT_TOLERANCE.get(trained[name].dtype, _GRADIENT_TOLERANCE_OF_OTHERS)
         ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
         if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):

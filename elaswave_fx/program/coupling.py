@@ -224,7 +224,7 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
     broken: set[fx.Node] = set()
     for node in _executed(program, runs):
         if kinds[node] != Nature.MAIN:
-            continue  # positions in the batch and the like: they matter only where they reach the samples' values
+            continue  # Positions in the batch and the like matter only where they reach the samples' values.
         if any(source in broken for source in node.all_input_nodes):
             broken.add(node)
         elif not _joins(node, axes, runs, tolerance):
