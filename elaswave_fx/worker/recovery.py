@@ -159,7 +159,8 @@ def _gather_parameters(worker: Worker) -> int:
     width = wanted.shape[1]
     intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
     worker.group.all_gather(wanted.view(-1), intervals, TRANSFER_S)
-    takers = [[r for place, r in enumerate(plan.ranks) if wanted[place, index]] for index in range(len(buckets))]
+    flags = wanted.tolist()
+    takers = [[r for r, row in zip(plan.ranks, flags, strict=True) if row[index]] for index in range(len(buckets))]
     native.refresh(takers, TRANSFER_S)
     worker.stale.clear()
     itemsize = plan.workload.work_bytes_per_element

@@ -71,28 +71,32 @@ void Group::check_intervals(std::span<const Interval> intervals) const {
   }
 }
 
+// In about log2(size) rounds (Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8(11), 1997, section 3.1): a member
+// that has the data of the k members from itself on hands it to the one k places before it. A message costs a rank far
+// more than its bytes do.
 void Group::all_gather(void* data, std::span<const Interval> intervals, Deadline deadline) {
   check_intervals(intervals);
-  Batch batch(*this);
-  auto* bytes = static_cast<std::byte*>(data);
-  const Interval own = intervals[static_cast<std::size_t>(index_)];
-  for (std::size_t m = 0; m < ranks_.size(); ++m) {
-    if (static_cast<int>(m) == index_) continue;
-    const Interval theirs = intervals[m];
-    if (theirs.size() > 0) batch.recv(ranks_[m], bytes + theirs.lo, theirs.size());
-    if (own.size() > 0) batch.send(ranks_[m], bytes + own.lo, own.size());
+  const std::size_t size = ranks_.size();
+  const auto member = [&](std::size_t place) { return (static_cast<std::size_t>(index_) + place) % size; };
+  std::vector<std::size_t> starts(size + 1);  // in `packed`, by place from this member on
+  for (std::size_t place = 0; place < size; ++place) {
+    starts[place + 1] = starts[place] + intervals[member(place)].size();
   }
-  batch.wait(deadline);
+  std::vector<std::byte> packed(starts[size]);
+  auto* bytes = static_cast<std::byte*>(data);
+  std::copy_n(bytes + intervals[member(0)].lo, starts[1], packed.begin());
+  Batch batch(*this);
+  for (std::size_t held = 1; held < size; held *= 2) {
+    const std::size_t count = std::min(held, size - held);
+    batch.recv(ranks_[member(held)], packed.data() + starts[held], starts[held + count] - starts[held]);
+    batch.send(ranks_[member(size - held)], packed.data(), starts[count]);
+    batch.wait(deadline);
+  }
+  for (std::size_t place = 1; place < size; ++place) {
+    std::copy_n(packed.data() + starts[place], starts[place + 1] - starts[place], bytes + intervals[member(place)].lo);
+  }
 }
 
-void Group::barrier(Deadline deadline) {
-  Batch batch(*this);
-  for (std::size_t m = 0; m < ranks_.size(); ++m) {
-    if (static_cast<int>(m) == index_) continue;
-    batch.recv(ranks_[m], nullptr, 0);
-    batch.send(ranks_[m], nullptr, 0);
-  }
-  batch.wait(deadline);
-}
+void Group::barrier(Deadline deadline) { all_gather(nullptr, std::vector<Interval>(ranks_.size()), deadline); }
 
 }  // namespace elaswave::comm

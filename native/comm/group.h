@@ -41,7 +41,8 @@ class Group {
   std::uint32_t id() const { return id_; }
   std::uint32_t generation() const { return generation_; }
 
-  // Member m's interval of `data` (bytes) is filled from member m's; the own interval must be in place.
+  // Member m's interval of `data` (bytes) is filled from member m's; the own interval must be in place. A member sends
+  // and receives about log2(size) messages, and keeps a copy of all intervals meanwhile.
   void all_gather(void* data, std::span<const Interval> intervals, Deadline deadline);
   // Returns once every member has entered it.
   void barrier(Deadline deadline);

@@ -1,4 +1,5 @@
 // Groups: what ranks agree on between steps.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -24,15 +25,44 @@ TEST_BOTH(all_gather_with_uneven_intervals) {
   });
 }
 
+TEST_BOTH(groups_of_every_size_gather_what_each_member_gives) {
+  constexpr int kMost = 9;
+  Cluster nine(kMost, kind);
+  in_threads(kMost, [&](int rank) {
+    std::vector<int> members;
+    for (int size = 1; size <= kMost; ++size) {
+      members.insert(members.begin(), size - 1);  // not in the order of ranks
+      if (rank >= size) continue;
+      Group group(nine.at(rank), static_cast<std::uint32_t>(size), members, 0);
+      std::vector<Interval> intervals;  // some empty, in the reverse order of members
+      for (int m = 0, hi = 100; m < size; ++m) {
+        const int bytes = (m + size) % 4;
+        intervals.push_back({static_cast<std::size_t>(hi - bytes), static_cast<std::size_t>(hi)});
+        hi -= bytes;
+      }
+      const auto word = [&](int m) { return static_cast<std::uint8_t>(10 * size + m); };
+      std::vector<std::uint8_t> data(100, 0);
+      const Interval own = intervals[static_cast<std::size_t>(group.index())];
+      std::fill_n(data.begin() + static_cast<std::ptrdiff_t>(own.lo), own.size(), word(group.index()));
+      group.all_gather(data.data(), intervals, plenty());
+      for (int m = 0; m < size; ++m) {
+        const Interval& part = intervals[static_cast<std::size_t>(m)];
+        for (std::size_t i = part.lo; i < part.hi; ++i)
+          CHECK_EQUAL(static_cast<int>(data[i]), static_cast<int>(word(m)));
+      }
+    }
+  });
+}
+
 TEST_BOTH(nobody_leaves_a_barrier_before_all_have_entered) {
-  Cluster three(3, kind);
+  Cluster five(5, kind);
   std::atomic<int> entered{0};
-  in_threads(3, [&](int rank) {
-    Group group(three.at(rank), 1, {0, 1, 2}, 0);
+  in_threads(5, [&](int rank) {
+    Group group(five.at(rank), 1, {0, 1, 2, 3, 4}, 0);
     for (int round = 1; round <= 20; ++round) {
       ++entered;
       group.barrier(plenty());
-      CHECK(entered.load() >= 3 * round);
+      CHECK(entered.load() >= 5 * round);
       group.barrier(plenty());
     }
   });

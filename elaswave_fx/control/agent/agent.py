@@ -64,7 +64,8 @@ LIMITS = Limits(
 LINGER_MS = 500
 
 LINKS_S = 0.005
-"""Between two looks at the links while the main thread waits for the next epoch: more may break after the first one."""
+"""Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
+It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
 _Said = Certificate | StepLeft | CaughtUp | Closing
 
@@ -101,6 +102,7 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._wake_read = self._wake_write = -1
+        self._look_s = LINKS_S  # until the next look at the links
 
     # --- For the main thread ---
 
@@ -198,10 +200,10 @@ class Agent:
                 lifeline.keep()
                 self._feed(socket, HeartbeatDue(self._progress(), self._orphaned()))
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
-            wake_s = min(next_s, time.monotonic() + LINKS_S) if self._state.waiting else next_s
+            wake_s = min(next_s, time.monotonic() + self._look_s) if self._state.waiting else next_s
             poller.poll(max(0, math.ceil(1e3 * (wake_s - time.monotonic()))))
-            if self._state.waiting and (links := self._links_down()).peers != self._state.broken:
-                self._feed(socket, links)
+            if self._state.waiting:
+                self._look_at_links(socket)
             if select.select([self._wake_read], [], [], 0)[0]:
                 os.read(self._wake_read, 4096)
             self._hear_main_thread(socket)
@@ -211,6 +213,13 @@ class Agent:
                 if isinstance(message, Ack | Prepare | Activate | Over):
                     self._feed(socket, message)
                 self._hear_main_thread(socket)
+
+    def _look_at_links(self, socket: RankSocket) -> None:
+        links = self._links_down()
+        self._look_s = min(2 * self._look_s, HEARTBEAT_S)
+        if links.peers != self._state.broken:
+            self._look_s = LINKS_S
+            self._feed(socket, links)
 
     def _orphaned(self) -> bool:
         return bool(self._address.launcher) and os.getppid() != self._address.launcher
@@ -222,6 +231,7 @@ class Agent:
         while self._said:
             said = self._said.popleft()
             if isinstance(said, StepLeft):
+                self._look_s = LINKS_S
                 self._feed(socket, self._links_down())
             self._feed(socket, Committed(said) if isinstance(said, Certificate) else said)
 
