@@ -16,7 +16,7 @@ from elaswave_fx.control.protocol.coordinator import (
     step,
     with_timeouts,
 )
-from elaswave_fx.control.protocol.events import Attempt, CauseKind
+from elaswave_fx.control.protocol.events import Attempt, CauseKind, Detected
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
@@ -52,7 +52,9 @@ from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment, replan
 
-TIMEOUTS = Timeouts(silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5, ack_s=0.5)
+TIMEOUTS = Timeouts(
+    silent_s=1.0, accused_s=0.5, stalled_s=2.0, resend_s=0.3, spread_s=0.05, mend_s=0.5, ack_s=0.5, connect_s=0.4
+)
 WORLD = 4
 
 
@@ -81,6 +83,8 @@ class Driver:
                 self.feed(StoreReply(self.register))
 
     def heartbeat(self, rank: int, **changes: object) -> None:
+        if Rank(rank) not in self.state.detector.connections:
+            self.feed(Connected(Rank(rank)))  # a rank opens it before its first heartbeat
         heartbeat = Heartbeat(Rank(rank), self.register.epoch, Version(0), "reduce", None, None, False, True, ())
         self.feed(replace(heartbeat, **changes))  # type: ignore[arg-type]
 
@@ -151,6 +155,21 @@ def test_a_rank_without_any_connection_is_left_out_at_once() -> None:
     assert job.register.epoch == 0
     job.prepared(1, NO_BALLOT, broken=frozenset({Rank(3)}))
     assert job.register.members == (0, 1, 2) and not job.sent(Prepare)
+
+
+def test_a_rank_that_died_before_the_coordinator_began_is_left_out_when_it_had_the_time_to_connect() -> None:
+    """Nobody was told, and no connection of rank 3 was ever open here; rank 2 accuses nobody, as after a pause."""
+    job = Driver()
+    job.beats(0, 1, 2)
+    for rank in range(3):
+        job.prepared(rank, NO_BALLOT, broken=frozenset({Rank(3)}))
+    job.later(0.9 * TIMEOUTS.connect_s)
+    assert job.register.epoch == 0
+    job.beats(0, 1, 2)
+    job.later(0.2 * TIMEOUTS.connect_s)
+    assert job.register.members == (0, 1, 2)
+    (loss,) = [act for act in job.did if isinstance(act, Detected) and act.ranks]
+    assert loss.ranks == (3,) and loss.cause.kind == CauseKind.UNREACHABLE and loss.since_s is None
 
 
 def test_who_saw_its_link_break_too_late_is_asked_again() -> None:

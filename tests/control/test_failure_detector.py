@@ -161,6 +161,23 @@ def test_less_than_all_connections_is_no_evidence(cut_off: tuple[int, ...], repo
     assert all(found.is_alive(rank, 10.01) for rank in RANKS)
 
 
+def test_a_connection_that_was_never_opened_counts_as_closed_when_there_was_time() -> None:
+    """A coordinator has just begun; rank 2 may have died before that."""
+    began = FailureDetector(LIMITS, began_s=50.0)
+    for rank in (0, 1, 3):
+        began = began.connected(Rank(rank), 50.1).heartbeat(replace(BEAT, rank=Rank(rank)), 50.1)
+    reports = reports_of(report(0, 2), report(1, 2), report(3, 2))
+    soon, late = 50.0 + 0.9 * LIMITS.connect_s, 50.0 + 1.1 * LIMITS.connect_s
+    assert began.with_evidence(RANKS, reports, soon).is_alive(Rank(2), soon)
+    found = began.with_evidence(RANKS, reports, late)
+    assert found.finding(Rank(2), late) == Finding(Certainty.EVIDENT, CauseKind.UNREACHABLE, since_s=None)
+    assert found.connected(Rank(2), late).is_alive(Rank(2), late), "it was late"
+    beats = began.heartbeat(replace(BEAT, rank=Rank(2)), soon)
+    assert beats.with_evidence(RANKS, reports, late).is_alive(Rank(2), late), "it is heard"
+    held = reports_of(report(0, 2), report(1), report(3, 2))
+    assert began.with_evidence(RANKS, held, late).is_alive(Rank(2), late), "a link holds"
+
+
 def test_who_opens_its_control_connection_again_was_not_gone() -> None:
     reports = reports_of(report(0, 2), report(1, 2), report(3, 2))
     detector = listening().disconnected(Rank(2)).with_evidence(RANKS, reports, 10.01)

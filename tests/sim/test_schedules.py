@@ -127,6 +127,16 @@ def test_a_loss_that_nobody_tells_of_is_found(kind: str, seed: int) -> None:
     assert Rank(0) not in world.register.members
 
 
+@pytest.mark.parametrize("seed", [0, 2, 4, 8])
+def test_a_host_that_dies_untold_while_there_is_no_coordinator_is_left_out_by_the_next_one(seed: int) -> None:
+    """Of two ranks the others accuse one; neither has ever spoken to the coordinator that finds them."""
+    away = fault("coordinator_crash", 0.06, lasts_s=3.0)
+    world = World(seed, faults=(away, fault("host", 0.5, rank=1, told_s=UNTOLD_S)))
+    outcome = world.run()
+    assert outcome.violation is None and outcome.said["unreachable"] == 1 and "silent" not in outcome.said
+    assert not {Rank(0), Rank(1)}.intersection(world.register.members)
+
+
 @pytest.mark.parametrize("kind", ["silent_link", "one_way"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_link_that_falls_silent_costs_at_most_the_wait_for_it(kind: str, seed: int) -> None:

@@ -5,6 +5,7 @@ as broken. Out: a `Finding` per rank that counts as lost. The coordinator exclud
 
     the launcher says that the process of rank 2 ended            ->  CERTAIN, whatever else there is
     its control connection and all of its links are gone          ->  EVIDENT, without waiting for any deadline
+    the same, and it never connected to this new coordinator      ->  EVIDENT, when it has had the time to
     its links are gone, its control connection lives              ->  nothing: links mend
     nothing came from it for longer than the deadline             ->  SUSPECTED
 
@@ -43,6 +44,9 @@ STARTING_S = 600.0
 UNHEARD_S = 10.0
 """For a rank to find a coordinator that took over a running job."""
 
+CONNECT_OVER_GAP = 2.0
+"""A rank opens its control connection to a new coordinator with its next heartbeat."""
+
 RESEND_S = 0.3
 SPREAD_S = 0.05
 MEND_S = 0.5
@@ -60,7 +64,7 @@ class Certainty(IntEnum):
     SUSPECTED = 1
     """A deadline has passed; the process may be alive, and may come back."""
     EVIDENT = 2
-    """All connections of the process are gone; it may be alive behind a broken network."""
+    """The process has no connection any more; it may be alive behind a broken network."""
     CERTAIN = 3
     """The process has ended, and its memory is gone."""
 
@@ -81,6 +85,7 @@ class Timeouts:
     `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
     `mend_s`: for broken links between living ranks to be opened again, before one of the ranks has to go.
     `ack_s`: a rank that nothing is to be told hears after so long that it was heard.
+    `connect_s`: for living ranks to open their control connections to a coordinator that has just begun.
     `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
     `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
     """
@@ -92,6 +97,7 @@ class Timeouts:
     spread_s: float
     mend_s: float
     ack_s: float
+    connect_s: float
     unheard_s: float | None = None
     ahead: int = 1
 
@@ -109,8 +115,8 @@ class FailureDetector:
     """What one coordinator has noticed of the ranks. Methods return a new value; dictionaries are not changed in place.
 
     `began_s`: since when it listens; a pause of its own starts it afresh. `signs_s`: each rank's last sign of life.
-    `cut_off`: ranks whose control connection was open and has closed. `found`: verdicts that stand until the rank asks
-    to join, or shows by a report or an open connection that they were wrong.
+    `connections`: for each rank that has opened its control connection, whether it is open now. `found`: verdicts that
+    stand until the rank asks to join, or shows by a report or an open connection that they were wrong.
     """
 
     timeouts: Timeouts
@@ -118,7 +124,7 @@ class FailureDetector:
     heard: dict[Rank, Heard] = field(default_factory=dict)
     signs_s: dict[Rank, float] = field(default_factory=dict)
     exited: frozenset[Rank] = frozenset()
-    cut_off: frozenset[Rank] = frozenset()
+    connections: dict[Rank, bool] = field(default_factory=dict)
     found: dict[Rank, Finding] = field(default_factory=dict)
 
     # --- Signs ---
@@ -151,11 +157,11 @@ class FailureDetector:
         """The rank's control connection is open; evidence that was found while it was not is void."""
         found = self.found.get(rank)
         state = self.without([rank]) if found is not None and found.certainty == Certainty.EVIDENT else self
-        return replace(state, cut_off=self.cut_off - {rank}, signs_s={**self.signs_s, rank: now_s})
+        return replace(state, connections={**self.connections, rank: True}, signs_s={**self.signs_s, rank: now_s})
 
     def disconnected(self, rank: Rank) -> FailureDetector:
         """The rank's control connection has closed."""
-        return replace(self, cut_off=self.cut_off | {rank})
+        return replace(self, connections={**self.connections, rank: False})
 
     def afresh(self, now_s: float) -> FailureDetector:
         """Silence counts from now on, because nobody could have been heard before."""
@@ -184,18 +190,28 @@ class FailureDetector:
         """Whether nothing is found against the rank."""
         return self.finding(rank, now_s) is None
 
+    def cut_off(self, ranks: Iterable[Rank], now_s: float) -> frozenset[Rank]:
+        """Those of `ranks` without a control connection: it has closed, or was never opened to this coordinator though
+        there was time. Of the latter nothing else has come either: they may have died before it began."""
+        return frozenset(
+            rank
+            for rank in ranks
+            if not self.connections.get(rank, self._silence_s(rank, now_s) <= self.timeouts.connect_s)
+        )
+
     def since_s(self, ranks: Iterable[Rank]) -> float | None:
         """The oldest of the last signs of life of `ranks`; None if there is none."""
         signs = [self.found[r].since_s if r in self.found else self.signs_s.get(r) for r in ranks]
         return min((sign for sign in signs if sign is not None), default=None)
 
     def with_evidence(self, members: Collection[Rank], reports: Mapping[Rank, Report], now_s: float) -> FailureDetector:
-        """Find members whose control connection is closed and whose links are broken at every other living member.
+        """Find members without a control connection whose links are broken at every other living member.
 
         Every one of those must have reported, and must name the link. That cannot be said of a rank that lives while
         any way to it is open; if none is, nobody could go on with it anyway.
         """
-        suspects = {r for r in members if r in self.cut_off and r not in reports and r not in self.exited}
+        unreported = (r for r in members if r not in reports and r not in self.exited)
+        suspects = self.cut_off(unreported, now_s)
         others = [r for r in members if r not in suspects and self.is_alive(r, now_s)]
         if not suspects or not others or any(r not in reports for r in others):
             return self
@@ -210,7 +226,7 @@ class FailureDetector:
         if waited_s > self.timeouts.stalled_s:
             return self._hung(missing)
         accused = {heard.heartbeat.suspect for heard in self.heard.values()}
-        accused |= {report.suspect for report in reports.values()} | self.cut_off
+        accused |= {report.suspect for report in reports.values()} | self.cut_off(missing, now_s)
         blamed = {r for r in missing if r in accused and r not in self.found}
         silent = {r for r in blamed if self._silence_s(r, now_s) > self.timeouts.accused_s}
         return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self
@@ -272,6 +288,7 @@ def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -
         spread_s=SPREAD_S,
         mend_s=max(MEND_S, gap_s),
         ack_s=ACK_S,
+        connect_s=CONNECT_OVER_GAP * max(gap_s, HEARTBEAT_S),
         unheard_s=max(UNHEARD_S, silent_s) if started else STARTING_S,
         ahead=ahead,
     )

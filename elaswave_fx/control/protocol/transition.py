@@ -152,12 +152,12 @@ def review(state: Coordinator, now_s: float) -> Result:
     if not unheard:
         return prepare(state, now_s, Cause(CauseKind.RETRY), ask=EVERYBODY, anew=True)
     message = Prepare(state.ballot, None)
-    return replace(state, asked_all_s=now_s), tuple(Send(rank, message) for rank in _to_ask(state, unheard))
+    return replace(state, asked_all_s=now_s), tuple(Send(rank, message) for rank in _to_ask(state, unheard, now_s))
 
 
-def _to_ask(state: Coordinator, unheard: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tuple[Rank, ...]:
     """Who has not reported; and who reported before it saw that its link to one that is cut off had broken."""
-    cut_off = state.detector.cut_off.intersection(unheard)
+    cut_off = state.detector.cut_off(unheard, now_s)
     early = tuple(rank for rank, report in state.reports.items() if not cut_off <= report.broken)
     return (*unheard, *early)
 
