@@ -20,7 +20,10 @@ import zmq
 from elaswave_fx.control.protocol.messages import Ack, Activate, Ended, Heartbeat, Over, Prepare, Prepared
 from elaswave_fx.errors import CommError
 
-Message = Heartbeat | Prepared | Ended | Ack | Prepare | Activate | Over
+OfRank = Heartbeat | Prepared | Ended
+"""What ranks send, and the coordinator takes."""
+
+Message = OfRank | Ack | Prepare | Activate | Over
 """All that travels between a rank and the coordinator."""
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -151,7 +154,7 @@ class CoordinatorSocket:
         except zmq.Again:
             return
 
-    def receive(self) -> Message | None:
+    def receive(self) -> OfRank | None:
         """The next message, None if none has arrived."""
         while True:
             try:
@@ -159,12 +162,8 @@ class CoordinatorSocket:
             except zmq.Again:
                 return None
             message = _open(frames, self._token)
-            if message is None:
-                self.refused += 1
-                continue
-            rank = _sender(message)
-            if rank is not None:
-                self._ways[rank] = way
+            if isinstance(message, OfRank):
+                self._ways[message.report.rank if isinstance(message, Prepared) else message.rank] = way
                 return message
             self.refused += 1
 
@@ -188,9 +187,3 @@ def _open(frames: list[bytes], token: bytes) -> Message | None:
         return decode(frames[1])
     except CommError:
         return None
-
-
-def _sender(message: Message) -> int | None:
-    if isinstance(message, Prepared):
-        return message.report.rank
-    return message.rank if isinstance(message, Heartbeat | Ended) else None

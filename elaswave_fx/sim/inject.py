@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Protocol
 
 from elaswave_fx.control.protocol import rank as protocol
+from elaswave_fx.control.protocol.rank_state import Limits, RankState
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Copy
 from elaswave_fx.plan.box import BoxId, numbered
@@ -34,7 +35,7 @@ class Struck(Protocol):
     processes: dict[Rank, Any]
     register: Register
     coordinator: Rank
-    limits: protocol.Limits
+    limits: Limits
     next_rank: Rank
     quiet_from: float
     corrupted: set[tuple[Rank, BoxId]]
@@ -42,7 +43,7 @@ class Struck(Protocol):
     lines: list[str] | None
 
     def push(self, at_s: float, target: Rank, event: object, sender: Rank, generation: int = -1) -> None: ...
-    def start_rank(self, state: protocol.RankState, first: Activation | None) -> None: ...
+    def start_rank(self, state: RankState, first: Activation | None) -> None: ...
     def start_coordinator(self) -> None: ...
     def may_die(self, address: Rank) -> bool: ...
     def crash(self, rank: Rank, told_s: float, silent: bool, last_too: bool = False) -> None: ...

@@ -24,13 +24,15 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     StoreSeen,
 )
-from elaswave_fx.control.protocol.rank import (
+from elaswave_fx.control.protocol.rank_state import (
     Answer,
     CaughtUp,
     Committed,
     Decision,
+    Event,
     Go,
     HeartbeatDue,
+    Holdings,
     Interrupt,
     LinksDown,
     MendLinks,
@@ -153,7 +155,7 @@ class RankProcess:
         if wakes:
             self.world.after(0.0001, self.rank, Wake())
 
-    def _feed(self, event: protocol.Event) -> None:
+    def _feed(self, event: Event) -> None:
         self.state, actions = protocol.step(self.state, event, self.world.now)
         for action in actions:
             if isinstance(action, Send):
@@ -316,7 +318,7 @@ class RankProcess:
         self._say(StepLeft(self._holdings(), failed.suspect), wakes=True)
         yield from self._install_epoch((yield from self._decide()))
 
-    def _holdings(self) -> protocol.Holdings:
+    def _holdings(self) -> Holdings:
         machine, damaged = self.engine.machine, self._damaged
         found = [each for each in machine.holdings if each[0] not in damaged]
         votes = [self.engine.votes[rank] for rank in sorted(self.engine.votes)] if machine.pending else None

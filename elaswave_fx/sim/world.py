@@ -19,7 +19,7 @@ from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.events import EVENT_TYPES, Waiting, label
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S
 from elaswave_fx.control.protocol.messages import COORDINATOR, Disconnected, Exited, Saved, Send, StoreSeen, Tick
-from elaswave_fx.control.protocol.rank import STARTING, HeartbeatDue, RankState
+from elaswave_fx.control.protocol.rank_state import STARTING, HeartbeatDue, RankState
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
 from elaswave_fx.errors import ExecError
@@ -150,7 +150,7 @@ class World:
         self.coordinator = Rank(self.coordinator - 1)
         body = CoordinatorProcess(self.now, self.plans, self.rules.decide)
         process = self.processes[self.coordinator] = Process(body, tick_s=self.now)
-        self._perform(self.coordinator, body.first_actions)
+        self._perform(self.coordinator, body.driver.first_actions)
         self._schedule_tick(self.coordinator, process, body)
         for rank, other in self.processes.items():
             if rank >= 0 and not other.alive and rank not in self.untold:
@@ -266,23 +266,22 @@ class World:
             self.crash(rank, 0.001, silent=False, last_too=True)
 
     def _at_coordinator(self, target: Rank, process: Process, body: CoordinatorProcess, event: object) -> None:
-        late_s = 0.0
         if isinstance(event, Tick):
             if event is not process.tick:
                 return  # another one was due before
-            late_s, process.tick, process.tick_s = self.now - process.tick_due_s, None, self.now
-        actions = body.handle(event, self.now, late_s)
+            process.tick, process.tick_s = None, self.now
+        actions = body.handle(event, self.now, process.tick_due_s)
         self._perform(target, actions)
-        if body.retired and target == self.coordinator:
+        if body.driver.retired and target == self.coordinator:
             # A launcher whose coordinator exits starts another.
             self.push(self.now + HEARTBEAT_S, STORE, self.start_coordinator, STORE)
-        if body.retired:
+        if body.driver.retired:
             process.alive = False
         else:
             self._schedule_tick(target, process, body)
 
     def _schedule_tick(self, target: Rank, process: Process, body: CoordinatorProcess) -> None:
-        due_s = max(self.now, process.tick_s + body.pause_s)
+        due_s = max(self.now, process.tick_s + body.driver.pause_s)
         if process.tick is None or due_s < process.tick_due_s:
             process.tick, process.tick_due_s = Tick(), due_s
             self.push(due_s, target, process.tick, target)

@@ -93,7 +93,7 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
     if plan.terminal_reason:
-        _park(worker, plan, saves=not activation.rollback)
+        _end_job(worker, plan, saves=not activation.rollback)
     worker.stale |= epoch_start.unchecked_buckets(worker.rank, worker.plan.boxes, plan.boxes)
     if activation.rollback:
         worker.started = False  # what is here is of no use
@@ -127,7 +127,7 @@ def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Repo
     report(result, certificate)
 
 
-def _park(worker: Worker, plan: Plan, saves: bool) -> None:
+def _end_job(worker: Worker, plan: Plan, saves: bool) -> None:
     """The ranks that are left cannot go on: they save what they have, if this run makes checkpoints, and end.
 
     Raises JobOver.

@@ -19,8 +19,8 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     StoreSeen,
 )
-from elaswave_fx.control.protocol.rank import (
-    FLUSH_S,
+from elaswave_fx.control.protocol.rank import FLUSH_S, joiner, may_step, member, must_leave, step
+from elaswave_fx.control.protocol.rank_state import (
     Action,
     Answer,
     CaughtUp,
@@ -39,11 +39,6 @@ from elaswave_fx.control.protocol.rank import (
     Progress,
     RankState,
     StepLeft,
-    joiner,
-    may_step,
-    member,
-    must_leave,
-    step,
 )
 from elaswave_fx.control.protocol.types import (
     SEED,

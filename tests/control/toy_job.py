@@ -59,7 +59,7 @@ UNITS = 1
 
 
 class ToyPlanning:
-    """The simulator's planner. `least`: fewer ranks are refused."""
+    """A planner for boxes that are numbers. `least`: fewer ranks are refused."""
 
     def __init__(self, least: int = 1) -> None:
         self.least = least

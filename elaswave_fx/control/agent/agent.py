@@ -29,8 +29,8 @@ from elaswave_fx.control.lifeline import Lifeline
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
 from elaswave_fx.control.protocol.messages import Ack, Activate, Over, Prepare, ProbeStore, Send, StoreSeen
-from elaswave_fx.control.protocol.rank import (
-    FLUSH_S,
+from elaswave_fx.control.protocol.rank import FLUSH_S
+from elaswave_fx.control.protocol.rank_state import (
     Action,
     Answer,
     CaughtUp,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elaswave_fx.control.protocol.messages import Activate, Prepared
-from elaswave_fx.control.protocol.rank import Holdings, RankState, StepLeft, report, step
+from elaswave_fx.control.protocol.rank import report, step
+from elaswave_fx.control.protocol.rank_state import Holdings, RankState, StepLeft
 from elaswave_fx.control.protocol.types import Activation, Ballot, Copy, Term
 from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.plan.topology import Epoch

@@ -1,4 +1,4 @@
-"""The coordinator process: sockets, store, plans and clock around `membership.step`. It holds no tensors.
+"""The coordinator process: sockets, store, files and clock around `driver.py`. It holds no tensors.
 
 In: heartbeats and reports of ranks, the launcher's word that a process is gone. Out: epochs in the store, plans beside
 it (`plan-EPOCH.json`, written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher.
@@ -14,41 +14,31 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 
+from elaswave_fx.control.coordinator.driver import CoordinatorDriver
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
-from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning
+from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
 from elaswave_fx.control.lifeline import Lifelines
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import decide
 from elaswave_fx.control.protocol.events import EVENT_TYPES
-from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
-from elaswave_fx.control.protocol.messages import Activate, Ended, Exited, Heartbeat, Saved, Send, Tick
+from elaswave_fx.control.protocol.messages import Ended, Exited, Saved, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
-from elaswave_fx.control.protocol.types import Assignment, BoxId, Stamp, Version
+from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.errors import CommError, PlanError
-from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-
-TICK_S, IDLE_S = 0.05, 0.2
-"""Between two looks at the clock: while something is under way, and else."""
-
-LATE_S = 0.15
-"""A look that comes so much later than it should was held up, as the heartbeats of ranks may have been."""
 
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
-
-THINK_AFTER_S = 0.5
-"""Of an epoch without trouble, before plans for the next loss are made."""
 
 BIND_RETRY_S = 0.05
 ALONE_S = 10.0
@@ -128,24 +118,15 @@ class Service:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store)
         self._lifelines = Lifelines(spec.address)
-        self._heartbeats = HeartbeatStats()
-        self._plans: dict[int, Planned] = {}
-        self._moves: tuple[int, bool] | None = None
-        self._plan_ms = 0.0
-        self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
-        self._plan_cache = PlanCache(spec.planning)
-        self._steady_s = 0.0
-        self._thinks = False
-        self._turn_s = self._tick_s = self._heard_s = self._alive_s = time.monotonic()
-        state, actions = membership.start(
-            self._heartbeats.timeouts(False, self._turn_s),
-            self._replan,
-            self._turn_s,
+        self._tick_s = self._heard_s = self._alive_s = time.monotonic()
+        self._driver = CoordinatorDriver(
+            spec.planning,
+            self._read_plan,
+            time.perf_counter,
+            self._tick_s,
             partial(decide, allow_rollback=spec.allow_rollback),
-            self._wants_move,
         )
-        self._state = state
-        self._perform(actions, self._turn_s)
+        self._perform(self._driver.first_actions, self._tick_s)
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code."""
@@ -154,24 +135,20 @@ class Service:
         poller.register(self._lifelines.fileno(), zmq.POLLIN)
         if self._channel is not None:
             poller.register(self._channel.fileno(), zmq.POLLIN)
-        while self._state.phase != membership.RETIRED:
-            due_s = self._tick_s + self._pause_s
+        while not self._driver.retired:
+            due_s = self._tick_s + self._driver.pause_s
             poller.poll(max(0, math.ceil(1e3 * (due_s - time.monotonic()))))
             now = time.monotonic()
-            if now - due_s > LATE_S:
-                self._heartbeats.gap(now - self._turn_s, now)
-            self._turn_s = now
+            self._driver.turn(now, due_s)
             # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
             while (message := self._socket.receive()) is not None:
-                if isinstance(message, Heartbeat):
-                    self._heartbeats.heard(message, now)
                 self._heard_s = now
                 self._feed(message)
             for event in self._lifelines.events():
                 self._feed(event)
             if self._channel is not None:
                 self._listen(poller, self._channel)
-            if now >= self._tick_s + self._pause_s:
+            if now >= self._tick_s + self._driver.pause_s:
                 self._tick_s = now
                 self._tick(now)
                 if self._is_alone(now):
@@ -187,26 +164,16 @@ class Service:
         """Whether nobody is left to clear up after the job: the launcher is gone."""
         return self._channel is None
 
-    @property
-    def _pause_s(self) -> float:
-        """Until the next look at the clock."""
-        idle = self._state.phase == membership.STEADY and self._state.proposal is None and not self._thinks
-        return IDLE_S if idle else TICK_S
-
     def _tick(self, now: float) -> None:
-        register = self._state.register
-        started = register is not None and (
-            register.epoch > 0 or register.committed.version > register.activation.resume.version
-        )
-        self._state = membership.with_timeouts(self._state, self._heartbeats.timeouts(started, now))
         self._feed(Tick())
-        self._think_ahead(now)
+        self._driver.think_ahead(now)
         if now - self._alive_s > ALIVE_S:
             self._alive_s = now
             self._tell("alive")
 
     def _is_alone(self, now: float) -> bool:
-        alone_s = OVER_S if self._state.phase == membership.OVER else max(ALONE_S, 2 * self._state.timeouts.silent_s)
+        state = self._driver.state
+        alone_s = OVER_S if state.phase == membership.OVER else max(ALONE_S, 2 * state.timeouts.silent_s)
         return self._channel is None and now - self._heard_s > alone_s
 
     # --- The launcher ---
@@ -215,7 +182,6 @@ class Service:
         for message in channel.drain():
             fields = message.fields
             if message.kind == "exited":
-                self._heartbeats.forget(fields["rank"])
                 self._feed(Exited(Rank(fields["rank"])))
             elif message.kind == "finished":
                 self._feed(Ended(Rank(fields["rank"])))
@@ -235,24 +201,10 @@ class Service:
 
     # --- The machine ---
 
-    def _feed(self, event: Any) -> None:
-        """One event, and all that follows from it. A planner that finds no plan ends the job."""
-        before = self._state
+    def _feed(self, event: membership.Event) -> None:
+        """One event, and all that follows from it."""
         now = time.monotonic()
-        try:
-            self._state, actions = membership.step(before, event, now)
-        except PlanError as error:
-            self._state, actions = membership.end(before, str(error))
-        if before.register is not None and self._state.register is not before.register:
-            self._on_register(before.register, self._state.register)
-        self._perform(actions, now)
-
-    def _on_register(self, old: Register, new: Register | None) -> None:
-        if new is not None and new.epoch != old.epoch:
-            self._moves = None
-            self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
-            for rank in set(old.members) - set(new.members):
-                self._heartbeats.forget(rank)
+        self._perform(self._driver.handle(event, now), now)
 
     def _perform(self, actions: tuple[membership.Act, ...], now: float) -> None:
         """Ranks hear first: they wait, the log does not. What the store answers is told after what led to it."""
@@ -260,7 +212,7 @@ class Service:
         stored = [action for action in actions if isinstance(action, Read | Swap)]
         for action in actions:
             if isinstance(action, Send):
-                self._send(action)
+                self._socket.send(action.target, action.message)
         for event in told:
             self._tell_event(event, now)
         for action in stored:
@@ -275,19 +227,6 @@ class Service:
         self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
         if isinstance(event, events.Agreed):
             self._tell("event", event="planned", epoch=epoch, at_s=now, **self._planned_fields())
-
-    def _send(self, action: Send) -> None:
-        message: Any = action.message
-        if isinstance(message, Activate):
-            message = self._with_plan(message)
-        self._socket.send(action.target, message)
-
-    def _with_plan(self, message: Activate) -> Activate:
-        """The same value for every rank."""
-        if self._activates is None or self._activates[0] is not message:
-            plan = self._plan(message.activation.assignment.plan_hash)
-            self._activates = (message, replace(message, plan=plan.text))
-        return self._activates[1]
 
     def _at_store(self, action: Read | Swap) -> None:
         """A store that cannot be reached is asked again by the machine."""
@@ -304,69 +243,29 @@ class Service:
 
     # --- Plans ---
 
-    def _plan(self, plan_hash: int) -> Planned:
-        """The plan with that hash: made here, or read from its file after a restart."""
-        if plan_hash not in self._plans:
-            register = self._state.register
-            assert register is not None
-            path = plan_path(self._spec.run_dir, register.epoch)
-            planned = self._spec.planning.read(path.read_text(encoding="utf-8"))
-            if planned.assignment.plan_hash != plan_hash:
-                raise PlanError(f"{path}: is not the plan of epoch {register.epoch}; its hash is another one")
-            self._plans[plan_hash] = planned
-        return self._plans[plan_hash]
-
-    def _replan(
-        self, members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment
-    ) -> Assignment:
-        began = time.perf_counter()
-        planned = self._plan_cache.replan(self._plan(before.plan_hash), members, held)
-        self._plan_ms = 1e3 * (time.perf_counter() - began)
-        self._plans[planned.assignment.plan_hash] = planned
-        return planned.assignment
-
-    def _think_ahead(self, now: float) -> None:
-        """One plan per tick for a loss that may come, once the epoch has settled."""
-        state = self._state
-        if state.phase != membership.STEADY or state.proposal is not None or state.register is None:
-            self._steady_s, self._thinks = now, False
-            return
-        if now - self._steady_s < THINK_AFTER_S:
-            return
-        boxes = state.register.activation.assignment.boxes
-        complete = {rank for rank, heard in state.detector.heard.items() if heard.heartbeat.complete}
-        held = {
-            box_id: tuple(rank for rank in box.replica_ranks if rank not in box.catching_up or rank in complete)
-            for box_id, box in numbered(boxes)
-        }
-        self._thinks = self._plan_cache.precompute_next(self._plan(state.register.key.plan_hash), held)
-
-    def _wants_move(self, register: Register) -> bool:
-        """Asked with every tick while nothing is under way; the answer changes with the plan only."""
-        plan_hash = register.key.plan_hash
-        if self._moves is None or self._moves[0] != plan_hash:
-            boxes = register.activation.assignment.boxes
-            held = {box_id: box.replica_ranks for box_id, box in numbered(boxes)}
-            self._moves = (plan_hash, self._spec.planning.wants_move(self._plan(plan_hash), held))
-        return self._moves[1]
+    def _read_plan(self, epoch: Epoch, plan_hash: int) -> Planned:
+        """From the file that the coordinator of the epoch has written. Raises `PlanError` for another one."""
+        path = plan_path(self._spec.run_dir, epoch)
+        planned = self._spec.planning.read(path.read_text(encoding="utf-8"))
+        if planned.assignment.plan_hash != plan_hash:
+            raise PlanError(f"{path}: is not the plan of epoch {epoch}; its hash is another one")
+        return planned
 
     def _write_plan(self, new: Register) -> None:
-        register = self._state.register
+        register = self._driver.state.register
         if register is None or new.epoch == register.epoch:
             return
         path = plan_path(self._spec.run_dir, new.epoch)
         beside = path.with_name(f".{path.name}.new")
         with beside.open("w", encoding="utf-8") as file:
-            file.write(self._plan(new.key.plan_hash).text)
+            file.write(self._driver.plan(new.key.plan_hash).text)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
 
     def _planned_fields(self) -> dict[str, Any]:
-        register = self._state.register
-        assert register is not None
-        planned = self._plan(register.key.plan_hash)
-        return {"reason": planned.reason, "plan_ms": round(self._plan_ms, 3), "lines": list(planned.lines)}
+        planned = self._driver.plan(self._driver.register.key.plan_hash)
+        return {"reason": planned.reason, "plan_ms": round(self._driver.plan_ms, 3), "lines": list(planned.lines)}
 
 
 def plan_path(run_dir: Path, epoch: int) -> Path:
