@@ -39,14 +39,13 @@ class EngineValue:
 
 @dataclass(frozen=True)
 class EngineBucket:
-    """Flat trained parameters. `group`: the ranks whose units read them, ascending; each has a working copy."""
+    """Flat trained parameters; the boxes of a bucket say which ranks have a working copy of it."""
 
     name: str
     numel: int
     dtype: str
     optimizer: str
     hyper_group: int
-    group: tuple[Rank, ...]
 
 
 @dataclass(frozen=True)
@@ -151,10 +150,7 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         values=tuple(
             EngineValue(v.name, v.axis if v.axis >= 0 else None, v.dtype, v.shape, v.has_grad) for v in artifact.values
         ),
-        buckets=tuple(
-            EngineBucket(b.name, b.numel, artifact.work_dtype, UPDATE, b.group, tuple(plan.groups[b.name]))
-            for b in artifact.buckets
-        ),
+        buckets=tuple(EngineBucket(b.name, b.numel, artifact.work_dtype, UPDATE, b.group) for b in artifact.buckets),
         boxes=plan.boxes,
         updates=_updates(artifact, plan),
         units=tuple(_unit(artifact, index, (kernels or {}).get(index)) for index in plan.tile(rank).units),

@@ -25,6 +25,7 @@ from elaswave_fx.control.protocol.types import (
 from elaswave_fx.plan.box import Box, BoxId, Span, numbered
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.frames import Frame
 from elaswave_fx.sim.job import BATCH
 
 WORD = (1 << 64) - 1
@@ -104,6 +105,14 @@ class Checker:
             self.boxes[register.epoch] = dict(numbered(register.activation.assignment.boxes))
 
     # --- Ranks ---
+
+    def arrives(self, frame: Frame, sender: Rank, receiver: Rank, expected: int | None) -> None:
+        """A frame is taken; both ends have to count alike how many boxes are in it."""
+        if frame.count != expected:
+            name = type(frame).__name__
+            raise Violation(
+                f"{name} of {frame.count} boxes from {sender}, {receiver} expects {expected} (box {frame.box})"
+            )
 
     def computes(self, memory: Memory, used: Mapping[BoxId, tuple[Copy, bool]]) -> None:
         """A rank begins to compute with the parameters `used`; of each, whether it was made from an own copy."""

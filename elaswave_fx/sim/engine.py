@@ -39,6 +39,15 @@ Wait = Generator[None, None, None]
 """The main thread waits: it is gone on with after every event of its process."""
 
 
+Boxes = tuple[BoxId, ...]
+"""Neighbours."""
+
+
+def boxes_from(first: BoxId, count: int) -> Boxes:
+    """`count` boxes, the first of them given."""
+    return tuple(BoxId(number) for number in range(first, first + count))
+
+
 class StepFailed(Exception):
     """The step cannot be finished now; `suspect` is to blame, or nobody. `tells`: the others do not know it yet."""
 
@@ -84,7 +93,7 @@ class Engine:
         self._stamps: dict[int, Stamp] = {}
         self._parts: dict[tuple[BoxId, Rank], Part] = {}
         self._actions: deque[tuple[Any, ...]] = deque()
-        self._expected: dict[tuple[type, BoxId | None, Rank], None] = {}
+        self._expected: dict[tuple[type, BoxId | None, Rank], int] = {}
         self._inbox: dict[tuple[type, BoxId | None, Rank], deque[Frame]] = {}
         self._held: list[tuple[Rank, Frame]] = []
 
@@ -225,7 +234,7 @@ class Engine:
         if admission == "hold" and len(self._held) < HELD_FRAMES:
             self._held.append((sender, frame))
         elif admission == "deliver":
-            self._inbox.setdefault((type(frame), getattr(frame, "box", None), sender), deque()).append(frame)
+            self._inbox.setdefault((type(frame), frame.box, sender), deque()).append(frame)
 
     def take_wish(self, sender: Rank) -> frozenset[int] | None:
         """The wishes of a member, if they are here."""
@@ -251,19 +260,22 @@ class Engine:
 
     def _arrived(self, sender: Rank, frame: Frame) -> None:
         machine = self.machine
-        self._expected.pop((type(frame), getattr(frame, "box", None), sender), None)
+        self._checker.arrives(frame, sender, self.rank, self._expected.pop((type(frame), frame.box, sender), None))
         if isinstance(frame, PartOf):
-            self._parts[frame.box, sender] = Part(sender, frame.samples)
-            self._do(machine.part_arrived(frame.box, sender))
+            for box in boxes_from(frame.box, frame.count):
+                self._parts[box, sender] = Part(sender, frame.samples)
+            self._do(machine.part_arrived(frame.box, sender, frame.count))
         elif isinstance(frame, RecordOf):
-            self.records[frame.box] = frame.record
-            self._do(machine.record_arrived(frame.box, frame.version, frame.record.base_digest, True))
+            for box, (record, version) in zip(boxes_from(frame.box, frame.count), frame.records, strict=True):
+                self.records[box] = record
+                self._do(machine.record_arrived(box, version, record.base_digest, True))
         elif isinstance(frame, VoteCast):
             self.votes[sender] = frame.vote
             self._do(machine.vote_arrived(sender))
         elif isinstance(frame, ParametersOf):
-            self.work[frame.box] = (frame.copy, False)
-            machine.parameters_arrived(frame.box)
+            for box, copy in zip(boxes_from(frame.box, frame.count), frame.copies, strict=True):
+                self.work[box] = (copy, False)
+                machine.parameters_arrived(box)
         elif isinstance(frame, StateOf):
             self.content[frame.box] = frame.copy
             self._do(machine.state_arrived(frame.box, frame.version, frame.digest, True))
@@ -283,9 +295,13 @@ class Engine:
 
     def perform(self) -> Wait:
         while self._actions:
-            kind, box, peer, version = self._actions.popleft()
+            kind, box, peer, version, count = self._actions.popleft()
             if kind == "update":
                 yield from self._update(box, version)
+            elif kind in _RUN_ACTIONS:
+                _RUN_ACTIONS[kind](self, boxes_from(box, count), peer)
+            elif kind in _EXPECTED:
+                self._expected[_EXPECTED[kind], box, peer] = count
             else:
                 _ACTIONS[kind](self, box, peer)
 
@@ -308,18 +324,21 @@ class Engine:
         self._do(self.machine.updated(box, after.digest))
         self._align(box)
 
-    def _send_part(self, box: BoxId, peer: Rank) -> None:
-        self._around.send(peer, PartOf(self.epoch, box, self._samples))
+    def _send_part(self, boxes: Boxes, peer: Rank) -> None:
+        self._around.send(peer, PartOf(self.epoch, boxes[0], len(boxes), self._samples))
 
-    def _sum(self, box: BoxId, peer: None) -> None:
+    def _sum(self, boxes: Boxes, peer: None) -> None:
         own = Part(self.rank, self._samples)
-        parts = tuple(own if r == self.rank else self._parts[box, r] for r in self._readers[box])
-        self.records[box] = Record(self.flight, parts, self.content[box].digest if box in self.content else 0)
+        for box in boxes:
+            parts = tuple(own if r == self.rank else self._parts[box, r] for r in self._readers[box])
+            self.records[box] = Record(self.flight, parts, self.content[box].digest if box in self.content else 0)
 
-    def _send_record(self, box: BoxId, peer: Rank) -> None:
-        version, digest = self.machine.state(box) or (self.machine.version, 0)
-        record = self.records[box]._replace(base_digest=digest)
-        self._around.send(peer, RecordOf(self.epoch, box, record, version))
+    def _send_record(self, boxes: Boxes, peer: Rank) -> None:
+        records: list[tuple[Record, int]] = []
+        for box in boxes:
+            version, digest = self.machine.state(box) or (self.machine.version, 0)
+            records.append((self.records[box]._replace(base_digest=digest), version))
+        self._around.send(peer, RecordOf(self.epoch, boxes[0], tuple(records)))
 
     def _send_vote(self, box: None, peer: Rank) -> None:
         self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
@@ -345,9 +364,10 @@ class Engine:
         if self.rank in self._readers[box]:
             self.work[box] = (self.content[box], True)
 
-    def _send_parameters(self, box: BoxId, peer: Rank) -> None:
-        self._checker.serves(self, box)
-        self._around.send(peer, ParametersOf(self.epoch, box, self.content[box]))
+    def _send_parameters(self, boxes: Boxes, peer: Rank) -> None:
+        for box in boxes:
+            self._checker.serves(self, box)
+        self._around.send(peer, ParametersOf(self.epoch, boxes[0], tuple(self.content[box] for box in boxes)))
 
     def _send_state(self, box: BoxId, peer: Rank) -> None:
         version, digest = self.machine.state(box) or (0, 0)
@@ -359,34 +379,33 @@ class Engine:
         for key in [key for key in self._expected if key[:2] == (StateOf, box)]:
             del self._expected[key]
 
-    def _expect(self, kind: type, box: BoxId | None, peer: Rank) -> None:
-        self._expected[kind, box, peer] = None
-
     @property
     def _samples(self) -> Span:
         assert self.tile is not None
         return self.tile.samples
 
 
-def _expecting(kind: type) -> Callable[[Engine, Any, Any], None]:
-    return lambda engine, box, peer: engine._expect(kind, box, peer)
+_EXPECTED: dict[str, type] = {
+    "expect_part": PartOf,
+    "expect_record": RecordOf,
+    "expect_vote": VoteCast,
+    "expect_parameters": ParametersOf,
+    "expect_state": StateOf,
+}
 
-
-_ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
+_RUN_ACTIONS: dict[str, Callable[[Engine, Boxes, Any], None]] = {
     "send_part": Engine._send_part,
-    "expect_part": _expecting(PartOf),
     "sum": Engine._sum,
     "send_record": Engine._send_record,
-    "expect_record": _expecting(RecordOf),
+    "send_parameters": Engine._send_parameters,
+}
+
+_ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
     "send_vote": Engine._send_vote,
-    "expect_vote": _expecting(VoteCast),
     "leave_step": Engine._leave_step,
     "commit": Engine._commit,
     "keep_record": Engine._keep_record,
     "write_parameters": Engine._write_parameters,
-    "send_parameters": Engine._send_parameters,
-    "expect_parameters": _expecting(ParametersOf),
     "send_state": Engine._send_state,
-    "expect_state": _expecting(StateOf),
     "drop_state": Engine._drop_state,
 }

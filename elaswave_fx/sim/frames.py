@@ -1,4 +1,7 @@
-"""What travels between ranks, with digests in place of tensors. `epoch` is the generation that links put on frames."""
+"""What travels between ranks, with digests in place of tensors. `epoch` is the generation that links put on frames.
+
+Frames of a run tell of `count` boxes, from `box` on, as messages of a real run do.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,25 @@ from elaswave_fx.plan.topology import Epoch, Rank
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Reader to owner: its gradient of the box."""
+    """Reader to owner: its gradient of the boxes."""
 
     epoch: Epoch
     box: BoxId
+    count: int
     samples: Span
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOf:
-    """Owner to holder: the reduced gradient of a box, with the version of the owner's state that it belongs to."""
+    """Owner to holder: the reduced gradient of each box, with the version of the owner's state that it belongs to."""
 
     epoch: Epoch
     box: BoxId
-    record: Record
-    version: int
+    records: tuple[tuple[Record, int], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,20 @@ class VoteCast:
     epoch: Epoch
     vote: Vote
     box: None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ParametersOf:
-    """Owner to a reader that does not make them itself: the parameters made from `copy`."""
+    """Owner to a reader that does not make them itself: the parameters made from a copy of each box."""
 
     epoch: Epoch
     box: BoxId
-    copy: Copy
+    copies: tuple[Copy, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class StateOf:
     copy: Copy
     version: int
     digest: int
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class Wishes:
     epoch: Epoch
     buckets: frozenset[int]
     box: None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,8 @@ class Abort:
 
     epoch: Epoch
     suspect: Rank | None
+    box: None = None
+    count: int = 1
 
 
 Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | Wishes | Abort

@@ -1,5 +1,5 @@
 // Python's view of commit/: StepMachine, which the simulator drives by the million. Actions become plain tuples
-// (kind, box, peer, version) with None for what a kind has not.
+// (kind, box, peer, version, count) with None for what a kind has not.
 #include <pybind11/stl.h>
 
 #include <array>
@@ -52,7 +52,8 @@ py::tuple to_python(const Actions& actions) {
   py::tuple list(actions.size());
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const Action& each = actions[i];
-    list[i] = py::make_tuple(kind_name(each.kind), number(each.box), number(each.peer), number(each.version));
+    list[i] =
+        py::make_tuple(kind_name(each.kind), number(each.box), number(each.peer), number(each.version), each.count);
   }
   return list;
 }
@@ -125,8 +126,12 @@ void bind_events(py::class_<StepMachine>& machine) {
            })
       .def("begin_step", [](M& self) { return to_python(self.begin_step()); })
       .def("bucket_reduced", [](M& self, I bucket) { return to_python(self.bucket_reduced(BucketId(bucket))); })
-      .def("part_arrived",
-           [](M& self, I box, I reader) { return to_python(self.part_arrived(BoxId(box), RankId(reader))); })
+      .def(
+          "part_arrived",
+          [](M& self, I box, I reader, std::size_t count) {
+            return to_python(self.part_arrived({BoxId(box), count}, RankId(reader)));
+          },
+          py::arg("box"), py::arg("reader"), py::arg("count") = 1)
       .def("record_arrived",
            [](M& self, I box, I version, std::uint64_t digest, bool whole) {
              return to_python(self.record_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole));

@@ -42,6 +42,8 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
     const bool read = contains(box.roles.readers, rank_);
     box.roles = std::move(roles[i]);
     const std::size_t bucket = box.roles.bucket.index();
+    const bool alike = i > 0 && boxes_[i - 1].roles == box.roles;
+    box.run = i == 0 ? 0 : boxes_[i - 1].run + (alike ? 0 : 1);
     if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
     buckets_[bucket].boxes.push_back(id_of(box));
     if (!read && contains(box.roles.readers, rank_)) buckets_[bucket].stale = true;
@@ -107,7 +109,13 @@ Actions StepMachine::refresh(BucketId bucket, std::span<const RankId> takers) {
   for (const BoxId box : at(bucket).boxes) {
     if (owns(box)) act(actions, Kind::kWriteParameters, at(box));
   }
-  for (const BoxId box : at(bucket).boxes) publish(actions, at(box), takers);
+  Actions parameters;
+  for (const BoxId box : at(bucket).boxes) {
+    std::vector<RankId> readers = roles(box).readers;
+    std::erase_if(readers, [&](RankId rank) { return !contains(takers, rank); });
+    publish(parameters, at(box), readers);
+  }
+  append(actions, merged(parameters));
   if (contains(takers, rank_)) at(bucket).stale = false;
   return actions;
 }
@@ -126,7 +134,7 @@ Actions StepMachine::begin_step() {
     box.record_awaited = true;
     act(actions, Kind::kExpectRecord, box, box.roles.owner);
   }
-  return actions;
+  return merged(actions);
 }
 
 Actions StepMachine::bucket_reduced(BucketId id) {
@@ -148,17 +156,21 @@ Actions StepMachine::bucket_reduced(BucketId id) {
     }
     if (box.parts_awaited.empty()) sum(actions, box);
   }
-  return actions;
+  return merged(actions);
 }
 
-Actions StepMachine::part_arrived(BoxId id, RankId reader) {
-  Box& box = at(id);
-  if (std::erase(box.parts_awaited, reader) == 0) {
+Actions StepMachine::part_arrived(BoxRange boxes, RankId reader) {
+  for (const BoxId id : boxes.ids()) {
+    if (contains(at(id).parts_awaited, reader)) continue;
     throw ProtocolError(text(id) + ": a part of " + text(reader) + ", which is not awaited");
   }
   Actions actions;
-  if (box.parts_awaited.empty()) sum(actions, box);
-  return actions;
+  for (const BoxId id : boxes.ids()) {
+    Box& box = at(id);
+    std::erase(box.parts_awaited, reader);
+    if (box.parts_awaited.empty()) sum(actions, box);
+  }
+  return merged(actions);
 }
 
 void StepMachine::sum(Actions& actions, Box& box) const {
@@ -357,7 +369,7 @@ Actions StepMachine::gather(BucketId id) {
     std::erase_if(takers, [&](RankId rank) { return materializes(number, rank); });
     publish(actions, at(number), takers);
   }
-  return actions;
+  return merged(actions);
 }
 
 void StepMachine::publish(Actions& actions, Box& box, std::span<const RankId> takers) {

@@ -76,7 +76,7 @@ class StepMachine {
 
   Actions begin_step();
   Actions bucket_reduced(BucketId bucket);
-  Actions part_arrived(BoxId box, RankId reader);
+  Actions part_arrived(BoxRange boxes, RankId reader);
   // `owners`: the tag that the record came with. `whole`: its bytes are what was sent.
   Actions record_arrived(BoxId box, const StateTag& owners, bool whole);
   bool ready_to_vote();
@@ -118,6 +118,7 @@ class StepMachine {
   bool owns(BoxId box) const { return at(box).roles.owner == rank_; }
   bool holds(BoxId box) const;
   bool reads(BoxId box) const;
+  bool reads(BucketId bucket) const { return reads_any(at(bucket)); }  // any box of it
   // Whether `rank`, a holder, makes the parameters of the box from its state. Owner and holder know it without talking.
   bool materializes(BoxId box, RankId rank) const;
   const std::optional<StateTag>& state(BoxId box) const { return at(box).state; }
@@ -150,6 +151,7 @@ class StepMachine {
   };
   struct Box {
     BoxRoles roles;
+    std::size_t run = 0;  // neighbours with equal roles have the same
     std::optional<StateTag> state;
     // Of the step in flight.
     std::vector<RankId> parts_awaited;
@@ -185,6 +187,7 @@ class StepMachine {
   bool reads_any(const Bucket& bucket) const;
   bool makes_all(const Bucket& bucket) const;
   bool votes_suffice();
+  Actions merged(const Actions& actions) const;
   void act(Actions& actions, Action::Kind kind, const Box& box, std::optional<RankId> peer = {}) const;
   void update(Actions& actions, Box& box, std::int64_t version) const;
   void sum(Actions& actions, Box& box) const;

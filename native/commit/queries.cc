@@ -116,6 +116,24 @@ bool StepMachine::makes_all(const Bucket& bucket) const {
   });
 }
 
+// Neighbours with equal roles do the same at once: one action, at the place of the first, stands for theirs.
+Actions StepMachine::merged(const Actions& actions) const {
+  Actions result;
+  std::size_t open = 0;  // the first action of the run
+  for (const Action& next : actions) {
+    if (open < result.size() && at(*result[open].box).run != at(*next.box).run) open = result.size();
+    const auto alike = std::find_if(result.begin() + static_cast<std::ptrdiff_t>(open), result.end(), [&](Action& one) {
+      return one.kind == next.kind && one.peer == next.peer && one.boxes().last().value() + 1 == next.box->value();
+    });
+    if (alike == result.end()) {
+      result.push_back(next);
+    } else {
+      ++alike->count;
+    }
+  }
+  return result;
+}
+
 void StepMachine::act(Actions& actions, Kind kind, const Box& box, std::optional<RankId> peer) const {
   actions.push_back({kind, id_of(box), peer, std::nullopt});
 }

@@ -1,8 +1,10 @@
 // The words of the commit machine. No torch in here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <vector>
 
@@ -48,6 +50,21 @@ struct BoxRoles {
   RankId owner;
   std::vector<RankId> holders;
   std::vector<RankId> readers;
+  bool operator==(const BoxRoles&) const = default;
+};
+
+// Neighbours: `count` boxes from `first` on.
+struct BoxRange {
+  BoxId first;
+  std::size_t count = 1;
+  BoxRange(BoxId box) : first(box) {}  // NOLINT: one box is a range
+  BoxRange(BoxId box, std::size_t boxes) : first(box), count(boxes) {}
+  BoxId last() const { return BoxId::at(first.index() + count - 1); }
+  // for (const BoxId box : range.ids())
+  auto ids() const {
+    return std::views::iota(first.index(), first.index() + count) | std::views::transform(&BoxId::at);
+  }
+  bool operator==(const BoxRange&) const = default;
 };
 
 // A state that is here; `recorded`: the sum or the record of the step in flight is here, too.
@@ -58,7 +75,8 @@ struct Holding {
 };
 
 // What the caller is to do. `Send` and `Expect` come in pairs at the two ends; what is expected may come at any time
-// and is told to the machine when it is wholly here.
+// and is told to the machine when it is wholly here. Neighbours with equal roles share a message, and the sum that it
+// is made of: parts, sums, records and parameters are those of `count` boxes. Both ends count alike.
 struct Action {
   enum class Kind {
     kSendPart,          // to the owner `peer`: this rank's gradient of the box
@@ -83,6 +101,8 @@ struct Action {
   std::optional<BoxId> box;  // of all but votes and kCommit
   std::optional<RankId> peer;
   std::optional<std::int64_t> version;  // of kUpdate, kKeepRecord
+  std::size_t count = 1;                // of boxes, `box` the first
+  BoxRange boxes() const { return {*box, count}; }
 
   bool operator==(const Action&) const = default;
 };

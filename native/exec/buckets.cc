@@ -36,11 +36,10 @@ void Buckets::install(const std::vector<BucketSpec>& specs) {
     bucket.spec = specs[i];
     bucket.regions.clear();
     bucket.accumulator = at::Tensor();
-    const std::vector<RankId>& group = bucket.spec.group;
-    const bool member = std::find(group.begin(), group.end(), transfers_.rank()) != group.end();
-    if (member && !bucket.work.defined()) {
+    const bool read = machine_.reads(BucketId::at(i));
+    if (read && !bucket.work.defined()) {
       bucket.work = device_empty({bucket.spec.numel}, bucket.spec.dtype);
-    } else if (!member) {
+    } else if (!read) {
       bucket.work = at::Tensor();
     }
   }
@@ -81,7 +80,9 @@ void Buckets::wait_all_ready() {
 
 void Buckets::wait_gathers(Bucket& bucket) {
   transfers_.wait(bucket.gathers);
-  for (const BoxId box : bucket.gathered) machine_.parameters_arrived(box);
+  for (const commit::BoxRange boxes : bucket.gathered) {
+    for (const BoxId box : boxes.ids()) machine_.parameters_arrived(box);
+  }
   bucket.gathers.clear();
   bucket.gathered.clear();
 }
@@ -115,10 +116,11 @@ void Buckets::write(BucketId id, std::int64_t lo, const at::Tensor& master) {
   if (bucket.work.defined()) bucket.work.narrow(0, lo, master.numel()).copy_(master);
 }
 
-void Buckets::receive_part(BoxId box, const BoxSpec& spec, RankId owner, std::uint64_t tag) {
-  Bucket& bucket = at(spec.bucket);
-  bucket.gathers.push_back(transfers_.receive(bucket.work.narrow(0, spec.lo, spec.numel()), owner, tag));
-  bucket.gathered.push_back(box);
+void Buckets::receive_part(BucketId id, commit::BoxRange boxes, std::int64_t lo, std::int64_t numel, RankId owner,
+                           std::uint64_t tag) {
+  Bucket& bucket = at(id);
+  bucket.gathers.push_back(transfers_.receive(bucket.work.narrow(0, lo, numel), owner, tag));
+  bucket.gathered.push_back(boxes);
 }
 
 void Buckets::send_part(BucketId id, const at::Tensor& part, RankId rank, std::uint64_t tag) {

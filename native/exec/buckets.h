@@ -20,13 +20,13 @@ class Buckets {
  public:
   Buckets(commit::StepMachine& machine, TensorTransfers& transfers) : machine_(machine), transfers_(transfers) {}
 
-  // The same buckets with their groups of now. A working copy stays where this rank is in the group still; a new one
-  // has no content. Regions are forgotten.
+  // The same buckets with the roles of now, which the machine has taken over. There is a working copy of what this rank
+  // reads any box of; one that was there before stays, a new one has no content. Regions are forgotten.
   void install(const std::vector<BucketSpec>& specs);
   std::size_t size() const { return buckets_.size(); }
   std::optional<BucketId> find(const std::string& name) const;
   const BucketSpec& spec(BucketId bucket) const { return at(bucket).spec; }
-  // The whole working copy, flat, written in place; undefined outside of the group.
+  // The whole working copy, flat, written in place; undefined where no box of it is read.
   const at::Tensor& work(BucketId bucket) const { return at(bucket).work; }
 
   // The parameter as a view of the working copy.
@@ -39,12 +39,13 @@ class Buckets {
   void wait_all_ready();
   // The first contribution of a step is copied, later ones are added in order.
   void accumulate(BucketId bucket, std::size_t region, const at::Tensor& gradient);
-  // The step's sum so far, flat; zero where nothing was added. Undefined where this rank is not in the group.
+  // The step's sum so far, flat; zero where nothing was added. Undefined where this rank reads no box of it.
   at::Tensor gradient(BucketId bucket);
 
   // Pieces of the next working copy. `write` puts one that is made here in place, if there is a working copy here.
   void write(BucketId bucket, std::int64_t lo, const at::Tensor& master);
-  void receive_part(BoxId box, const BoxSpec& spec, RankId owner, std::uint64_t tag);
+  void receive_part(BucketId bucket, commit::BoxRange boxes, std::int64_t lo, std::int64_t numel, RankId owner,
+                    std::uint64_t tag);
   void send_part(BucketId bucket, const at::Tensor& part, RankId rank, std::uint64_t tag);
   // Pieces that are still being sent are read until then.
   void wait_sends(BucketId bucket);
@@ -69,7 +70,7 @@ class Buckets {
     at::Tensor accumulator;  // fp32, flat; parameters without a region stay zero
     std::vector<Region> regions;
     std::vector<comm::Transfer> gathers, gather_sends;
-    std::vector<BoxId> gathered;  // of each of `gathers`
+    std::vector<commit::BoxRange> gathered;  // of each of `gathers`
   };
 
   Bucket& at(BucketId bucket) { return buckets_[bucket.index()]; }

@@ -65,16 +65,17 @@ struct BucketSpec {
   c10::ScalarType dtype = c10::ScalarType::Float;  // of the working copy
   ProgramId optimizer;
   std::size_t hyper_group = 0;
-  std::vector<RankId> group;  // ranks that have a working copy: those with a user unit, ascending
 };
 
 // A piece of a bucket. Its owner sums the gradient, updates master and optimizer state and publishes the parameters;
-// its holders keep the same base up to date from the owner's records. The owner need not be in the bucket's group.
+// its holders keep the same base up to date from the owner's records. The readers, ascending, have a working copy of it
+// and contribute to its gradient; the owner need not be one of them.
 struct BoxSpec {
   BucketId bucket;
   std::int64_t lo = 0, hi = 0;
   RankId owner;
   std::vector<RankId> holders;
+  std::vector<RankId> readers;
   std::int64_t numel() const { return hi - lo; }
 };
 

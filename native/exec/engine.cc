@@ -14,7 +14,7 @@ namespace {
 std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) {
   std::vector<commit::BoxRoles> roles;
   for (const BoxSpec& box : spec.boxes) {
-    roles.push_back({box.bucket, box.owner, box.holders, spec.buckets[box.bucket.index()].group});
+    roles.push_back({box.bucket, box.owner, box.holders, box.readers});
   }
   return roles;
 }

@@ -170,7 +170,7 @@ class Engine {
 
   // State. Tensors that are read are the engine's own: do not write to them. `load` copies, and checks sizes.
   const ShardState& read(BoxId box) const;         // without a master if there is none here
-  at::Tensor read(const std::string& name) const;  // a working copy (undefined outside its group) or a table
+  at::Tensor read(const std::string& name) const;  // a working copy (undefined if none is here) or a table
   void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
   void load(const std::string& name, const at::Tensor& value);
   bool intact(BoxId box) const;  // whether a state still has the bytes that its last update wrote; reads all of it

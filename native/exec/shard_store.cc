@@ -1,5 +1,7 @@
 #include "shard_store.h"
 
+#include <ATen/ops/cat.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -12,29 +14,34 @@ namespace {
 using commit::Action;
 using commit::StateTag;
 
-// The words of a header: version and digest of the state that it belongs to, the digest of the record.
+// The words of a header, per box: version and digest of the state that it belongs to, the digest of the record.
 constexpr std::int64_t kHeaderWords = 5;
 constexpr std::uint32_t kRecordSalt = 0x5eed;
 
-at::Tensor make_header(const StateTag& state, const Digest& record) {
-  at::Tensor header = host_empty({kHeaderWords}, at::kLong);
-  auto* words = header.mutable_data_ptr<std::int64_t>();
+at::Tensor empty_header(std::size_t boxes) {
+  return host_empty({kHeaderWords * static_cast<std::int64_t>(boxes)}, at::kLong);
+}
+
+// The words of the box that is the `number`th in its message.
+void write_header(const at::Tensor& header, std::size_t number, const StateTag& state, const Digest& record) {
+  auto* words = header.mutable_data_ptr<std::int64_t>() + kHeaderWords * static_cast<std::int64_t>(number);
   words[0] = state.version;
   words[1] = static_cast<std::int64_t>(state.digest.lo);
   words[2] = static_cast<std::int64_t>(state.digest.hi);
   words[3] = static_cast<std::int64_t>(record.lo);
   words[4] = static_cast<std::int64_t>(record.hi);
-  return header;
 }
 
-Digest digest_in(const at::Tensor& header, std::int64_t first) {
-  const auto* words = header.const_data_ptr<std::int64_t>();
-  return {static_cast<std::uint64_t>(words[first]), static_cast<std::uint64_t>(words[first + 1])};
+struct Header {
+  StateTag state;
+  Digest record;
+};
+
+Header read_header(const at::Tensor& header, std::size_t number) {
+  const auto* words = header.const_data_ptr<std::int64_t>() + kHeaderWords * static_cast<std::int64_t>(number);
+  const auto word = [words](int i) { return static_cast<std::uint64_t>(words[i]); };
+  return {{words[0], {word(1), word(2)}}, {word(3), word(4)}};
 }
-
-StateTag tag_in(const at::Tensor& header) { return {*header.const_data_ptr<std::int64_t>(), digest_in(header, 1)}; }
-
-Digest record_digest_in(const at::Tensor& header) { return digest_in(header, 3); }
 
 // Of a record as it travels; an odd last half-word of bf16 counts as a word of its own.
 Digest digest_of_record(const at::Tensor& record) {
@@ -80,6 +87,8 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
     box.coming.reset();
     box.kept.clear();
   }
+  runs_.assign(specs.size(), Run());
+  gradients_.assign(buckets_.size(), at::Tensor());
 }
 
 std::string ShardStore::place(BoxId id) const {
@@ -119,18 +128,19 @@ void ShardStore::perform(const commit::Actions& actions) {
 void ShardStore::perform(const Action& action) {
   using Kind = Action::Kind;
   const BoxId box = action.box.value_or(BoxId());
+  const commit::BoxRange boxes(box, action.count);
   const RankId peer = action.peer.value_or(RankId());
   switch (action.kind) {
     case Kind::kSendPart:
-      return at(box).sends.push_back(transfers_.send(at(box).own_part, peer, tag_of(kReduceTag, box.index())));
+      return send_part(boxes, peer);
     case Kind::kExpectPart:
-      return expect_part(box, peer);
+      return expect_part(boxes, peer);
     case Kind::kSum:
-      return sum(box);
+      return sum(boxes);
     case Kind::kSendRecord:
-      return send_record(box, peer);
+      return send_record(boxes, peer);
     case Kind::kExpectRecord:
-      return expect_record(box, peer);
+      return expect_record(boxes, peer);
     case Kind::kUpdate:
       return update(box);
     case Kind::kKeepRecord:
@@ -139,9 +149,9 @@ void ShardStore::perform(const Action& action) {
     case Kind::kWriteParameters:
       return write_parameters(box);
     case Kind::kSendParameters:
-      return send_parameters(box, peer);
+      return send_parameters(boxes, peer);
     case Kind::kExpectParameters:
-      return buckets_.receive_part(box, spec(box), peer, tag_of(kGatherTag, box.index()));
+      return expect_parameters(boxes, peer);
     case Kind::kSendState:
       return send_state(box, peer);
     case Kind::kExpectState:
@@ -158,91 +168,119 @@ void ShardStore::perform(const Action& action) {
 
 // --- Gradients: parts, sums, records
 
+ShardStore::Elements ShardStore::elements_of(commit::BoxRange boxes) const {
+  return {spec(boxes.first).bucket, spec(boxes.first).lo, spec(boxes.last()).hi};
+}
+
+at::Tensor ShardStore::own_part(commit::BoxRange boxes) const {
+  const Elements elements = elements_of(boxes);
+  return gradients_[elements.bucket.index()].narrow(0, elements.lo, elements.numel());
+}
+
+at::Tensor ShardStore::piece(const at::Tensor& tensor, commit::BoxRange boxes, BoxId box) const {
+  return boxes.count == 1 ? tensor : tensor.narrow(0, spec(box).lo - spec(boxes.first).lo, spec(box).numel());
+}
+
 void ShardStore::reduce(BucketId bucket) {
-  const at::Tensor gradient = buckets_.gradient(bucket);  // undefined outside of the group
-  for (const BoxId box : machine_.boxes(bucket)) {
-    if (gradient.defined()) at(box).own_part = gradient.narrow(0, spec(box).lo, spec(box).numel());
-  }
+  gradients_[bucket.index()] = buckets_.gradient(bucket);
   perform(machine_.bucket_reduced(bucket));
   advance();
 }
 
-void ShardStore::expect_part(BoxId id, RankId reader) {
-  Box& box = at(id);
-  if (box.parts.empty()) unsummed_.push_back(id);
-  const at::Tensor part = host_empty({box.spec.numel()}, at::kFloat);
-  box.parts.push_back({reader, transfers_.receive(part, reader, tag_of(kReduceTag, id.index())), part});
+void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
+  sends_.push_back(transfers_.send(own_part(boxes), owner, tag_of(kReduceTag, boxes.first.index())));
+}
+
+void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
+  const at::Tensor part = host_empty({elements_of(boxes).numel()}, at::kFloat);
+  const std::uint64_t tag = tag_of(kReduceTag, boxes.first.index());
+  parts_.push_back({reader, boxes, transfers_.receive(part, reader, tag), part});
 }
 
 void ShardStore::advance() {
-  for (const BoxId box : unsummed_) {
-    for (Part& part : at(box).parts) {
-      if (!part.here && transfers_.test(part.transfer)) take_part(box, part);
-    }
+  for (Part& part : parts_) {
+    if (!part.here && transfers_.test(part.transfer)) take_part(part);
   }
-  std::erase_if(unsummed_, [this](BoxId box) { return machine_.recorded(box); });
 }
 
-void ShardStore::take_part(BoxId box, Part& part) {
+void ShardStore::take_part(Part& part) {
   part.here = true;
-  perform(machine_.part_arrived(box, part.reader));
+  perform(machine_.part_arrived(part.boxes, part.reader));
+}
+
+const at::Tensor& ShardStore::part_of(BoxId first, RankId reader) const {
+  const auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [&](const Part& part) { return part.boxes.first == first && part.reader == reader; });
+  return found->tensor;
 }
 
 // Contributions are added in rank order, the own one at its place.
-void ShardStore::sum(BoxId id) {
-  Box& box = at(id);
-  auto next = box.parts.begin();
-  for (const RankId reader : machine_.roles(id).readers) {
-    const at::Tensor part = reader == transfers_.rank() ? box.own_part : (next++)->tensor;
-    if (box.gradient.defined()) {
-      box.gradient.add_(part);
+void ShardStore::sum(commit::BoxRange boxes) {
+  at::Tensor total;
+  for (const RankId reader : machine_.roles(boxes.first).readers) {
+    const at::Tensor part = reader == transfers_.rank() ? own_part(boxes) : part_of(boxes.first, reader);
+    if (total.defined()) {
+      total.add_(part);
     } else {
-      box.gradient = part;
+      total = part;
     }
   }
-  box.header = at::Tensor();
-  box.record = box.gradient;
-  if (record_type_ == at::kFloat) return;
-  box.record = box.gradient.to(record_type_);
-  box.gradient.copy_(box.record);
+  Run& run = run_at(boxes.first);
+  run.header = at::Tensor();
+  run.record = total;
+  if (record_type_ != at::kFloat) {
+    run.record = total.to(record_type_);
+    total.copy_(run.record);
+  }
+  for (const BoxId box : boxes.ids()) at(box).gradient = piece(total, boxes, box);
 }
 
-void ShardStore::send_record(BoxId id, RankId holder) {
-  Box& box = at(id);
-  if (!box.header.defined()) box.header = make_header(*machine_.state(id), digest_of_record(box.record));
-  box.sends.push_back(send_copy(box.record, holder, tag_of(kRecordTag, id.index())));
-  box.sends.push_back(send_copy(box.header, holder, tag_of(kRecordHeaderTag, id.index())));
+void ShardStore::send_record(commit::BoxRange boxes, RankId holder) {
+  Run& run = run_at(boxes.first);
+  if (!run.header.defined()) {
+    run.header = empty_header(boxes.count);
+    std::size_t number = 0;
+    for (const BoxId box : boxes.ids()) {
+      write_header(run.header, number++, *machine_.state(box), digest_of_record(piece(run.record, boxes, box)));
+    }
+  }
+  sends_.push_back(send_copy(run.record, holder, tag_of(kRecordTag, boxes.first.index())));
+  sends_.push_back(send_copy(run.header, holder, tag_of(kRecordHeaderTag, boxes.first.index())));
 }
 
-void ShardStore::expect_record(BoxId id, RankId owner) {
-  Box& box = at(id);
+void ShardStore::expect_record(commit::BoxRange boxes, RankId owner) {
+  Run& run = run_at(boxes.first);
   // A record that waits for its state is still in use.
-  const bool reusable = box.record.defined() && box.record.use_count() == 1 && box.record.scalar_type() == record_type_;
-  if (!reusable) box.record = host_empty({box.spec.numel()}, record_type_);
-  if (!box.header.defined()) box.header = host_empty({kHeaderWords}, at::kLong);
-  box.receives = {transfers_.receive(box.record, owner, tag_of(kRecordTag, id.index())),
-                  transfers_.receive(box.header, owner, tag_of(kRecordHeaderTag, id.index()))};
+  const bool reusable = run.record.defined() && run.record.storage().use_count() == 1;
+  if (!reusable) run.record = host_empty({elements_of(boxes).numel()}, record_type_);
+  if (!run.header.defined()) run.header = empty_header(boxes.count);
+  run.boxes = boxes;
+  run.receives = {transfers_.receive(run.record, owner, tag_of(kRecordTag, boxes.first.index())),
+                  transfers_.receive(run.header, owner, tag_of(kRecordHeaderTag, boxes.first.index()))};
 }
 
-void ShardStore::take_record(BoxId id) {
-  Box& box = at(id);
-  transfers_.wait(box.receives);
-  if (box.receives.empty()) return;
-  box.receives.clear();
-  const bool whole = digest_of_record(box.record) == record_digest_in(box.header);
-  if (whole) box.gradient = record_type_ == at::kFloat ? box.record : box.record.to(at::kFloat);
-  perform(machine_.record_arrived(id, tag_in(box.header), whole));
+// Waits for the record of the run that begins with the box, if one is expected.
+void ShardStore::take_record(BoxId first) {
+  Run& run = run_at(first);
+  if (run.receives.empty()) return;
+  transfers_.wait(run.receives);
+  run.receives.clear();
+  std::size_t number = 0;
+  for (const BoxId box : run.boxes.ids()) {
+    const Header header = read_header(run.header, number++);
+    const at::Tensor record = piece(run.record, run.boxes, box);
+    const bool whole = digest_of_record(record) == header.record;
+    if (whole) at(box).gradient = record_type_ == at::kFloat ? record : record.to(at::kFloat);
+    perform(machine_.record_arrived(box, header.state, whole));
+  }
 }
 
 std::vector<double> ShardStore::wait_ready() {
-  for (const BoxId box : unsummed_) {
-    for (Part& part : at(box).parts) {
-      if (part.here) continue;
-      transfers_.wait({&part.transfer, 1});
-      take_part(box, part);
-    }
+  for (Part& part : parts_) {
+    if (part.here) continue;
+    transfers_.wait({&part.transfer, 1});
+    take_part(part);
   }
-  unsummed_.clear();
   std::vector<double> squares(size());
   // The backward pass goes through buckets from the last to the first: what comes first is looked at first.
   for (std::size_t index = size(); index-- > 0;) {
@@ -254,25 +292,25 @@ std::vector<double> ShardStore::wait_ready() {
     }
     if (machine_.owns(box) && machine_.recorded(box)) squares[index] = sum_of_squares(at(box).gradient);
   }
-  // Accumulators are written again in the next step.
-  for (Box& box : boxes_) {
-    transfers_.wait(box.sends);
-    box.sends.clear();
-  }
+  transfers_.wait(sends_);
+  sends_.clear();
   return squares;
 }
 
 void ShardStore::end_step() {
-  unsummed_.clear();
+  forget_transfers();
+  for (at::Tensor& gradient : gradients_) gradient = at::Tensor();
   for (const BoxId id : all_ids<BoxId>(size())) {
-    Box& box = at(id);
-    box.parts.clear();
-    box.own_part = box.gradient = box.parameters = at::Tensor();
-    box.sends.clear();
-    box.receives.clear();
+    at(id).gradient = at::Tensor();
     // What was received into is used again; what was sent belongs to the gradient.
-    if (machine_.owns(id)) box.record = box.header = at::Tensor();
+    if (machine_.owns(id)) run_at(id) = Run();
   }
+}
+
+void ShardStore::forget_transfers() {
+  parts_.clear();
+  sends_.clear();
+  for (Run& run : runs_) run.receives.clear();
 }
 
 // --- Updates and parameters
@@ -299,19 +337,28 @@ void ShardStore::update(BoxId id) {
 void ShardStore::write_parameters(BoxId id) {
   Box& box = at(id);
   if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);
-  box.parameters = at::Tensor();
   buckets_.write(box.spec.bucket, box.spec.lo, box.state.master);
 }
 
-// The own part of the working copy, or what it would be.
-void ShardStore::send_parameters(BoxId id, RankId reader) {
-  Box& box = at(id);
-  if (!box.parameters.defined()) {
-    const at::Tensor& work = buckets_.work(box.spec.bucket);
-    box.parameters = work.defined() ? work.narrow(0, box.spec.lo, box.spec.numel())
-                                    : box.state.master.to(buckets_.spec(box.spec.bucket).dtype);
+// The own piece of the working copy, or what it would be.
+void ShardStore::send_parameters(commit::BoxRange boxes, RankId reader) {
+  const Elements elements = elements_of(boxes);
+  const at::Tensor& work = buckets_.work(elements.bucket);
+  at::Tensor parameters;
+  if (work.defined()) {
+    parameters = work.narrow(0, elements.lo, elements.numel());
+  } else {
+    std::vector<at::Tensor> masters;
+    for (const BoxId box : boxes.ids()) masters.push_back(at(box).state.master);
+    parameters = at::cat(masters).to(buckets_.spec(elements.bucket).dtype);
   }
-  buckets_.send_part(box.spec.bucket, box.parameters, reader, tag_of(kGatherTag, id.index()));
+  buckets_.send_part(elements.bucket, parameters, reader, tag_of(kGatherTag, boxes.first.index()));
+}
+
+void ShardStore::expect_parameters(commit::BoxRange boxes, RankId owner) {
+  const Elements elements = elements_of(boxes);
+  buckets_.receive_part(elements.bucket, boxes, elements.lo, elements.numel(), owner,
+                        tag_of(kGatherTag, boxes.first.index()));
 }
 
 // --- States on their way
@@ -324,7 +371,9 @@ comm::Transfer ShardStore::send_copy(const at::Tensor& tensor, RankId holder, st
 void ShardStore::send_state(BoxId id, RankId holder) {
   const ShardState& state = at(id).state;
   // Updates leave tensors alone that a transfer still holds.
-  send_copy(make_header(*machine_.state(id), {}), holder, state_tag(id, 0));
+  const at::Tensor header = empty_header(1);
+  write_header(header, 0, *machine_.state(id), {});
+  send_copy(header, holder, state_tag(id, 0));
   send_copy(state.master, holder, state_tag(id, 1));
   for (std::size_t i = 0; i < state.optimizer.size(); ++i) send_copy(state.optimizer[i], holder, state_tag(id, i + 2));
 }
@@ -332,7 +381,7 @@ void ShardStore::send_state(BoxId id, RankId holder) {
 void ShardStore::expect_state(BoxId id, RankId owner) {
   Box& box = at(id);
   StateOnItsWay coming;
-  coming.header = host_empty({kHeaderWords}, at::kLong);
+  coming.header = empty_header(1);
   coming.transfers.push_back(transfers_.receive(coming.header, owner, state_tag(id, 0)));
   for (std::size_t i = 0; i <= rule_.state_tensors(box.spec); ++i) {
     coming.tensors.push_back(host_empty({box.spec.numel()}, at::kFloat));
@@ -344,7 +393,7 @@ void ShardStore::expect_state(BoxId id, RankId owner) {
 void ShardStore::take_state(BoxId id) {
   Box& box = at(id);
   StateOnItsWay arrived = *std::exchange(box.coming, std::nullopt);
-  const StateTag tag = tag_in(arrived.header);
+  const StateTag tag = read_header(arrived.header, 0).state;
   box.state = make_state(box.spec, std::move(arrived.tensors));
   perform(machine_.state_arrived(id, tag, box.state.digest == tag.digest));
 }
@@ -377,11 +426,8 @@ void ShardStore::abandon_transfers() {
         std::all_of(box.coming->transfers.begin(), box.coming->transfers.end(), here)) {
       take_state(id);
     }
-    box.receives.clear();
-    box.sends.clear();
-    box.parts.clear();
   }
-  unsummed_.clear();
+  forget_transfers();
 }
 
 }  // namespace elaswave::exec

@@ -4,8 +4,9 @@
 //
 //   begin_step -> reduce(bucket) ... advance -> wait_ready -> (votes, commit) -> perform(updates, gathers) -> end_step
 //
-// A record is the summed gradient; it travels with a header: the tag of the owner's state that it belongs to, and its
-// own digest. A state travels with its tag.
+// A record is the summed gradient; it travels with a header: per box, the tag of the owner's state that it belongs to,
+// and its own digest. A state travels with its tag. Parts, records and parameters of a run, which are neighbours with
+// equal roles, share a message, whose tag names the first box.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -78,11 +79,22 @@ class ShardStore {
   std::uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
-  struct Part {
+  struct Part {  // of another reader
     RankId reader;
+    commit::BoxRange boxes;
     comm::Transfer transfer;
     at::Tensor tensor;
     bool here = false;
+  };
+  struct Run {                        // of the step; at its first box
+    at::Tensor record, header;        // as they travel
+    commit::BoxRange boxes{BoxId()};  // of the record that is received
+    std::vector<comm::Transfer> receives;
+  };
+  struct Elements {
+    BucketId bucket;
+    std::int64_t lo = 0, hi = 0;
+    std::int64_t numel() const { return hi - lo; }
   };
   struct Kept {  // a committed record whose state is on its way
     at::Tensor gradient;
@@ -96,31 +108,32 @@ class ShardStore {
   struct Box {
     BoxSpec spec;
     ShardState state;
-    // Of the step.
-    at::Tensor own_part;
-    std::vector<Part> parts;  // of the other readers, in the order of ranks
-    at::Tensor gradient;      // fp32: the sum, at the owner; the record, at holders
-    std::vector<comm::Transfer> sends;
-    at::Tensor record, header;  // as they travel
-    std::vector<comm::Transfer> receives;
-    at::Tensor parameters;  // as they are sent
-    // Across steps.
+    at::Tensor gradient;  // of the step, fp32: the sum, at the owner; the record, at holders
     std::deque<Kept> kept;
     std::optional<StateOnItsWay> coming;
   };
 
   Box& at(BoxId box) { return boxes_[box.index()]; }
   const Box& at(BoxId box) const { return boxes_[box.index()]; }
+  Run& run_at(BoxId first) { return runs_[first.index()]; }
+  Elements elements_of(commit::BoxRange boxes) const;
+  at::Tensor own_part(commit::BoxRange boxes) const;
+  // The piece of `box` of a tensor of all `boxes`.
+  at::Tensor piece(const at::Tensor& tensor, commit::BoxRange boxes, BoxId box) const;
   void perform(const commit::Action& action);
-  void expect_part(BoxId box, RankId reader);
-  void take_part(BoxId box, Part& part);
-  void sum(BoxId box);
-  void send_record(BoxId box, RankId holder);
-  void expect_record(BoxId box, RankId owner);
-  void take_record(BoxId box);
+  void send_part(commit::BoxRange boxes, RankId owner);
+  void expect_part(commit::BoxRange boxes, RankId reader);
+  void take_part(Part& part);
+  const at::Tensor& part_of(BoxId first, RankId reader) const;
+  void sum(commit::BoxRange boxes);
+  void send_record(commit::BoxRange boxes, RankId holder);
+  void expect_record(commit::BoxRange boxes, RankId owner);
+  void take_record(BoxId first);
+  void forget_transfers();
   void update(BoxId box);
   void write_parameters(BoxId box);
-  void send_parameters(BoxId box, RankId reader);
+  void send_parameters(commit::BoxRange boxes, RankId reader);
+  void expect_parameters(commit::BoxRange boxes, RankId owner);
   void send_state(BoxId box, RankId holder);
   void expect_state(BoxId box, RankId owner);
   void take_state(BoxId box);
@@ -134,7 +147,11 @@ class ShardStore {
   at::ScalarType record_type_ = at::kFloat;
   Hyper hyper_;
   std::vector<Box> boxes_;
-  std::vector<BoxId> unsummed_;
+  // Of the step.
+  std::vector<Run> runs_;  // one for each box, used of those that are first
+  std::vector<Part> parts_;
+  std::vector<at::Tensor> gradients_;  // per bucket, this rank's own; undefined where it reads nothing
+  std::vector<comm::Transfer> sends_;  // of gradients, which the next step writes again
   std::uint64_t copied_bytes_ = 0;
 };
 

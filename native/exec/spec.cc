@@ -128,10 +128,6 @@ class SpecReader {
     bucket.dtype = dtype_of(data.field("dtype"));
     bucket.optimizer = program_named(place, data.field("optimizer").text());
     bucket.hyper_group = count_of(data.field("hyper_group"));
-    bucket.group = data.field("group").list(kRanks);
-    if (!std::is_sorted(bucket.group.begin(), bucket.group.end())) {
-      throw ExecError(place + ": the group's ranks must ascend, sums are formed in their order");
-    }
     if (names_.table(bucket.name)) throw ExecError(place + ": a buffer or constant has the same name");
     return bucket;
   }
@@ -143,8 +139,9 @@ class SpecReader {
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       const Reader data = boxes.item(i);
       const Reader span = data.field("span");
-      BoxSpec box{data.field("bucket").id<BucketId>(), span.field("lo").integer(), span.field("hi").integer(),
-                  data.field("owner").id<RankId>(), data.field("holders").list(kRanks)};
+      BoxSpec box{data.field("bucket").id<BucketId>(), span.field("lo").integer(),
+                  span.field("hi").integer(),          data.field("owner").id<RankId>(),
+                  data.field("holders").list(kRanks),  data.field("readers").list(kRanks)};
       const std::string place = "box " + std::to_string(i);
       if (box.bucket.index() >= spec_.buckets.size()) {
         throw ExecError(place + ": there is no bucket " + std::to_string(box.bucket.value()));
@@ -158,6 +155,9 @@ class SpecReader {
       end = box.hi;
       if (contains(box.holders, box.owner)) {
         throw ExecError(place + ": its owner, " + text_of(box.owner) + ", cannot hold it too");
+      }
+      if (!std::is_sorted(box.readers.begin(), box.readers.end())) {
+        throw ExecError(place + ": its readers must ascend, sums are formed in their order");
       }
       spec_.boxes.push_back(std::move(box));
     }
@@ -218,13 +218,16 @@ class SpecReader {
     Parameter parameter{expect_index<BucketId>(place, data.item(1), spec_.buckets.size()), data.item(2).integer(),
                         data.item(3).list(kIntegers)};
     const BucketSpec& bucket = spec_.buckets[parameter.bucket.index()];
-    if (!contains(bucket.group, spec_.rank)) {
-      throw ExecError("bucket " + bucket.name + ": " + text_of(spec_.rank) + " has no working copy of it");
-    }
     const std::int64_t last = parameter.offset + numel_of(parameter.shape);
     if (parameter.offset < 0 || last > bucket.numel) {
       throw ExecError("bucket " + bucket.name + ": a parameter at " + span_text(parameter.offset, last) +
                       " lies outside its " + std::to_string(bucket.numel) + " elements");
+    }
+    for (const BoxSpec& box : spec_.boxes) {
+      const bool touched = box.bucket == parameter.bucket && box.lo < last && parameter.offset < box.hi;
+      if (!touched || contains(box.readers, spec_.rank)) continue;
+      throw ExecError("bucket " + bucket.name + ": " + text_of(spec_.rank) + " has a unit that computes with " +
+                      span_text(box.lo, box.hi) + ", of which it is no reader");
     }
     return parameter;
   }

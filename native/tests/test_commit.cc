@@ -1,12 +1,14 @@
 // The commit machine: several of them over a queue that loses nothing, then what each rule refuses.
 #include "commit/machine.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -111,6 +113,7 @@ class Cluster {
     Kind kind;  // of the sending action
     RankId from, to;
     std::optional<BoxId> box;
+    std::size_t count;
     auto operator<=>(const Way&) const = default;
   };
 
@@ -136,9 +139,7 @@ class Cluster {
       case Kind::kSendVote:
       case Kind::kSendParameters:
       case Kind::kSendState:
-        sent_[{action.kind, self, *action.peer, action.box}].push_back(
-            action.box && at(self).state(*action.box) ? *at(self).state(*action.box) : StateTag());
-        return;
+        return send(self, action);
       case Kind::kExpectPart:
         return expect(Kind::kSendPart, self, action);
       case Kind::kExpectRecord:
@@ -159,31 +160,46 @@ class Cluster {
     }
   }
 
-  void expect(Kind kind, RankId self, const Action& action) { ++expected_[{kind, *action.peer, self, action.box}]; }
+  // With the tags of the states of its boxes.
+  void send(RankId self, const Action& action) {
+    std::vector<StateTag> tags(action.count);
+    for (std::size_t i = 0; action.box && i < action.count; ++i) {
+      tags[i] = at(self).state(BoxId::at(action.box->index() + i)).value_or(StateTag());
+    }
+    sent_[{action.kind, self, *action.peer, action.box, action.count}].push_back(std::move(tags));
+  }
+
+  void expect(Kind kind, RankId self, const Action& action) {
+    ++expected_[{kind, *action.peer, self, action.box, action.count}];
+  }
 
   void arrive(Way way) {
-    const StateTag tag = sent_[way].front();
+    const std::vector<StateTag> tags = sent_[way].front();
     sent_[way].pop_front();
     --expected_[way];
     StepMachine& machine = at(way.to);
     switch (way.kind) {
       case Kind::kSendPart:
-        return perform(way.to, machine.part_arrived(*way.box, way.from));
+        return perform(way.to, machine.part_arrived({*way.box, way.count}, way.from));
       case Kind::kSendRecord:
-        return perform(way.to, machine.record_arrived(*way.box, tag, true));
+        for (std::size_t i = 0; i < way.count; ++i) {
+          perform(way.to, machine.record_arrived(BoxId::at(way.box->index() + i), tags[i], true));
+        }
+        return;
       case Kind::kSendVote:
         return perform(way.to, machine.vote_arrived(way.from));
       case Kind::kSendParameters:
-        return perform(way.to, machine.parameters_arrived(*way.box));
+        for (const BoxId box : BoxRange(*way.box, way.count).ids()) perform(way.to, machine.parameters_arrived(box));
+        return;
       default:
-        return perform(way.to, machine.state_arrived(*way.box, tag, true));
+        return perform(way.to, machine.state_arrived(*way.box, tags.front(), true));
     }
   }
 
   std::vector<BoxRoles> roles_;
   std::vector<RankId> members_;
   std::vector<StepMachine> machines_;
-  std::map<Way, std::deque<StateTag>> sent_;
+  std::map<Way, std::deque<std::vector<StateTag>>> sent_;
   std::map<Way, int> expected_;
 };
 
@@ -223,6 +239,41 @@ TEST(owners_and_holders_stay_equal) {
       CHECK(used || rest);
     }
   }
+}
+
+// The messages of a kind, as (from, to, first box, boxes).
+using Message = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::size_t>;
+std::vector<Message> messages(const Cluster& cluster, Kind kind) {
+  std::vector<Message> found;
+  for (const auto& [self, action] : cluster.done) {
+    if (action.kind == kind) found.emplace_back(self.value(), action.peer->value(), action.box->value(), action.count);
+  }
+  return found;
+}
+
+TEST(neighbours_with_equal_roles_share_messages) {
+  const BoxRoles first{bucket(0), rank(0), ranks({1}), ranks({0, 1, 2})};
+  const BoxRoles second{bucket(0), rank(0), ranks({2}), ranks({0, 1, 2})};  // another holder
+  const BoxRoles third{bucket(0), rank(0), ranks({2}), ranks({0, 2})};      // and other readers
+  BoxRoles next = third;                                                    // and of another bucket
+  next.bucket = bucket(1);
+  Cluster cluster({first, first, second, second, third, next, next}, 3);
+  cluster.step();
+  for (const RankId each : cluster.members()) CHECK_EQUAL(cluster.at(each).version(), 1);
+  CHECK((messages(cluster, Kind::kSendPart) ==
+         std::vector<Message>{{1, 0, 0, 2}, {1, 0, 2, 2}, {2, 0, 0, 2}, {2, 0, 2, 2}, {2, 0, 4, 1}, {2, 0, 5, 2}}));
+  std::vector<Message> records = messages(cluster, Kind::kSendRecord);
+  std::sort(records.begin(), records.end());  // they come in the order in which the parts have
+  CHECK((records == std::vector<Message>{{0, 1, 0, 2}, {0, 2, 2, 2}, {0, 2, 4, 1}, {0, 2, 5, 2}}));
+  CHECK((messages(cluster, Kind::kSendParameters) == std::vector<Message>{{0, 2, 0, 2}, {0, 1, 2, 2}}));
+  // A copy that is on its way makes no parameters: what its holder is sent is a message of its own.
+  cluster.perform(rank(0), cluster.at(rank(0)).send_state(box(1), rank(1)));
+  cluster.perform(rank(1), cluster.at(rank(1)).expect_state(box(1)));
+  cluster.done.clear();
+  cluster.step();
+  CHECK((messages(cluster, Kind::kSendParameters) == std::vector<Message>{{0, 2, 0, 2}, {0, 1, 1, 1}, {0, 1, 2, 2}}));
+  CHECK_THROWS(ProtocolError, "box 2: a part of rank 1, which is not awaited",
+               cluster.at(rank(0)).part_arrived({box(2), 2}, rank(1)));
 }
 
 TEST(holders_make_their_parameters_and_are_not_sent_them) {

@@ -28,9 +28,9 @@ def made(rank: int, without: tuple[str, ...] = ()) -> StepMachine:
 
 def voted(machine: StepMachine) -> tuple[CommitAction, ...]:
     """Rank 0 up to its vote."""
-    assert machine.begin_step() == (("expect_record", 1, 1, None),)
-    assert machine.bucket_reduced(0) == (("expect_part", 0, 1, None), ("send_part", 1, 1, None))
-    assert machine.part_arrived(0, 1) == (("sum", 0, None, None), ("send_record", 0, 1, None))
+    assert machine.begin_step() == (("expect_record", 1, 1, None, 1),)
+    assert machine.bucket_reduced(0) == (("expect_part", 0, 1, None, 1), ("send_part", 1, 1, None, 1))
+    assert machine.part_arrived(0, 1) == (("sum", 0, None, None, 1), ("send_record", 0, 1, None, 1))
     assert not machine.ready_to_vote() and machine.awaited == 1
     assert machine.record_arrived(1, 0, 101, True) == ()
     assert machine.ready_to_vote()
@@ -39,14 +39,14 @@ def voted(machine: StepMachine) -> tuple[CommitAction, ...]:
 
 def test_a_step() -> None:
     machine = made(0)
-    assert voted(machine) == (("send_vote", None, 1, None), ("expect_vote", None, 1, None))
-    assert machine.vote_arrived(1) == (("commit", None, None, None),)
+    assert voted(machine) == (("send_vote", None, 1, None, 1), ("expect_vote", None, 1, None, 1))
+    assert machine.vote_arrived(1) == (("commit", None, None, None, 1),)
     assert machine.commit() == () and machine.committed
-    assert machine.update_bucket(0) == (("update", 0, None, 1),)
-    assert machine.updated(0, 200) == (("write_parameters", 0, None, None),)
+    assert machine.update_bucket(0) == (("update", 0, None, 1, 1),)
+    assert machine.updated(0, 200) == (("write_parameters", 0, None, None, 1),)
     assert machine.gather(0) == ()
-    assert machine.update_replicas() == (("update", 1, None, 1),)
-    assert machine.updated(1, 2**64 - 1) == (("write_parameters", 1, None, None),)
+    assert machine.update_replicas() == (("update", 1, None, 1, 1),)
+    assert machine.updated(1, 2**64 - 1) == (("write_parameters", 1, None, None, 1),)
     machine.end_step()
     assert machine.holdings == [(0, 1, 200, False), (1, 1, 2**64 - 1, False)]
     asked = {name for name, count in machine.consulted.items() if count}
@@ -59,9 +59,9 @@ def test_an_update_that_fails_is_finished_without_its_box() -> None:
     voted(machine)
     assert machine.leave() == () and machine.pending
     assert [held[3] for held in machine.holdings] == [True, True]
-    assert machine.finish([0, 1]) == (("commit", None, None, None),)
-    assert machine.commit() == (("update", 0, None, 1), ("update", 1, None, 1))
-    assert machine.update_failed(0) == (("drop_state", 0, None, None),)
+    assert machine.finish([0, 1]) == (("commit", None, None, None, 1),)
+    assert machine.commit() == (("update", 0, None, 1, 1), ("update", 1, None, 1, 1))
+    assert machine.update_failed(0) == (("drop_state", 0, None, None, 1),)
     assert machine.consulted["failed_update_drops_state"] == 1
     machine.updated(1, 300)
     machine.end_step()
@@ -70,7 +70,7 @@ def test_an_update_that_fails_is_finished_without_its_box() -> None:
 
 def test_rules_can_be_taken_away() -> None:
     machine = made(0, without=("commit_needs_all_votes",))
-    assert voted(machine)[-1] == ("commit", None, None, None)
+    assert voted(machine)[-1] == ("commit", None, None, None, 1)
     with pytest.raises(ExecError, match="there is no guard of_mine"):
         StepMachine(0, without=["of_mine"])
     with pytest.raises(ExecError, match='copy mode "twice" is neither log nor state'):

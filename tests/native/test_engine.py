@@ -330,8 +330,8 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
         spec = replace(
             make_spec(Model(), tiling, rank),
             values=(EngineValue("t", None, "float32", (WIDTH,), True),),
-            buckets=(EngineBucket("w", WIDTH, "float32", UPDATE, 0, (Rank(0),)),),
-            boxes=(Box(0, Span(0, WIDTH), Rank(0)),),
+            buckets=(EngineBucket("w", WIDTH, "float32", UPDATE, 0),),
+            boxes=(Box(0, Span(0, WIDTH), Rank(0), readers=(Rank(0),)),),
             units=(units[rank],),
             schedule=schedule(tiling, rank, lists[rank]),
         )

@@ -301,12 +301,10 @@ def refused(spec: EngineSpec, model: Model, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"group": (Rank(1), Rank(0))}, "bucket tied: the group's ranks must ascend"),
         ({"optimizer": "nope"}, "bucket tied: there is no program nope"),
         ({"dtype": "float33"}, 'unknown dtype "float33"'),
         ({"numel": "many"}, "spec.buckets[0].numel: is not an integer"),
         ({"numel": 37}, "bucket tied: boxes cover 36 of 37 elements"),
-        ({"group": (Rank(1),)}, "bucket tied: rank 0 has no working copy of it"),
     ],
 )
 def test_buckets_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
@@ -324,12 +322,18 @@ def test_buckets_that_do_not_fit(model: Model, changes: dict[str, Any], message:
     ],
 )
 def test_boxes_that_do_not_fit(model: Model, boxes: list[Box], message: str) -> None:
-    refused(replace(make_spec(model, ALONE, 0), boxes=planned(boxes)), model, message)
+    refused(replace(make_spec(model, ALONE, 0), boxes=planned(boxes, ALONE)), model, message)
 
 
 def test_boxes_of_no_bucket(model: Model) -> None:
     spec = make_spec(model, ALONE, 0)
     refused(replace(spec, boxes=(replace(spec.boxes[0], bucket=9),)), model, "box 0: there is no bucket 9")
+
+
+def test_readers_that_do_not_ascend(model: Model) -> None:
+    spec = make_spec(model, ALONE, 0)
+    boxes = (replace(spec.boxes[0], readers=(Rank(1), Rank(0))), *spec.boxes[1:])
+    refused(replace(spec, boxes=boxes), model, "box 0: its readers must ascend, sums are formed in their order")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ def test_specs_that_do_not_fit(model: Model, changes: dict[str, Any], message: s
 def test_another_plan_moves_what_is_computed_and_does_not_change_it(model: Model) -> None:
     engine = make_engine(model, ALONE, 0)
     spec = make_spec(model, ALONE, 0)
-    halves = planned([Box("tied", 0, 18, 0), Box("tied", 18, 36, 0), *even_boxes(ALONE)[1:]])
+    halves = planned([Box("tied", 0, 18, 0), Box("tied", 18, 36, 0), *even_boxes(ALONE)[1:]], ALONE)
     for changed, what in (
         (replace(spec, seed=1), "the seed"),
         (replace(spec, copy_mode="state"), "the copy mode"),

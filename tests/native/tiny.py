@@ -321,7 +321,7 @@ def even_boxes(tiling: Tiling) -> list[Box]:
 
 
 def everybody(tiling: Tiling) -> list[list[int]]:
-    """The ranks of every bucket's group: all of them want their working copies."""
+    """The ranks that compute with each bucket: all of them want its working copy."""
     return [[r for r, tile in tiling.items() if any(tile.holds(u) for u in users)] for _, users in BUCKETS.values()]
 
 
@@ -347,16 +347,14 @@ def make_spec(
     yields: dict[str, Any] = {}
     if update is not None:
         yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
-    groups = everybody(tiling)
     return EngineSpec(
         rank=Rank(rank), seed=SEED, global_batch=BATCH, granule=granule, record_dtype=record_dtype,
         copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
         buckets=tuple(
-            EngineBucket(name, numel, dtype, UPDATE, 0, tuple(Rank(r) for r in group))
-            for (name, (numel, _)), group in zip(BUCKETS.items(), groups, strict=True)
+            EngineBucket(name, numel, dtype, UPDATE, 0) for name, (numel, _) in BUCKETS.items()
         ),
-        boxes=planned(boxes if boxes is not None else even_boxes(tiling)),
+        boxes=planned(boxes if boxes is not None else even_boxes(tiling), tiling),
         updates=() if update is None else (buffer_update(tiling, update),),
         units=tuple(
             make_unit(unit, modelled=modelled(unit), **(yields if unit == 0 else {}))
@@ -366,12 +364,16 @@ def make_spec(
     )  # fmt: skip
 
 
-def planned(boxes: Sequence[Box]) -> tuple[plan_box.Box, ...]:
-    """Boxes as a plan has them."""
+def planned(boxes: Sequence[Box], tiling: Tiling) -> tuple[plan_box.Box, ...]:
+    """Boxes as a plan has them, read by all ranks with a unit that uses their bucket."""
+    readers = dict(zip(BUCKETS, everybody(tiling), strict=True))
     return tuple(
-        plan_box.Box(list(BUCKETS).index(b.bucket), Span(b.lo, b.hi), Rank(b.owner), tuple(Rank(h) for h in b.holders))
+        plan_box.Box(
+            list(BUCKETS).index(b.bucket), Span(b.lo, b.hi), Rank(b.owner), tuple(Rank(h) for h in b.holders),
+            readers=tuple(Rank(r) for r in readers[b.bucket]),
+        )
         for b in boxes
-    )
+    )  # fmt: skip
 
 
 def buffer_update(tiling: Tiling, update: BufferUpdate) -> EngineBufferUpdate:
@@ -403,8 +405,8 @@ def loaded(
         if spec.rank in (box.owner, *box.holders):
             flat = initial()[spec.buckets[box.bucket].name]
             engine.load(number, flat[box.span.lo : box.span.hi], [torch.zeros(len(box.span))])
-    for bucket in spec.buckets:
-        if spec.rank in bucket.group:
+    for number, bucket in enumerate(spec.buckets):
+        if any(spec.rank in box.readers for box in spec.boxes if box.bucket == number):
             engine.load(bucket.name, initial()[bucket.name])
     return engine
 

@@ -49,7 +49,6 @@ def test_tiles_are_told_apart_and_all_else_is_the_same() -> None:
     nothing = {"rank": Rank(0), "units": (), "schedule": specs[0].schedule}
     assert {replace(spec, **nothing) for spec in specs} == {replace(specs[0], **nothing)}
     assert specs[0].boxes == PLAN.boxes and specs[0].world == PLAN.ranks
-    assert [bucket.group for bucket in specs[0].buckets] == [PLAN.groups[bucket.name] for bucket in ARTIFACT.buckets]
 
 
 def test_what_is_absent_is_none() -> None:
