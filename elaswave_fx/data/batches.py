@@ -40,9 +40,9 @@ def step_loader(dataset: Dataset, order: Order, global_batch: int, lo: int, hi: 
 class Prefetcher(Generic[Loaded]):
     """Loads the batches (or what else `load` makes) of steps [first_step, last_step) in a thread.
 
-    It is at most `depth` steps ahead of the last one taken. One thread owns it. Steps are usually taken in order; any
-    other step starts the loading anew from there. What loading raises comes out of `take`. Make it after forking, never
-    before: threads do not survive a fork."""
+    It is at most `depth` steps ahead of the last one taken. One thread owns it. Steps are usually taken in order, or
+    the last one again; any other step starts the loading anew from there. What loading raises comes out of `take`. Make
+    it after forking, never before: threads do not survive a fork."""
 
     def __init__(self, load: Callable[[int], Loaded], first_step: int, last_step: int, depth: int = 2) -> None:
         assert depth >= 1
@@ -50,11 +50,14 @@ class Prefetcher(Generic[Loaded]):
         self._last_step = last_step
         self._depth = depth
         self._changed = threading.Condition()
+        self._last: tuple[int, Loaded] | None = None  # a step that failed is done again
         self._start(first_step)
 
     def take(self, step: int) -> Loaded:
         """The batch of `step`, waiting for it if need be."""
         assert step < self._last_step, f"step {step} is not before {self._last_step}"
+        if self._last is not None and self._last[0] == step:
+            return self._last[1]
         if step != self._next or self._failed:
             self.close()
             self._start(step)
@@ -66,6 +69,7 @@ class Prefetcher(Generic[Loaded]):
             self._failed = True
             raise batch.error
         self._next += 1
+        self._last = (step, batch)
         return batch
 
     def close(self) -> None:
@@ -75,6 +79,7 @@ class Prefetcher(Generic[Loaded]):
             self._changed.notify_all()
         self._thread.join()
         self._next = -1
+        self._last = None
 
     def __enter__(self) -> "Prefetcher[Loaded]":
         return self

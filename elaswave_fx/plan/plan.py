@@ -9,19 +9,20 @@ In: made by `derive.make_plan` from a tiling. Out: read by `step.py`, the worker
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
+
+import msgspec
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.tiling import Tile
-from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology
+from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 Action = tuple[str, int]
@@ -129,19 +130,18 @@ class Plan:
 
     def to_json(self) -> str:
         """Stable text, a line per field: the same plan gives the same bytes."""
-        # Indented text would take the slow encoder, several times slower, on the way from a loss to the next step.
-        lines = [f'"{key}": {json.dumps(value)}' for key, value in _plan_data(self).items()]
+        lines = [f'"{name}": {_ENCODER.encode(value).decode()}' for name, value in vars(_file_of(self)).items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @staticmethod
     def from_json(text: str) -> Plan:
         """The plan that `to_json` wrote; PlanError if the text is none."""
         try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise PlanError(f"plan: format {data['format']} is not readable here; this version reads {FORMAT}")
-            return _plan_of(data)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            found = _FORMAT_DECODER.decode(text).format
+            if found != FORMAT:
+                raise PlanError(f"plan: format {found} is not readable here; this version reads {FORMAT}")
+            return _plan_of(_DECODER.decode(text))
+        except (msgspec.MsgspecError, IndexError) as error:
             raise PlanError(f"plan: the text is not a plan ({type(error).__name__}: {error})") from error
 
 
@@ -150,95 +150,69 @@ def plan_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _pair(span: Span) -> list[int]:
-    return [span.lo, span.hi]
+# --- The text
 
 
-def _plan_data(plan: Plan) -> dict[str, Any]:
-    # Most boxes are read by the same ranks as others.
-    readers = list(dict.fromkeys(box.readers for box in plan.boxes))
+@dataclass(frozen=True)
+class _Format:
+    """What every version can read of a text."""
+
+    format: int
+
+
+class _BoxLine(NamedTuple):
+    """A box; `readers`: the place of its readers among those of all boxes, for most have them in common."""
+
+    bucket: int
+    lo: int
+    hi: int
+    owner: Rank
+    holders: tuple[Rank, ...]
+    catching_up: tuple[Rank, ...]
+    readers: int
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """A plan as it is written: field by field, by name. Every rank reads it between a loss and its next step."""
+
+    format: int
+    epoch: Epoch
+    reason: str
+    terminal_reason: str
+    topology: Topology
+    workload: Workload
+    tiles: tuple[Tile, ...]
+    readers: tuple[tuple[Rank, ...], ...]
+    boxes: tuple[_BoxLine, ...]
+    hops: tuple[Hop, ...]
+    schedule: Mapping[Rank, tuple[Action, ...]]
+    predicted: Predicted
+
+
+_ENCODER = msgspec.json.Encoder()
+_FORMAT_DECODER = msgspec.json.Decoder(_Format)
+_DECODER = msgspec.json.Decoder(_PlanFile)
+
+
+def _file_of(plan: Plan) -> _PlanFile:
+    readers = tuple(dict.fromkeys(box.readers for box in plan.boxes))
     places = {ranks: place for place, ranks in enumerate(readers)}
-    return {
-        "format": FORMAT,
-        "epoch": plan.epoch,
-        "reason": plan.reason,
-        **({"terminal_reason": plan.terminal_reason} if plan.terminal_reason else {}),
-        "topology": {**vars(plan.topology), "members": [vars(m) for m in plan.topology.members]},
-        "workload": _workload_data(plan.workload),
-        "tiles": [[t.rank, _pair(t.units), _pair(t.samples), [_pair(m) for m in t.micro_batches]] for t in plan.tiles],
-        "readers": readers,
-        "boxes": [
-            [b.bucket, b.span.lo, b.span.hi, b.owner, b.holders, b.catching_up, places[b.readers]] for b in plan.boxes
-        ],
-        "hops": [
-            [h.value, h.source, h.source_micro_batch, h.target, h.target_micro_batch, h.samples.lo, h.samples.hi]
-            for h in plan.hops
-        ],
-        "schedule": {rank: [f"{kind}{mb}" for kind, mb in actions] for rank, actions in plan.schedule.items()},
-        "predicted": {
-            "pipeline_s": plan.predicted.pipeline_s,
-            "exchange_s": plan.predicted.exchange_s,
-            "ranks": {rank: vars(cost) for rank, cost in plan.predicted.ranks.items()},
-        },
-    }
+    boxes = tuple(
+        _BoxLine(b.bucket, b.span.lo, b.span.hi, b.owner, b.holders, b.catching_up, places[b.readers])
+        for b in plan.boxes
+    )
+    return _PlanFile(
+        FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.tiles, readers, boxes,
+        plan.hops, plan.schedule, plan.predicted,
+    )  # fmt: skip
 
 
-def _workload_data(workload: Workload) -> dict[str, Any]:
-    return {
-        **vars(workload),
-        "units": [vars(unit) for unit in workload.units],
-        "values": [vars(value) for value in workload.values],
-        "buckets": [vars(bucket) for bucket in workload.buckets],
-    }
-
-
-def _plan_of(data: dict[str, Any]) -> Plan:
-    predicted = data["predicted"]
-    readers = [tuple(ranks) for ranks in data["readers"]]
+def _plan_of(file: _PlanFile) -> Plan:
+    boxes = tuple(
+        Box(b.bucket, Span(b.lo, b.hi), b.owner, b.holders, b.catching_up, file.readers[b.readers]) for b in file.boxes
+    )
     return Plan(
-        topology=_topology_of(data["topology"]),
-        workload=_workload_of(data["workload"]),
-        tiles=tuple(
-            Tile(Rank(rank), Span(*units), Span(*samples), tuple(Span(*m) for m in micro_batches))
-            for rank, units, samples, micro_batches in data["tiles"]
-        ),
-        boxes=tuple(
-            Box(bucket, Span(lo, hi), Rank(owner), tuple(holders), tuple(catching_up), readers[place])
-            for bucket, lo, hi, owner, holders, catching_up, place in data["boxes"]
-        ),
-        hops=tuple(
-            Hop(value, Rank(source), source_mb, Rank(target), target_mb, Span(lo, hi))
-            for value, source, source_mb, target, target_mb, lo, hi in data["hops"]
-        ),
-        schedule={
-            Rank(int(rank)): tuple((action[0], int(action[1:])) for action in actions)
-            for rank, actions in data["schedule"].items()
-        },
-        predicted=Predicted(
-            predicted["pipeline_s"],
-            predicted["exchange_s"],
-            {Rank(int(rank)): RankCost(**cost) for rank, cost in predicted["ranks"].items()},
-        ),
-        reason=data["reason"],
-        terminal_reason=data.get("terminal_reason", ""),
-    )
-
-
-def _topology_of(data: dict[str, Any]) -> Topology:
-    members = tuple(Member(Rank(m["rank"]), Host(m["host"]), m["speed"], m["memory_bytes"]) for m in data["members"])
-    return Topology(members, data["ranks_per_host"], Epoch(data["epoch"]), data["link_bytes_per_s"])
-
-
-def _workload_of(data: dict[str, Any]) -> Workload:
-    return Workload(
-        units=tuple(UnitCost(**unit) for unit in data["units"]),
-        values=tuple(Value(**{**value, "consumers": tuple(value["consumers"])}) for value in data["values"]),
-        buckets=tuple(Bucket(**{**bucket, "users": tuple(bucket["users"])}) for bucket in data["buckets"]),
-        global_batch=data["global_batch"],
-        granule=data["granule"],
-        batch_coupled=data["batch_coupled"],
-        state_bytes_per_element=data["state_bytes_per_element"],
-        work_bytes_per_element=data["work_bytes_per_element"],
-        micro_batch=data["micro_batch"],
-        least_elements=data["least_elements"],
-    )
+        file.topology, file.workload, file.tiles, boxes, file.hops, file.schedule, file.predicted, file.reason,
+        file.terminal_reason,
+    )  # fmt: skip

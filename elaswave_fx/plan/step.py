@@ -206,6 +206,8 @@ def _piece_tags(plan: Plan, rank: Rank) -> dict[tuple[int, Hop], int]:
     counts: dict[tuple[int, Place], int] = defaultdict(int)
     tags: dict[tuple[int, Hop], int] = {}
     for hop in plan.hops:
+        if hop.source not in near and hop.target not in near:
+            continue
         forward = (hop.value, hop.target, hop.target_micro_batch)
         backward = (hop.value, hop.source, hop.source_micro_batch)
         for kind, place in ((ACTIVATION, forward), (GRADIENT, backward)):

@@ -58,7 +58,7 @@ class RankEngine:
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
-        self.native = _native.Engine(spec, endpoint, programs, self._tensors(spec.tables), version)
+        self.native = _native.Engine(spec, endpoint, programs, self._tensors(self._given), version)
         self._load_boxes(plan)
         for bucket in job.artifact.buckets:
             if rank in plan.groups[bucket.name]:
@@ -72,8 +72,9 @@ class RankEngine:
         until others are loaded.
         """
         spec = self._spec(plan)
-        stale = self.native.install(spec, self._tensors(spec.tables - self._given), restart_at)
-        self._given |= spec.tables
+        tables = spec.tables
+        stale = self.native.install(spec, self._tensors(tables - self._given), restart_at)
+        self._given |= tables
         if restart_at is not None:
             self._load_boxes(plan)
             for fold in self._job.artifact.folds:
@@ -107,6 +108,8 @@ class RankEngine:
 
     def _tensors(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
         """Constants, frozen parameters and buffers; the latter two as they compute, and this rank's to change."""
+        if not names:
+            return {}
         artifact = self._job.artifact
         stored = {info.name: getattr(torch, info.dtype) for info in (*artifact.params, *artifact.buffers)}
         return {

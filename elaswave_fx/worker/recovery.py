@@ -106,12 +106,12 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     if worker.is_first:
         worker.context.report_event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
     moved = _gather_parameters(worker)
-    behind = _start_copies(worker)
+    _start_copies(worker)
     worker.damaged.clear()  # by now dropped, or to be replaced by what is on its way
     worker.started = True
     if worker.is_first:
         ms = round(1e3 * (time.perf_counter() - edited), 3)
-        worker.context.report_event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=behind)
+        worker.context.report_event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=_bytes_behind(worker))
 
 
 def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:
@@ -153,27 +153,32 @@ def _gather_parameters(worker: Worker) -> int:
     native, plan, rank = worker.engine.native, worker.plan, worker.rank
     buckets = worker.artifact.buckets
     worker.stale &= {index for index, bucket in enumerate(buckets) if rank in plan.groups[bucket.name]}
-    wanted = torch.zeros(len(plan.ranks), max(1, len(buckets)), dtype=torch.int64)
-    place = plan.ranks.index(rank)
-    wanted[place, sorted(worker.stale)] = 1
-    width = wanted.shape[1]
+    width = max(1, len(buckets))
+    wanted = bytearray(len(plan.ranks) * width)  # rank by rank, a flag per bucket
+    for index in worker.stale:
+        wanted[plan.ranks.index(rank) * width + index] = 1
     intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
-    worker.group.all_gather(wanted.view(-1), intervals, TRANSFER_S)
-    flags = wanted.tolist()
-    takers = [[r for r, row in zip(plan.ranks, flags, strict=True) if row[index]] for index in range(len(buckets))]
+    worker.group.all_gather(torch.frombuffer(wanted, dtype=torch.uint8), intervals, TRANSFER_S)
+    takers = [
+        [r for r, flag in zip(plan.ranks, wanted[index::width], strict=True) if flag] for index in range(len(buckets))
+    ]
     native.refresh(takers, TRANSFER_S)
     worker.stale.clear()
     itemsize = plan.workload.work_bytes_per_element
     return itemsize * sum(bucket.numel * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
 
 
-def _start_copies(worker: Worker) -> int:
-    """States to new holders, which travel behind the coming steps; the bytes that all of them get."""
-    native, plan = worker.engine.native, worker.plan
-    bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-    native.replicate(epoch_start.copies_due(plan.boxes))
+def _start_copies(worker: Worker) -> None:
+    """States to new holders, which travel behind the coming steps."""
+    native = worker.engine.native
+    native.replicate(epoch_start.copies_due(worker.plan.boxes))
     worker.catching_up = frozenset(native.holdings().catching_up)
-    return bytes_each * sum(len(box.span) * len(box.catching_up) for box in plan.boxes)
+
+
+def _bytes_behind(worker: Worker) -> int:
+    """What all new holders get."""
+    bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
+    return bytes_each * sum(len(box.span) * len(box.catching_up) for box in worker.plan.boxes)
 
 
 # --- No copy is left of something

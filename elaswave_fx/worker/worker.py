@@ -5,6 +5,7 @@ WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,8 +75,11 @@ class Worker:
         return self.rank == self.plan.ranks[0]
 
     def begin_epoch(self, plan: Plan) -> None:
-        """What belongs to an epoch alone: the group of its ranks, what writes its checkpoints, the feed of the tile."""
+        """The group of the epoch's ranks, what writes its checkpoints, and the feed of the tile if that is another."""
+        moves = plan.tile(self.rank) != self.plan.tile(self.rank)
         self.join_group(plan)
+        if self.feed is not None and not moves:
+            return  # any step may be taken from it
         if self.feed is not None:
             self.feed.close()
         self.feed = InputFeed(self.config, self.artifact, plan, self.rank, self.source, self.committed.version)
@@ -134,6 +138,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         open_source(config), agent, plan, context.first.resume,
     )  # fmt: skip
     worker.begin_epoch(plan)
+    gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step
     return worker
 
 

@@ -31,13 +31,7 @@ std::vector<int> Endpoint::peers() const {
   return ranks;
 }
 
-std::vector<int> Endpoint::lost_peers() const {
-  std::vector<int> ranks;
-  for (const auto& [rank, link] : core_->table().links()) {
-    if (link->lost()) ranks.push_back(rank);
-  }
-  return ranks;
-}
+std::vector<int> Endpoint::lost_peers() const { return core_->table().lost(); }
 
 Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) {
   return send(peer, tag, data, bytes, core_->table().generation());

@@ -21,6 +21,15 @@ std::map<int, LinkTable::LinkPtr> LinkTable::links() const {
   return table_;
 }
 
+std::vector<int> LinkTable::lost() const {
+  const std::shared_lock lock(mutex_);
+  std::vector<int> ranks;
+  for (const auto& [rank, link] : table_) {
+    if (link->lost()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 void LinkTable::put(const LinkPtr& link) {
   {
     const std::unique_lock lock(mutex_);

@@ -25,6 +25,7 @@ class LinkTable {
   LinkPtr find(int peer) const;
   bool has_live(int peer) const;
   std::map<int, LinkPtr> links() const;
+  std::vector<int> lost() const;  // ranks whose link is lost, ascending
 
   // Takes the place of a former link to that rank, and is told what all others were told.
   void put(const LinkPtr& link);

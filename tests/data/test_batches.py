@@ -21,6 +21,13 @@ def test_steps_in_order_and_again() -> None:
     assert not ahead._thread.is_alive()
 
 
+def test_the_last_step_is_taken_again_without_loading_it_again() -> None:
+    with Prefetcher(numbered, first_step=3, last_step=9) as ahead:
+        once = ahead.take(3)
+        assert ahead.take(3) is once
+        assert int(ahead.take(4)["step"]) == 4
+
+
 def test_no_more_than_depth_ahead() -> None:
     loaded: list[int] = []
     enough = threading.Event()
