@@ -74,9 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="paired runs; if not said 20, of startup 5, of executor by size, of recovery 24 points of a step",
     )
-    parser.add_argument(
-        "--ranks", type=_rank_counts, metavar="N,…", help="numbers of ranks, where a benchmark has several"
-    )
+    parser.add_argument("--ranks", type=_numbers, metavar="N,…", help="numbers of ranks, where a benchmark has several")
     parser.add_argument(
         "--settings", type=_numbers, metavar="N,…", help="of TorchFT, by their places in the sweep; 0 are its defaults"
     )
@@ -94,13 +92,6 @@ def _positive(text: str) -> int:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
-
-
-def _rank_counts(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(part) for part in text.split(","))
-    if any(size < 2 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text}: there are at least 2 ranks")
-    return sizes
 
 
 if __name__ == "__main__":

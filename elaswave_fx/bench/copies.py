@@ -9,18 +9,18 @@ before it.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from elaswave_fx.bench.own_job import Run, Variant, run_steps
-from elaswave_fx.bench.results import Entry, Options, Outcome, paired
+from elaswave_fx.bench.own_job import Variant, run_steps
+from elaswave_fx.bench.results import Entry, Options, Outcome, cpu_line, in_turns, medians_ms, paired
 from elaswave_fx.bench.workload import COMPUTE_BOUND, LINK_GBIT_S, Workload, tiny
 
 REPEATS = 20
 STEPS, WARM_UP = 6, 2
-"""Of each job."""
+"""Each job takes so many steps after those of its warm-up."""
 
 VARIANTS = {
     "none": Variant(copies=0),
@@ -34,10 +34,11 @@ BYTES_WANTED = {"fp32 records": 1 / 0.34, "bf16 records": 1 / 0.17}
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """Peer: a job without copies, or one that copies the whole state."""
+    """The peer is a job without copies, or one that copies the whole state."""
     torch.set_num_threads(1)
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
-    runs = _take_turns(workload, options.repeats or REPEATS, progress)
+    jobs = {name: partial(run_steps, workload, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()}
+    runs = in_turns(jobs, options.repeats or REPEATS, progress)
     elements = workload.elements()
     samples = {name: medians_ms(taken) for name, taken in runs.items()}
     copied = {name: [run.copied_per_step for run in taken] for name, taken in runs.items() if name != "none"}
@@ -50,13 +51,11 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         *(_bytes_entry(name, copied[name], copied["state"]) for name in BYTES_WANTED),
     ]  # fmt: skip
     notes = _notes(workload, elements, {name: counts[0] for name, counts in copied.items()}, more)
-    return Outcome(
-        entries, (*notes, cpu_line({name: [run.cpu_s_per_step for run in taken] for name, taken in runs.items()}))
-    )
+    return Outcome(entries, (*notes, cpu_line(runs)))
 
 
 def _notes(workload: Workload, elements: int, copied: dict[str, float], more: dict[str, float]) -> tuple[str, ...]:
-    """What was measured, and what each kind of copy would take of a real link."""
+    """Say what was measured, and what each kind of copy would take of a real link."""
     per_rank_ms = {name: count / workload.ranks * 8e-6 / LINK_GBIT_S for name, count in copied.items()}
     return (
         "",
@@ -70,32 +69,8 @@ def _notes(workload: Workload, elements: int, copied: dict[str, float], more: di
     )
 
 
-def _take_turns(workload: Workload, repeats: int, progress: Callable[[str], None]) -> dict[str, list[Run]]:
-    """A job of each variant per run; another one first each time."""
-    runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
-    names = list(VARIANTS)
-    for turn in range(repeats):
-        progress(f"run {turn + 1} of {repeats}")
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            runs[name].append(run_steps(workload, VARIANTS[name], STEPS, WARM_UP))
-    return runs
-
-
-def cpu_line(samples: dict[str, list[float]]) -> str:
-    """CPU time of a step by kind of job: what a busy machine does not change much."""
-    return "CPU time of a step, all ranks, all threads (medians): " + ", ".join(
-        f"{name} {1e3 * statistics.median(seconds):.1f} ms" for name, seconds in samples.items()
-    )
-
-
-def medians_ms(runs: list[Run]) -> list[float]:
-    """A sample per run."""
-    return [1e3 * statistics.median(run.seconds) for run in runs]
-
-
 def _bytes_entry(name: str, ours: list[float], state: list[float]) -> Entry:
-    """The state's bytes over the records'."""
+    """Compare the state's bytes with the records'."""
     mib = 2.0**20
     return paired(
         f"bytes of copies in a step, {name}, against state",

@@ -46,7 +46,7 @@ class _Case:
 
     @property
     def product_flops(self) -> float:
-        """Of the matrix products and of attention, forward and backward."""
+        """Operations of the matrix products and of attention, forward and backward."""
         forward = 24 * self.tokens * self.width**2 + 4 * self.tokens**2 * self.width
         return 3.0 * _LAYERS * forward
 
@@ -74,12 +74,12 @@ class Stack(nn.Module):
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """All cases; `progress` is told what is being measured."""
     torch.set_num_threads(1)
-    calls = _against_eager(_CALLS_ALONE, progress, options)
+    calls = _compare(_CALLS_ALONE, progress, options)
     rate = _product_rate()
     entries, notes = [], ["", "outside of kernels (the same calls with next to no arithmetic), and the products' limit"]
     for case in _CASES[: 1 if options.tiny else None]:
-        entry = _against_eager(case, progress, options)
-        entries += [entry, _against_inductor(case, progress, options)]
+        entry = _compare(case, progress, options)
+        entries += [entry, _compare(case, progress, options, inductor=True)]
         least_ms = 1e3 * case.product_flops / rate
         notes.append(
             f"  {case.name}: ours {calls.ours:.3f} ms, {calls.ours / entry.ours:.0%}; eager {calls.peer:.3f} ms, "
@@ -89,29 +89,20 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     return Outcome(entries, notes)
 
 
-def _against_eager(case: _Case, progress: Callable[[str], None], options: Options) -> Entry:
-    progress(case.name)
-    model, x = _model_and_input(case)
-    eager = _autograd_step(model, list(model.parameters()), x)
-    return compare(case.name, _native_step(model, x), eager, options.repeats or case.runs, target=case.wanted)
-
-
-def _against_inductor(case: _Case, progress: Callable[[str], None], options: Options) -> Entry:
-    progress(f"{case.name}, inductor, which compiles first")
-    model, x = _model_and_input(case)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
-    inductor = _autograd_step(compiled, list(model.parameters()), x)
-    runs, name = options.repeats or case.runs, f"{case.name}, inductor"
-    return compare(name, _native_step(model, x), inductor, runs, target=case.of_inductor)
-
-
-def _model_and_input(case: _Case) -> tuple[Stack, Tensor]:
+def _compare(case: _Case, progress: Callable[[str], None], options: Options, inductor: bool = False) -> Entry:
+    """Time the native programs against eager autograd, or against inductor, which compiles first."""
+    name = f"{case.name}, inductor" if inductor else case.name
+    progress(name)
     torch.manual_seed(0)
-    return Stack(case.width).train(), torch.randn(1, case.tokens, case.width)
+    model, x = Stack(case.width).train(), torch.randn(1, case.tokens, case.width)
+    peer = torch.compile(model, fullgraph=True, dynamic=False) if inductor else model
+    wanted = case.of_inductor if inductor else case.wanted
+    runs, theirs = options.repeats or case.runs, _autograd_step(peer, list(model.parameters()), x)
+    return compare(name, _native_step(model, x), theirs, runs, target=wanted)
 
 
 def _product_rate() -> float:
-    """Floating-point operations per second of a matrix product that stays in the cache: the best of some."""
+    """Return the operations per second of a matrix product that stays in the cache: the best of some."""
     a, b = torch.randn(256, 512), torch.randn(512, 512)
     best_s = float("inf")
     for _ in range(30):
@@ -130,7 +121,7 @@ def _autograd_step(model: Model, params: list[nn.Parameter], x: Tensor) -> Calla
 
 
 def _native_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    """The same work as a chain of unit programs."""
+    """Make the same work a chain of unit programs."""
     batches = ({"x": torch.randn(2, *x.shape[1:])}, {"x": torch.randn(3, *x.shape[1:])})
     program, _ = run_passes(capture(model, batches, 1), STANDARD.passes)
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}

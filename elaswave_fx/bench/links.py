@@ -18,11 +18,11 @@ _ESTABLISHED = "01"
 
 
 class CannotCut(RuntimeError):
-    """This machine does not let us reset connections."""
+    """Raised where the machine does not let us reset connections."""
 
 
 End = tuple[str, str]
-"""Address and port, as /proc/net/tcp writes them."""
+"""An address and port, as /proc/net/tcp writes them."""
 
 
 def cut_links(pid: int, others: Iterable[int]) -> int:
@@ -43,7 +43,7 @@ def cut_links(pid: int, others: Iterable[int]) -> int:
 
 
 def _connections(pid: int) -> list[tuple[End, End]]:
-    """(local, remote) of a process's established connections."""
+    """Return (local, remote) of a process's established connections."""
     sockets = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         target = os.readlink(entry.path)

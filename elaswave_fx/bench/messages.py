@@ -11,16 +11,16 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from elaswave_fx import _native
-from elaswave_fx.bench.edit_gloo import on_loopback, start_store
+from elaswave_fx.bench.edit_gloo import start_store
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, meet
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
+from elaswave_fx.bench.torch_job import join_gloo
 from elaswave_fx.launch.channel import Channel
 
 REPEATS = 20
@@ -30,10 +30,10 @@ SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 RANKS = 2
 WANTED = {"shm": 1.3, "tcp": 1.0}
 LARGE = 1 << 20
-"""What is smaller has no target: its time is a wake-up's."""
+"""A smaller message has no target: its time is a wake-up's."""
 
 _FEW_BYTES, _MOST_CALLS = 4 << 20, 20
-"""Calls of a sample: so many that they move a few MB, and not too many."""
+"""A sample takes so many calls that they move a few MB, and not too many."""
 
 Call = Callable[[torch.Tensor], object]
 
@@ -104,11 +104,7 @@ def _measure(sizes: tuple[int, ...], repeats: int) -> Samples:
 
 def _rank_body(rank: int, port: int, sizes: tuple[int, ...], repeats: int) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
-        on_loopback()
-        store = TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=TEST_TIMEOUT_S)
-        )
+        store = join_gloo(rank, RANKS, port)
         calls: dict[str, Call] = {"gloo": _gloo_call(rank), "socket": _socket_call(rank, store)}
         endpoints = []
         for side in WANTED:
@@ -180,7 +176,7 @@ def _own_call(endpoint: _native.Endpoint, rank: int) -> Call:
 
 
 def _memcpy_bytes_per_s() -> float:
-    """Of 64 MB, out of the caches."""
+    """Return the rate at which 64 MB are copied, out of the caches."""
     source, target = torch.ones(16 << 20), torch.empty(16 << 20)
     taken = []
     for _ in range(9):

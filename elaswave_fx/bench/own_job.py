@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
+from elaswave_fx.bench.results import Steps
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
@@ -39,9 +40,9 @@ from elaswave_fx.worker.worker import Worker, set_up
 
 @dataclass(frozen=True)
 class Variant:
-    """`copies` of each box in other ranks' memory. `guarded`: false lets the agents say goodbye before the first step,
-    so that there are no heartbeats, proofs of commits or ledger. `exit_words`: the launcher tells of children that end.
-    `resident_bytes`: what a rank has in memory besides.
+    """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
+    goodbye before the first step, so that there are no heartbeats, proofs of commits or ledger. With `exit_words` the
+    launcher tells of children that end. A rank has `resident_bytes` in memory besides.
     """
 
     copies: int = 1
@@ -52,7 +53,7 @@ class Variant:
     resident_bytes: int = 0
 
     def overrides(self) -> tuple[str, ...]:
-        """As the command line would say it."""
+        """Return the overrides that the command line would have."""
         return (
             f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
             f"launch.exit_words={str(self.exit_words).lower()}",
@@ -61,32 +62,27 @@ class Variant:
 
 @dataclass(frozen=True)
 class Resident:
-    """The resident memory of a rank: right after its fork, and at its peak."""
+    """The resident memory of a rank, right after its fork and at its peak."""
 
     forked_bytes: int
     peak_bytes: int
 
 
 @dataclass(frozen=True)
-class Run:
-    """Of one job: its plan; seconds of its steps as the first rank saw them; bytes sent, bytes sent for copies and CPU
-    seconds of all threads of all ranks in a step. `losses`: of all steps, those that do not count too. `resident`: by
-    rank.
-    """
+class Run(Steps):
+    """One job of ours, with its plan, the bytes that all ranks send in a step, those of copies among them, and the
+    memory of each rank."""
 
     plan: Plan
-    seconds: tuple[float, ...]
     bytes_per_step: float
     copied_per_step: float
-    cpu_s_per_step: float
-    losses: tuple[float, ...]
     resident: tuple[Resident, ...]
 
 
 _LOOK_EVERY_S = 0.01
 
 Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any]]
-"""What a rank does: it reports, and returns its share of the summary."""
+"""Does a rank's work: it reports, and returns the rank's share of the summary."""
 
 
 class OwnJob:
@@ -117,12 +113,12 @@ class OwnJob:
         self._reports.close_reader()
 
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
-        """The next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
+        """Return the next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
         return self._reports.hear(kind, self._child.log, timeout_s)
 
     def events(self, until: str) -> list[dict[str, Any]]:
-        """The run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic clock,
-        which all processes of a machine share. Raises BenchFailed when there is none in time."""
+        """Return the run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic
+        clock, which all processes of a machine share. Raises BenchFailed when there is none in time."""
         end = time.monotonic() + TEST_TIMEOUT_S
         while time.monotonic() < end:
             lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
@@ -136,7 +132,7 @@ class OwnJob:
 
 
 def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) -> Run:
-    """One job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
+    """Run one job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
     last, ranks = warm_up + steps - 1, range(workload.ranks)
     with OwnJob(workload, variant, warm_up + steps) as job:
         found: dict[tuple[int, int], Mapping[str, Any]] = {}
@@ -151,12 +147,14 @@ def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) ->
 
     moments = [found[0, step]["at_s"] for step in range(warm_up - 1, last + 1)]
     return Run(
-        plan,
         tuple(later - sooner for sooner, later in pairwise(moments)),
-        per_step("sent_bytes"), per_step("copied_bytes"), per_step("cpu_s"),
+        per_step("cpu_s"),
         tuple(found[0, step]["loss"] for step in range(last + 1)),
+        plan,
+        per_step("sent_bytes"),
+        per_step("copied_bytes"),
         tuple(Resident(over[rank]["forked_bytes"], over[rank]["peak_bytes"]) for rank in ranks),
-    )  # fmt: skip
+    )
 
 
 # --- In a rank
@@ -165,15 +163,15 @@ def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) ->
 def _with_clock(
     work: Callable[[Config, WorkerContext], Mapping[str, Any]], config: Config, context: WorkerContext
 ) -> Mapping[str, Any]:
-    """Before its work, the first rank reports an event that carries its own moment: it sets the clock of all others,
-    which are written with the time since the launcher began."""
+    """Have the first rank report an event that carries its own moment, before its work. It sets the clock of all
+    others, which are written with the time since the launcher began."""
     if context.rank == 0:
         context.report_event("clock", monotonic_s=time.monotonic())
     return work(config, context)
 
 
 def _work(variant: Variant, reports: Reports, config: Config, context: WorkerContext) -> Mapping[str, Any]:
-    """What `run_worker` does, told of step by step."""
+    """Do what `run_worker` does, and tell of every step."""
     device = make_device(config.device)
     device.set_up(threads=1)
     ballast = torch.ones(variant.resident_bytes, dtype=torch.uint8)
@@ -188,7 +186,7 @@ def _work(variant: Variant, reports: Reports, config: Config, context: WorkerCon
 
 
 def _tell(worker: Worker, reports: Reports, report: StepReport) -> None:
-    """Right after the commit: what the harness needs of it, and what has been counted so far."""
+    """Report a step right after its commit: what the harness needs of it, and what has been counted so far."""
     reports.say(
         "step",
         rank=worker.rank,

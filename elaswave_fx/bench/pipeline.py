@@ -8,17 +8,16 @@ median of its steps. The losses of all must be equal, or the benchmark fails.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from elaswave_fx.bench.copies import cpu_line
 from elaswave_fx.bench.own_job import Run, Variant, run_steps
-from elaswave_fx.bench.pipeline_torch import PeerRun, pipelining_steps
+from elaswave_fx.bench.pipeline_torch import pipelining_steps
 from elaswave_fx.bench.processes import BenchFailed
-from elaswave_fx.bench.results import Entry, Options, Outcome, paired
+from elaswave_fx.bench.results import Entry, Options, Outcome, Steps, cpu_line, in_turns, medians_ms, paired
 from elaswave_fx.bench.workload import PIPELINE_LARGE, PIPELINE_SMALL, Workload
 
 REPEATS = 20
@@ -50,36 +49,26 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 def _compare(
     name: str, workload: Workload, base: Workload, options: Options, progress: Callable[[str], None]
 ) -> tuple[list[Entry], str]:
-    """The entries, and a line on CPU time."""
+    """Return the entries, and a line on CPU time. Raises BenchFailed where losses differ."""
     steps, warm_up = (2, 1) if options.tiny else STEPS[base.width]
-    repeats = options.repeats or REPEATS
-    samples: dict[str, list[float]] = {}
-    cpu: dict[str, list[float]] = {}
-    sides: dict[str, Callable[[], Run | PeerRun]] = {
-        "shm": lambda: _ours(workload, steps, warm_up),
-        "tcp": lambda: _ours(replace(workload, ranks_per_host=1), steps, warm_up),
-        "torch": lambda: pipelining_steps(workload, steps, warm_up),
+    sides: dict[str, Callable[[], Steps]] = {
+        "shm": partial(_ours, workload, steps, warm_up),
+        "tcp": partial(_ours, replace(workload, ranks_per_host=1), steps, warm_up),
+        "torch": partial(pipelining_steps, workload, steps, warm_up),
     }
-    names = list(sides)
-    for turn in range(repeats):
-        progress(f"{name}, run {turn + 1} of {repeats}")
-        losses = {}
-        first = turn % len(names)
-        for side in names[first:] + names[:first]:
-            done = sides[side]()
-            losses[side] = done.losses
-            samples.setdefault(side, []).append(1e3 * statistics.median(done.seconds))
-            cpu.setdefault(side, []).append(done.cpu_s_per_step)
-        check_losses(losses)
+    jobs = in_turns(sides, options.repeats or REPEATS, progress, f"{name}, run")
+    for turn in zip(*jobs.values(), strict=True):
+        check_losses({side: job.losses for side, job in zip(jobs, turn, strict=True)})
+    samples = {side: medians_ms(found) for side, found in jobs.items()}
     entries = [
         paired(name, samples["shm"], samples["torch"], "ms", WANTED[base.width]),
         paired(f"{name}, ours over TCP", samples["tcp"], samples["torch"], "ms"),
     ]
-    return entries, cpu_line(cpu)
+    return entries, cpu_line(jobs)
 
 
 def _ours(workload: Workload, steps: int, warm_up: int) -> Run:
-    """A job of ours, with as many micro-batches as the peer's. Raises BenchFailed."""
+    """Run a job of ours, with as many micro-batches as the peer's. Raises BenchFailed."""
     assert workload.micro_batch is not None
     done, wanted = run_steps(workload, ALONE, steps, warm_up), workload.global_batch // workload.micro_batch
     found = {len(tile.micro_batches) for tile in done.plan.tiles}
@@ -89,7 +78,7 @@ def _ours(workload: Workload, steps: int, warm_up: int) -> Run:
 
 
 def check_losses(losses: dict[str, Sequence[float]]) -> None:
-    """All sides have trained the same model on the same data. Raises BenchFailed."""
+    """Check that all sides have trained the same model on the same data. Raises BenchFailed."""
     for step, values in enumerate(zip(*losses.values(), strict=True)):
         if not all(abs(value - values[0]) <= LOSS_TOLERANCE for value in values):
             said = ", ".join(f"{side} {value:.6f}" for side, value in zip(losses, values, strict=True))

@@ -2,7 +2,7 @@
 
 In: a workload whose ranks are one pipeline. Out: seconds of each step at the first stage, and the losses.
 
-    pipelining_steps(workload, steps=6, warm_up=2)   ->  PeerRun(seconds=(0.05, …), losses=(5.56, …), …)
+    pipelining_steps(workload, steps=6, warm_up=2)   ->  Steps(seconds=(0.05, …), losses=(5.56, …), …)
 
 Blocks are divided evenly, the embedding in the first stage, the head in the last. AdamW is the fused one, the loss is
 divided by the step's tokens where it is made, and the batches lie ready before the first step: all of it is faster than
@@ -11,49 +11,27 @@ what else this peer offers.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from elaswave_fx.bench.edit_gloo import on_loopback, start_store
-from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes
+from elaswave_fx.bench.edit_gloo import start_store
+from elaswave_fx.bench.results import Steps
+from elaswave_fx.bench.torch_job import Step, join_gloo, peer_steps
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.build.builder import make_model
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
-from elaswave_fx.launch.channel import Channel
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum
 
-_TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
-
-@dataclass(frozen=True)
-class PeerRun:
-    """Of one job: seconds of the steps that count, CPU seconds of all ranks in one, mean losses of all steps."""
-
-    seconds: tuple[float, ...]
-    cpu_s_per_step: float
-    losses: tuple[float, ...]
-
-
-def pipelining_steps(workload: Workload, steps: int, warm_up: int) -> PeerRun:
-    """One job. Raises BenchFailed."""
-    names = [f"stage-{stage}" for stage in range(workload.stages)]
-    with Processes() as processes:
-        port = start_store(processes)
-        for stage, name in enumerate(names):
-            processes.fork(name, _stage_body(workload, stage, port, steps, warm_up))
-        done = processes.hear(names, "measured")
-        cpu_s = sum(stage["cpu_s"] for stage in done.values()) / steps
-        return PeerRun(tuple(done[names[0]]["seconds"]), cpu_s, tuple(done[names[-1]]["losses"]))
+def pipelining_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+    """Run one job. Raises BenchFailed."""
+    return peer_steps(workload.stages, steps, warm_up, start_store, partial(_prepare, workload, warm_up + steps))
 
 
 class Stage(nn.Module):
@@ -80,20 +58,9 @@ class Stage(nn.Module):
         return self.head(self.norm(x)) if self.head is not None and self.norm is not None else x
 
 
-def _stage_body(workload: Workload, stage: int, port: int, steps: int, warm_up: int) -> Callable[[Channel], None]:
-    def body(channel: Channel) -> None:
-        on_loopback()
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=stage, world_size=workload.stages, timeout=_TIMEOUT)
-        seconds, cpu_s, losses = _train(workload, stage, warm_up + steps)
-        channel.send("measured", seconds=seconds[warm_up:], cpu_s=sum(cpu_s[warm_up:]), losses=losses)
-        channel.receive(TEST_TIMEOUT_S)
-
-    return body
-
-
-def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds and CPU seconds of each step, and the losses, which only the last stage knows."""
+def _prepare(workload: Workload, steps: int, stage: int, port: int) -> Step:
+    """Make the function that takes a step of this stage; only the last one knows the loss."""
+    join_gloo(stage, workload.stages, port)
     config = workload.config()
     source = open_source(config)
     model = make_model(config, source.dataset)
@@ -113,32 +80,25 @@ def _train(workload: Workload, stage: int, steps: int) -> tuple[list[float], lis
     )
     batch = workload.global_batch
     batches = [load_batch(source.dataset, source.train, step * batch, batch) for step in range(steps)]
-    seconds: list[float] = []
-    cpu_s: list[float] = []
-    sums: list[Tensor] = []
-    dist.barrier()
-    lap, used = time.perf_counter(), time.process_time()
-    for fed in batches:
+
+    def step(number: int) -> Tensor | None:
         optimizer.zero_grad()
         losses: list[Tensor] = []
         schedule.step(
-            *((fed["input_ids"],) if stage == 0 else ()),
-            target=fed["labels"] if stage == workload.stages - 1 else None,
+            *((batches[number]["input_ids"],) if stage == 0 else ()),
+            target=batches[number]["labels"] if stage == workload.stages - 1 else None,
             losses=losses,
             return_outputs=False,
         )
         optimizer.step()
-        if losses:
-            sums.append(torch.stack([loss.detach() for loss in losses]).sum())
-        now, by_now = time.perf_counter(), time.process_time()
-        seconds.append(now - lap)
-        cpu_s.append(by_now - used)
-        lap, used = now, by_now
-    return seconds, cpu_s, [loss.item() for loss in sums]
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
+
+    dist.barrier()
+    return step
 
 
 def _optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """As ours: no decay of parameters with fewer than two dimensions."""
+    """Make the optimizer as ours is: parameters with fewer than two dimensions do not decay."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in module.parameters():
         groups[parameter.dim() >= 2].append(parameter)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.channel import Channel, ChannelClosed
 from elaswave_fx.launch.process import Child, end_children, fork_child
 
 TEST_TIMEOUT_S = 120.0
@@ -35,7 +35,7 @@ class BenchFailed(RuntimeError):
 
 
 class Processes:
-    """Used by one thread. `folder` holds their logs, and whatever a benchmark puts there."""
+    """All processes of one job; one thread uses it. `folder` holds their logs, and whatever a benchmark puts there."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="elaswave-bench-"))
@@ -58,7 +58,7 @@ class Processes:
         return child
 
     def tell(self, names: Iterable[str], kind: str, **fields: Any) -> None:
-        """The same message to each."""
+        """Send the same message to each."""
         for name in names:
             try:
                 self._children[name].channel.send(kind, **fields)
@@ -66,7 +66,7 @@ class Processes:
                 raise self._failed(name, "has ended") from error
 
     def hear(self, names: Iterable[str], kind: str) -> dict[str, Mapping[str, Any]]:
-        """One message of `kind` from each; other kinds are passed over. Raises `BenchFailed`."""
+        """Return one message of `kind` from each; other kinds are passed over. Raises `BenchFailed`."""
         return {name: self._hear(name, kind) for name in names}
 
     def introduce(self, names: Sequence[str]) -> None:
@@ -74,22 +74,12 @@ class Processes:
         ports = {name: fields["port"] for name, fields in self.hear(names, "port").items()}
         self.tell(names, "ports", ports=[ports[name] for name in names])
 
-    def heard(self, name: str) -> list[Message]:
-        """What one has said so far, without waiting."""
-        return self._children[name].channel.drain()
-
-    def kill(self, name: str) -> float:
-        """SIGKILL; when it was sent."""
-        return self.signal(name, signal.SIGKILL)
-
-    def signal(self, name: str, number: signal.Signals) -> float:
-        """When it was sent."""
-        at_s = time.monotonic()
-        self._children[name].signal(number)
-        return at_s
+    def kill(self, name: str) -> None:
+        """Send SIGKILL."""
+        self._children[name].signal(signal.SIGKILL)
 
     def end(self, name: str) -> None:
-        """A launcher, as an impatient user ends it: SIGTERM to stop, again to stop at once. Raises `BenchFailed`."""
+        """End a launcher as an impatient user does: SIGTERM to stop, again to stop at once. Raises `BenchFailed`."""
         child, end = self._children[name], time.monotonic() + TEST_TIMEOUT_S
         while not select.select([child.pidfd], [], [], _PATIENCE_S)[0]:
             if time.monotonic() > end:
@@ -126,11 +116,11 @@ class Reports:
         self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def close_reader(self) -> None:
-        """In who reports, and at the end."""
+        """Call this in those who report, and at the end."""
         self._reader.close()
 
     def close_writer(self) -> None:
-        """In who hears, once those who report have been forked: the end of the last of them shows then."""
+        """Call this in who hears, once those who report have been forked: the end of the last of them shows then."""
         self._writer.close()
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -138,7 +128,7 @@ class Reports:
         self._writer.send(json.dumps([kind, fields]).encode())
 
     def hear(self, kind: str, log: Path, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
-        """The next report of that kind; others are passed over. Raises `BenchFailed`, which shows the end of `log`."""
+        """Return the next report of that kind; others are passed over. Raises `BenchFailed` with the end of `log`."""
         end = time.monotonic() + timeout_s
         while select.select([self._reader], [], [], max(0.0, end - time.monotonic()))[0]:
             said = self._reader.recv(self.BYTES_MAX)
@@ -151,7 +141,7 @@ class Reports:
 
 
 def meet(endpoint: Any, channel: Channel, host_of: Callable[[int], str]) -> None:
-    """In a rank: link its endpoint with those of all others, once they have been introduced."""
+    """Link a rank's endpoint with those of all others, once they have been introduced; called in the rank."""
     channel.send("port", port=endpoint.port)
     message = channel.receive(TEST_TIMEOUT_S)
     assert message is not None, "nobody introduced the ranks"

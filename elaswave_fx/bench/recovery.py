@@ -50,11 +50,11 @@ OF_BEST_MEDIAN, OF_BEST_P95 = {"told": 1 / 0.5, "untold": 1.0}, {"told": 1 / 0.2
 """Ratios wanted: medians against the defaults, medians and 95th percentiles against the best setting."""
 
 Own = dict[str, list[Loss]]
-"""Told or untold -> what every point gave."""
+"""What every point gave, by told or untold."""
 
 EXTRA_RUNS = 5
 FOREVER = 1_000_000
-"""Steps of a run that is ended once it has told what is wanted."""
+"""A run of so many steps is ended once it has told what is wanted."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Bench:
     progress: Callable[[str], None]
 
     def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
-        """A loss in a run of ours."""
+        """Lose a rank of a run of ours."""
         variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
         with OwnJob(self.workload, variant, FOREVER) as job:
             loss = lose(job, self.workload.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
 
     def peer(self, settings: Settings, victim: int, phase: float, fault: Fault = kill) -> Loss | None:
-        """A loss in a run of TorchFT's; None when it did not get into step, or not past the loss."""
+        """Lose a rank of a run of TorchFT's; return None when it did not get into step, or not past the loss."""
         try:
             with TorchFTJob(self.workload, settings, self.resident_bytes) as job:
                 return replace(lose(job, self.workload.ranks, victim, phase, fault), why=job.awaited())
@@ -83,7 +83,7 @@ class Bench:
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """All sides at every point, in turn."""
+    """Lose a rank at every point, on all sides in turn."""
     torch.set_num_threads(1)
     need_torchft()
     if any(number >= len(SWEEP) for number in options.settings or ()):
@@ -108,15 +108,14 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 
 
 def best_of(peers: dict[Settings, list[Loss | None]]) -> Settings | None:
-    """The setting with the smallest median among those that never failed."""
+    """Return the setting with the smallest median among those that never failed."""
     whole = {settings: times for settings, losses in peers.items() if (times := _times(losses)) and None not in losses}
     return min(whole, key=lambda settings: statistics.median(whole[settings]), default=None)
 
 
 def entries_of(own: Own, peers: dict[Settings, list[Loss | None]]) -> list[Entry]:
-    """Medians against all settings; against the best one, 95th percentiles and the worst too. A setting's failed runs,
-    which the name tells of, are left out of its times.
-    """
+    """Compare medians with all settings, 95th percentiles and the worst with the best one too. A setting's failed runs,
+    which the name tells of, are left out of its times."""
     return [entry for told, losses in own.items() for entry in _entries(told, losses, peers)]
 
 
@@ -156,12 +155,12 @@ def _name(settings: Settings, best: Settings | None) -> str:
 
 
 def _times(losses: Sequence[Loss | None]) -> list[float]:
-    """Milliseconds of those that did not fail."""
+    """Return the milliseconds of those that did not fail."""
     return [1e3 * loss.recovery_s for loss in losses if loss is not None]
 
 
 def _table(own: Own, peers: dict[Settings, list[Loss | None]], best: Settings | None) -> tuple[str, ...]:
-    """The distributions."""
+    """Print the distributions, a side per row."""
     ours: dict[str, list[Loss | None]] = {f"ours, {told}": [*losses] for told, losses in own.items()}
     sides = {**ours, **{_name(settings, best): losses for settings, losses in peers.items()}}
     rows: list[tuple[str, ...]] = [("ms from SIGKILL, less a normal step", "least", "median", "p95", "worst", "failed")]
@@ -173,7 +172,7 @@ def _table(own: Own, peers: dict[Settings, list[Loss | None]], best: Settings | 
 
 
 def _modes(peers: dict[Settings, list[Loss | None]]) -> tuple[str, ...]:
-    """What TorchFT's lighthouse waited for, by its own log, and how long recoveries took then."""
+    """Say what TorchFT's lighthouse waited for, by its own log, and how long recoveries took then."""
     lines = ["", "what TorchFT's lighthouse waited for last, by its log"]
     for settings, losses in peers.items():
         found: dict[str, list[float]] = {}
@@ -203,7 +202,7 @@ def _conditions(bench: Bench, runs: Own, peers: dict[Settings, list[Loss | None]
 
 
 def _other_faults(bench: Bench, best: Settings | None, points: Sequence[float]) -> tuple[str, ...]:
-    """What only silence tells, and what leaves the victim alive."""
+    """Measure what only silence tells, and what leaves the victim alive."""
     stopped: list[Loss] = []
     theirs: list[Loss | None] = []
     unlinked: list[Loss] = []

@@ -24,7 +24,7 @@ from elaswave_fx.bench.links import cut_links
 from elaswave_fx.bench.processes import BenchFailed
 
 WARM_UP, NORMAL_STEPS = 5, 10
-"""Steps that do not count, and those before a loss that say how long one takes."""
+"""The first steps do not count; those right before a loss say how long one takes."""
 
 LIMIT_S = 30.0
 """A job that has not gone on by then has failed."""
@@ -61,31 +61,32 @@ the ranks, and the step that is done again, less a normal one. Plans for the los
 left of planning is to look one up."""
 
 Fault = Callable[[int, Sequence[int]], None]
-"""What is done to a process, given the processes of the other ranks."""
+"""Does something to a process, given the processes of the other ranks."""
 
 
 def kill(pid: int, others: Sequence[int]) -> None:
-    """SIGKILL."""
+    """Send SIGKILL."""
     os.kill(pid, signal.SIGKILL)
 
 
 def stop(pid: int, others: Sequence[int]) -> None:
-    """SIGSTOP."""
+    """Send SIGSTOP."""
     os.kill(pid, signal.SIGSTOP)
 
 
 def cut(pid: int, others: Sequence[int]) -> None:
-    """All links to the other ranks go down; the process lives."""
+    """Take all links to the other ranks down; the process lives."""
     cut_links(pid, others)
 
 
 def phases(points: int) -> list[float]:
-    """Spread evenly over a step."""
+    """Return points that are spread evenly over a step."""
     return [(point + 0.5) / points for point in range(points)]
 
 
 def lose(job: Job, ranks: int, victim: int, phase: float, inject_fault: Fault = kill) -> Loss:
-    """`phase` of a normal step after a commit. Raises BenchFailed when the job does not get into step, or not on."""
+    """Lose `victim`, `phase` of a normal step after a commit. Raises BenchFailed when the job does not get into step,
+    or not on."""
     pids: dict[int, int] = {}
     commits: list[float] = []
     while len(commits) <= WARM_UP + NORMAL_STEPS or len(pids) < ranks:

@@ -1,6 +1,6 @@
-"""What a benchmark says: paired runs, their medians, a table, and the JSON entries that others read.
+"""What a benchmark does and says: sides that take turns, medians of their pairs, a table, JSON entries for others.
 
-In: samples of both sides, in pairs. Out: `Entry`, text, JSON.
+In: functions that run one side each, or samples of both sides, in pairs. Out: `Entry`, text, JSON.
 
     paired("16 ranks", ours=[2.1, 1.9, 2.0], peer=[9.8, 9.9, 9.7], unit="ms")  ->  ratio 4.9, ours 2.0, peer 9.8
 """
@@ -13,7 +13,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One job: seconds of the steps that count, as its first rank saw them, CPU seconds of all threads of all ranks in
+    a step, and the mean losses of all steps, where somebody knows them."""
+
+    seconds: tuple[float, ...]
+    cpu_s_per_step: float
+    losses: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose; None: as the benchmark likes. `tiny`: to see that it runs, nothing more."""
+    """What the command line chose; with None the benchmark chooses. `tiny` is to see that it runs, nothing more."""
 
     repeats: int | None = None
     ranks: tuple[int, ...] | None = None
@@ -47,14 +61,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`notes`: what stands under the table, in words."""
+    """What a benchmark found. `notes` stand under the table, in words."""
 
     entries: Sequence[Entry]
     notes: Sequence[str] = ()
 
 
 def p95(samples: Sequence[float]) -> float:
-    """The smallest sample that at least 95 % of them do not exceed."""
+    """Return the smallest sample that at least 95 % of them do not exceed."""
     return sorted(samples)[-(-95 * len(samples) // 100) - 1]
 
 
@@ -66,7 +80,7 @@ def paired(
     target: float | None = None,
     parts: Mapping[str, float] | None = None,
 ) -> Entry:
-    """The entry of samples that were taken in turn."""
+    """Return the entry of samples that were taken in turns."""
     return Entry(
         name=name,
         ratio=statistics.median(b / a for a, b in zip(ours, peer, strict=True)),
@@ -81,6 +95,31 @@ def paired(
     )
 
 
+def in_turns(
+    sides: Mapping[str, Callable[[], T]], repeats: int, progress: Callable[[str], None], what: str = "run"
+) -> dict[str, list[T]]:
+    """Run every side once per turn, another one first each time; return what they gave, by side."""
+    names, found = list(sides), {name: list[T]() for name in sides}
+    for turn in range(repeats):
+        progress(f"{what} {turn + 1} of {repeats}")
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(sides[name]())
+    return found
+
+
+def medians_ms(jobs: Sequence[Steps]) -> list[float]:
+    """Return a sample per job: the median of its steps in milliseconds."""
+    return [1e3 * statistics.median(job.seconds) for job in jobs]
+
+
+def cpu_line(jobs: Mapping[str, Sequence[Steps]]) -> str:
+    """Say what CPU time a step takes by kind of job; a busy machine does not change it much."""
+    return "CPU time of a step, all ranks, all threads (medians): " + ", ".join(
+        f"{name} {1e3 * statistics.median(job.cpu_s_per_step for job in found):.1f} ms" for name, found in jobs.items()
+    )
+
+
 def compare(
     name: str,
     ours: Callable[[], None],
@@ -89,34 +128,29 @@ def compare(
     warm_up: int = 3,
     target: float | None = None,
 ) -> Entry:
-    """Run both in turn, ours and peer alternating first, and compare seconds pair by pair."""
+    """Run both in turns, and compare their seconds pair by pair."""
     gc.collect()
     gc.freeze()  # what was imported and compiled is not looked through again in the middle of a sample
     for _ in range(warm_up):
         ours()
         peer()
-    pairs = []
-    for run in range(runs):
-        order = (ours, peer) if run % 2 == 0 else (peer, ours)
-        first, second = _seconds(order[0]), _seconds(order[1])
-        pairs.append((first, second) if run % 2 == 0 else (second, first))
-    mine, theirs = zip(*pairs, strict=True)
-    return paired(name, [1e3 * s for s in mine], [1e3 * s for s in theirs], "ms", target)
+    taken = in_turns({"ours": partial(_ms, ours), "peer": partial(_ms, peer)}, runs, lambda turn: None)
+    return paired(name, taken["ours"], taken["peer"], "ms", target)
 
 
 def medians(samples: Sequence[Mapping[str, float]], scale: float = 1.0) -> dict[str, float]:
-    """Part by part."""
+    """Return the median of each part."""
     return {name: scale * statistics.median(sample[name] for sample in samples) for name in samples[0]}
 
 
-def _seconds(action: Callable[[], None]) -> float:
+def _ms(action: Callable[[], None]) -> float:
     start = time.perf_counter()
     action()
-    return time.perf_counter() - start
+    return 1e3 * (time.perf_counter() - start)
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """Aligned text: one line per entry, then one line per entry that has parts."""
+    """Return aligned text: one line per entry, then one line per entry that has parts."""
     rows = [("", "ours", "p95", "peer", "p95", "peer/ours", "wanted", "runs")]
     rows += [
         (
@@ -140,7 +174,7 @@ def table(entries: Sequence[Entry]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equal length as lines of columns."""
+    """Return rows of equal length as lines of columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,12 +41,8 @@ _LOOK_EVERY_S = 0.002
 _MIB = 2.0**20
 
 
-@dataclass(frozen=True)
-class Start:
-    """Of one command: seconds until its first step, and what they consist of."""
-
-    seconds: float
-    parts: Mapping[str, float]
+Start = tuple[float, dict[str, float]]
+"""One start: the seconds from the command to its first step, and what they consist of."""
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
@@ -66,10 +62,11 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 
 
 def _start_entry(name: str, starts: Sequence[Start]) -> Entry:
-    seconds, limit = [start.seconds for start in starts], WANTED_S[name]
+    (seconds, parts), limit = zip(*starts, strict=True), WANTED_S[name]
     ours = statistics.median(seconds)
-    parts = medians([start.parts for start in starts])
-    return Entry(f"{name} start", limit / ours, ours, limit, "s", len(seconds), p95(seconds), target=1.0, parts=parts)
+    return Entry(
+        f"{name} start", limit / ours, ours, limit, "s", len(seconds), p95(seconds), target=1.0, parts=medians(parts)
+    )
 
 
 # --- Start-up
@@ -95,13 +92,13 @@ def start(folder: Path, name: str, overrides: Sequence[str]) -> Start:
             process.wait()
     if first is None:
         raise BenchFailed(f"startup: {' '.join(command)} took no step\n{log.read_text()[-2000:]}")
-    return Start(first - began, parts_of(said, began, first))
+    return first - began, parts_of(said, began, first)
 
 
 def _listen(
     process: subprocess.Popen[bytes], metrics: Path, end: float
 ) -> tuple[list[tuple[float, str]], float | None]:
-    """Lines with when they came, until there is a first step; and when that was."""
+    """Return the lines with when they came, until there is a first step, and when that was."""
     assert process.stdout is not None
     output, said, rest = process.stdout.fileno(), [], b""
     while process.poll() is None and time.monotonic() < end:
@@ -116,7 +113,7 @@ def _listen(
 
 
 def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> dict[str, float]:
-    """What the seconds from `began` to `first` were spent on, by the lines and when they came.
+    """Return what the seconds from `began` to `first` were spent on, by the lines and when they came.
 
     The builder's line says itself what its parts took; what it does not name is planning, and forking the builder.
     """
@@ -138,7 +135,7 @@ def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> d
 
 
 def _memory_entry(workload: Workload) -> tuple[Entry, str]:
-    """The rank whose peak is highest against its parts."""
+    """Take the rank whose peak is highest against its parts."""
     idle = run_steps(tiny(workload), Variant(), STEPS, 1).resident
     run = run_steps(workload, Variant(), STEPS, 1)
     resident, expected = run.resident, [expected_memory(run.plan, rank) for rank in range(workload.ranks)]
@@ -165,7 +162,7 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
 
 
 def expected_memory(plan: Plan, rank: int) -> Memory:
-    """What the plan expects of a rank, by purpose."""
+    """Return what the plan expects of a rank, by purpose."""
     tile = plan.tile(rank)  # type: ignore[arg-type]
     kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
     in_flight = plan.predicted.ranks[tile.rank].in_flight

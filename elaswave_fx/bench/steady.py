@@ -10,17 +10,15 @@ Jobs take turns, one of each kind per run; a run's sample is the median of its s
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from elaswave_fx.bench.copies import cpu_line
 from elaswave_fx.bench.own_job import Variant, run_steps
-from elaswave_fx.bench.results import Entry, Options, Outcome, paired
+from elaswave_fx.bench.results import Entry, Options, Outcome, Steps, cpu_line, in_turns, medians_ms, paired
 from elaswave_fx.bench.torch_job import ddp_steps, need_torchft, torchft_steps
-from elaswave_fx.bench.workload import COMPUTE_BOUND, Workload, tiny
+from elaswave_fx.bench.workload import COMPUTE_BOUND, tiny
 
 REPEATS = 20
 STEPS, WARM_UP = 6, 2
@@ -32,40 +30,20 @@ VARIANTS = {
     "copies alone": Variant(copies=1, guarded=False),
 }
 
-Side = Callable[[], tuple[float, ...]]
-"""One job: the seconds of its steps."""
-
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """Peer is `off` in each entry: plain DDP in the last one."""
+    """The peer is `off` in each entry, plain DDP in the last one."""
     torch.set_num_threads(1)
     need_torchft()
     workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
-    cpu: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    sides = _sides(workload, cpu)
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    names, repeats = list(sides), options.repeats or REPEATS
-    for turn in range(repeats):
-        progress(f"run {turn + 1} of {repeats}")
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            samples[name].append(1e3 * statistics.median(sides[name]()))
-    return Outcome(_entries(samples), ("", workload.text(), cpu_line(cpu)))
-
-
-def _sides(workload: Workload, cpu: dict[str, list[float]]) -> dict[str, Side]:
-    """All kinds of job; ours add their CPU time of a step to `cpu`."""
-
-    def own(name: str) -> tuple[float, ...]:
-        done = run_steps(workload, VARIANTS[name], STEPS, WARM_UP)
-        cpu[name].append(done.cpu_s_per_step)
-        return done.seconds
-
-    return {
-        **{name: partial(own, name) for name in VARIANTS},
+    sides: dict[str, Callable[[], Steps]] = {
+        **{name: partial(run_steps, workload, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()},
         "TorchFT": partial(torchft_steps, workload, STEPS, WARM_UP),
         "DDP": partial(ddp_steps, workload, STEPS, WARM_UP),
     }
+    jobs = in_turns(sides, options.repeats or REPEATS, progress)
+    samples = {name: medians_ms(found) for name, found in jobs.items()}
+    return Outcome(_entries(samples), ("", workload.text(), cpu_line(jobs)))
 
 
 def _entries(samples: dict[str, list[float]]) -> list[Entry]:

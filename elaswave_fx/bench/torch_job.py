@@ -2,8 +2,8 @@
 
 In: a workload. Out: seconds of each step, or a job that tells of every commit. Each rank is a process with one thread.
 
-    ddp_steps(workload, steps=8, warm_up=3)              ->  (0.31, 0.30, …)
-    torchft_steps(workload, steps=8, warm_up=3)          ->  (0.33, 0.34, …)
+    ddp_steps(workload, steps=8, warm_up=3)              ->  Steps(seconds=(0.31, 0.30, …), …)
+    torchft_steps(workload, steps=8, warm_up=3)          ->  Steps(seconds=(0.33, 0.34, …), …)
     with TorchFTJob(workload, Settings()) as job:
         job.hear("step")                                 ->  {"rank": 0, "at_s": …, "ranks": 4, …}
 """
@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from elaswave_fx.bench.edit_gloo import on_loopback, start_store
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
+from elaswave_fx.bench.results import Steps
 from elaswave_fx.bench.workload import Workload
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
@@ -35,7 +37,7 @@ _TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user of TorchFT can choose, in milliseconds. The defaults are those of `torchft_lighthouse` and of its
+    """Choices that a user of TorchFT has, in milliseconds. The defaults are those of `torchft_lighthouse` and of its
     Manager; gloo's timeout is the one of its train_ddp.py (the class's own is 60 s).
     """
 
@@ -54,31 +56,70 @@ class Settings:
 
 
 def need_torchft() -> None:
-    """Raises `ConfigError` that says how to get it."""
+    """Check that it is there; raises `ConfigError` that says how to get it."""
     if importlib.util.find_spec("torchft") is None:
         raise ConfigError("torchft 0.2.0 is not installed; `pip install torchft==0.2.0` (the extra `bench`) adds it")
 
 
-def ddp_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, ...]:
-    """Plain DDP, clipping and AdamW."""
-    with Processes() as processes:
-        port = start_store(processes)
-        for rank in range(workload.ranks):
-            processes.fork(f"ddp-{rank}", _ddp_body(workload, rank, port, steps, warm_up))
-        return _seconds(processes, [f"ddp-{rank}" for rank in range(workload.ranks)])
+Step = Callable[[int], Tensor | None]
+"""Takes the step of that number; returns its mean loss where the rank knows it."""
 
 
-def torchft_steps(workload: Workload, steps: int, warm_up: int) -> tuple[float, ...]:
-    """TorchFT's DistributedDataParallel and Optimizer, as its examples have them, with its defaults."""
+def peer_steps(
+    ranks: int, steps: int, warm_up: int, serve: Callable[[Processes], Any], prepare: Callable[[int, Any], Step]
+) -> Steps:
+    """Time the steps of one job of a peer, a process per rank.
+
+    `serve` starts what the ranks meet at and returns where it is; `prepare(rank, where)` makes the function that takes
+    steps, in the rank's process. The losses are those of the last rank. Raises BenchFailed.
+    """
+    names = [f"rank-{rank}" for rank in range(ranks)]
     with Processes() as processes:
-        address = _start_lighthouse(processes, Settings(), workload.ranks)
-        for rank in range(workload.ranks):
-            processes.fork(f"torchft-{rank}", _torchft_body(workload, rank, address, steps, warm_up))
-        return _seconds(processes, [f"torchft-{rank}" for rank in range(workload.ranks)])
+        where = serve(processes)
+        for rank, name in enumerate(names):
+            processes.fork(name, partial(_measure, prepare, rank, where, steps, warm_up))
+        done = processes.hear(names, "measured")
+    cpu_s = sum(rank["cpu_s"] for rank in done.values()) / steps
+    return Steps(tuple(done[names[0]]["seconds"]), cpu_s, tuple(done[names[-1]]["losses"]))
+
+
+def _measure(
+    prepare: Callable[[int, Any], Step], rank: int, where: Any, steps: int, warm_up: int, channel: Channel
+) -> None:
+    step, seconds, losses, used = prepare(rank, where), [], [], 0.0
+    for number in range(warm_up + steps):
+        if number == warm_up:
+            used = time.process_time()
+        start = time.perf_counter()
+        losses.append(step(number))
+        seconds.append(time.perf_counter() - start)
+    used = time.process_time() - used
+    known = [loss.item() for loss in losses if loss is not None]
+    channel.send("measured", seconds=seconds[warm_up:], cpu_s=used, losses=known)
+    channel.receive(TEST_TIMEOUT_S)
+
+
+def join_gloo(rank: int, ranks: int, port: int) -> TCPStore:
+    """Make this process a rank of a gloo world that meets at the store of that port."""
+    on_loopback()
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_TIMEOUT)
+    return store
+
+
+def ddp_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+    """Time plain DDP, clipping and AdamW."""
+    return peer_steps(workload.ranks, steps, warm_up, start_store, partial(_ddp_step, workload))
+
+
+def torchft_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+    """Time TorchFT's DistributedDataParallel and Optimizer, as its examples have them, with its defaults."""
+    serve = partial(_start_lighthouse, settings=Settings(), min_replicas=workload.ranks)
+    return peer_steps(workload.ranks, steps, warm_up, serve, partial(_torchft_step, workload))
 
 
 class TorchFTJob:
-    """Four ranks in the manual loop, as long as the block lasts."""
+    """A job whose ranks run the manual loop as long as the block lasts."""
 
     def __init__(self, workload: Workload, settings: Settings, resident_bytes: int = 0) -> None:
         self._processes, self._reports = Processes(), Reports()
@@ -99,11 +140,11 @@ class TorchFTJob:
         self._reports.close_reader()
 
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
-        """The next report of a rank; raises BenchFailed when none comes."""
+        """Return the next report of a rank; raises BenchFailed when none comes."""
         return self._reports.hear(kind, self._processes[self._names[0]].log, timeout_s)
 
     def awaited(self) -> str:
-        """What the lighthouse waited for last before it gave out the first quorum of fewer ranks, by its log."""
+        """Return what the lighthouse waited for last before the first quorum of fewer ranks, by its log."""
         whole, reason, why = f"[{len(self._names)}/{len(self._names)} participants healthy]", "", ""
         for line in self._processes["lighthouse"].log.read_text().splitlines():
             if "quorum found" in line:
@@ -118,12 +159,7 @@ _REASONS = {
     "need at least half": "a majority, until the heartbeat timeout or gloo's",
     "due to join timeout": "the lost rank, until the join timeout or the heartbeat timeout",
 }
-"""Words of TorchFT's lighthouse (`quorum_compute` in its lighthouse.rs) -> what it waits for."""
-
-
-def _seconds(processes: Processes, names: list[str]) -> tuple[float, ...]:
-    done = processes.hear(names, "measured")
-    return tuple(done[names[0]]["seconds"])
+"""Words of TorchFT's lighthouse (`quorum_compute` in its lighthouse.rs) tell what it waits for."""
 
 
 def _start_lighthouse(processes: Processes, settings: Settings, min_replicas: int) -> str:
@@ -152,45 +188,30 @@ def _optimizer(model: nn.Module, workload: Workload) -> torch.optim.Optimizer:
 
 
 def _forward(model: nn.Module, workload: Workload, step: int, rank: int) -> None:
-    """Forward and backward of the mean loss."""
+    """Run forward and backward of the mean loss."""
     inputs, labels = workload.batch(step, rank)
     loss, count = model(inputs, labels)
     (loss / count).backward()
 
 
-def _measure(step: Callable[[int], None], steps: int, warm_up: int, channel: Channel) -> None:
-    seconds = []
-    for number in range(warm_up + steps):
-        start = time.perf_counter()
-        step(number)
-        seconds.append(time.perf_counter() - start)
-    channel.send("measured", seconds=seconds[warm_up:])
-    channel.receive(TEST_TIMEOUT_S)
+def _ddp_step(workload: Workload, rank: int, port: int) -> Step:
+    join_gloo(rank, workload.ranks, port)
+    model = nn.parallel.DistributedDataParallel(workload.model().train())
+    optimizer = _optimizer(model, workload)
 
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        _forward(model, workload, number, rank)
+        workload.clip(model.parameters())
+        optimizer.step()
 
-def _ddp_body(workload: Workload, rank: int, port: int, steps: int, warm_up: int) -> Callable[[Channel], None]:
-    def body(channel: Channel) -> None:
-        on_loopback()
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.ranks, timeout=_TIMEOUT)
-        model = nn.parallel.DistributedDataParallel(workload.model().train())
-        optimizer = _optimizer(model, workload)
-
-        def step(number: int) -> None:
-            optimizer.zero_grad()
-            _forward(model, workload, number, rank)
-            workload.clip(model.parameters())
-            optimizer.step()
-
-        _measure(step, steps, warm_up, channel)
-
-    return body
+    return step
 
 
 def _manager(
     model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, address: str, settings: Settings, least: int
 ) -> tuple[Any, Any]:
-    """The manager of a replica group of one rank, and the store that it needs for as long as it lives."""
+    """Make the manager of a replica group of one rank, and the store that it needs for as long as it lives."""
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo
 
@@ -220,33 +241,30 @@ def _manager(
     return manager, store
 
 
-def _torchft_body(workload: Workload, rank: int, address: str, steps: int, warm_up: int) -> Callable[[Channel], None]:
-    def body(channel: Channel) -> None:
-        from torchft.ddp import DistributedDataParallel
-        from torchft.optim import OptimizerWrapper
+def _torchft_step(workload: Workload, rank: int, address: str) -> Step:
+    from torchft.ddp import DistributedDataParallel
+    from torchft.optim import OptimizerWrapper
 
-        inner = workload.model().train()
-        base = _optimizer(inner, workload)
-        manager, _store = _manager(inner, base, rank, address, Settings(), workload.ranks)
-        model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
+    inner = workload.model().train()
+    base = _optimizer(inner, workload)
+    manager, store = _manager(inner, base, rank, address, Settings(), workload.ranks)
+    model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
 
-        def step(number: int) -> None:
-            optimizer.zero_grad()
-            _forward(model, workload, number, rank)
-            workload.clip(model.parameters())
-            optimizer.step()
-            if manager.num_participants() != workload.ranks:
-                raise BenchFailed(f"torchft: step {number} had {manager.num_participants()} participants")
+    def step(number: int, _kept: object = store) -> None:  # The manager needs the store as long as it lives.
+        optimizer.zero_grad()
+        _forward(model, workload, number, rank)
+        workload.clip(model.parameters())
+        optimizer.step()
+        if manager.num_participants() != workload.ranks:
+            raise BenchFailed(f"torchft: step {number} had {manager.num_participants()} participants")
 
-        _measure(step, steps, warm_up, channel)
-
-    return body
+    return step
 
 
 def _manual_body(
     workload: Workload, rank: int, address: str, settings: Settings, reports: Reports, resident_bytes: int
 ) -> Callable[[Channel], None]:
-    """The manual loop: quorum, forward and backward, one all-reduce of the flat gradient, vote, update; for ever."""
+    """Run the manual loop for ever: quorum, forward and backward, one all-reduce of the flat gradient, vote, update."""
 
     def body(channel: Channel) -> None:
         reports.close_reader()
@@ -275,7 +293,7 @@ def _manual_body(
 
 
 def _scatter(flat: torch.Tensor, parameters: list[nn.Parameter]) -> None:
-    """The reduced gradient back to its parameters."""
+    """Give the reduced gradient back to its parameters."""
     offset = 0
     for parameter in parameters:
         parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)

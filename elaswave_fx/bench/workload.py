@@ -46,7 +46,7 @@ class Workload:
     tied: bool = True
 
     def config(self, *overrides: str) -> Config:
-        """As the command line would give it."""
+        """Return the configuration, as the command line would give it."""
         return load_config(
             [
                 "model=gpt", f"model.layers={self.layers}", f"model.width={self.width}", f"model.heads={self.heads}",
@@ -60,28 +60,28 @@ class Workload:
         )  # fmt: skip
 
     def model(self) -> GPT:
-        """The same architecture for plain PyTorch."""
+        """Make the same architecture for plain PyTorch."""
         torch.manual_seed(0)
         return GPT(VOCABULARY, self.seq_len, self.layers, self.width, self.heads)
 
     def elements(self) -> int:
-        """Parameters of the model."""
+        """Return the number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.model().parameters())
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels of a rank's share of a step; while all ranks are there."""
+        """Return inputs and labels of a rank's share of a step, while all ranks are there."""
         draw = torch.Generator().manual_seed(1 + step * self.ranks + rank)
         shape = (self.global_batch // self.ranks, self.seq_len + 1)
         tokens = torch.randint(VOCABULARY, shape, generator=draw)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def clip(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Their gradients, in plain PyTorch."""
+        """Clip the gradients of parameters, in plain PyTorch."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def text(self) -> str:
-        """In one line, for under the table."""
+        """Describe the workload in one line, for under the table."""
         layout = "data parallel, each on a host of its own"
         if self.stages > 1:
             layout = f"{self.ranks // self.stages} x {self.stages}, micro-batches of {self.micro_batch}"
@@ -92,30 +92,30 @@ class Workload:
 
 
 COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
-"""For `copies` and `steady`: a rank per core; a step is almost all matrix products."""
+"""`copies` and `steady` run this: there is a rank per core, and a step is almost all matrix products."""
 
 FOUR_COLUMNS = Workload(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
-"""For `recovery`: data parallel 4x1."""
+"""`recovery` runs this, data parallel 4x1."""
 
 PIPELINE_SMALL = Workload(
     layers=8, width=64, heads=4, seq_len=64, global_batch=16, ranks=2, clip_norm=None, micro_batch=2, tied=False
 )
-"""For `pipeline`, which sets the number of ranks: kernels of some tens of microseconds."""
+"""`pipeline`, which sets the number of ranks, runs this: kernels take some tens of microseconds."""
 
 PIPELINE_LARGE = replace(PIPELINE_SMALL, width=512, heads=8, seq_len=128, global_batch=8, micro_batch=1)
-"""For `pipeline`: almost all of a step is matrix products."""
+"""`pipeline` runs this: almost all of a step is matrix products."""
 
 MEMORY = Workload(
     layers=8, width=512, heads=8, seq_len=128, global_batch=16, ranks=4, stages=2, micro_batch=2, ranks_per_host=2
 )
-"""For `startup`: laid out as the demo, and hundreds of MB at each rank."""
+"""`startup` runs this: it is laid out as the demo, with hundreds of MB at each rank."""
 
 
 def tiny(workload: Workload) -> Workload:
-    """To see that a benchmark runs."""
+    """Make it small, to see that a benchmark runs."""
     return replace(workload, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
 
 
 def _word(value: float | None) -> str:
-    """As the command line spells it."""
+    """Spell a value as the command line does."""
     return json.dumps(value)
