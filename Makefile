@@ -48,7 +48,7 @@ bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)
 
 .PHONY: models
-models: $(STAMPS)/ready ## Train 20 Hugging Face architectures for some steps, and write docs/models.md (ARGS='--only gpt')
+models: $(STAMPS)/ready ## Run 20 Hugging Face architectures for some steps, and write docs/models.md (ARGS='--only gpt')
 	$(RUN) -m elaswave_fx.survey docs/model_types.yaml --out docs/models.md $(ARGS)
 
 .PHONY: lint

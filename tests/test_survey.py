@@ -1,4 +1,4 @@
-"""The page of architectures: who trains, who does not and why; overrides as the command line takes them."""
+"""The page of architectures: which run, which do not and why; overrides as the command line takes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_page_shows_what_was_found() -> None:
         Found(entries[1], {}, None, "1x1: the model fails to export"),
     ]
     text = page(found, "make models")
-    assert "1 of 2 train; 1 of them reach 0.9 at 4 stages." in text
+    assert "1 of 2 run and agree; 1 of them reach 0.9 at 4 stages." in text
     assert "| `one` | decoder | 5.500 -> 5.400 | 26 | 32.8 | 0.96 | 0.91 | - |" in text
     assert "- `two` (decoder): 1x1: the model fails to export" in text
 
