@@ -213,6 +213,7 @@ void bind_endpoint(py::module_& module) {
       .def_property_readonly("lost_peers", &Endpoint::lost_peers)
       .def_property_readonly("bytes_sent", &Endpoint::bytes_sent)
       .def_property_readonly("bytes_received", &Endpoint::bytes_received)
+      .def_property_readonly("older_frames_rule_consulted", &Endpoint::older_frames_rule_consulted)
       .def("connect", &connect, py::arg("peers"), py::arg("timeout_s"),
            "Opens the missing links to peers, {rank: (host, port, host_id)}, and waits for all of them.")
       .def(

@@ -74,6 +74,12 @@ std::uint64_t Endpoint::bytes_received() const {
   return sum;
 }
 
+std::uint64_t Endpoint::older_frames_rule_consulted() const {
+  std::uint64_t sum = 0;
+  for (const auto& [rank, link] : core_->table().links()) sum += link->older_frames_rule_consulted();
+  return sum;
+}
+
 void Endpoint::close() { core_->close(); }
 
 }  // namespace elaswave::comm

@@ -151,6 +151,8 @@ class Endpoint {
 
   std::uint64_t bytes_sent() const;  // payload bytes, all links
   std::uint64_t bytes_received() const;
+  // How often a frame was held against `commit::Guards::older_frames_are_dropped`, on all links.
+  std::uint64_t older_frames_rule_consulted() const;
 
   // Ends all links (as `disconnect`) and the IO thread; pending transfers fail with CommError. Idempotent.
   void close();

@@ -354,4 +354,9 @@ std::uint64_t Link::bytes_received() const {
   return bytes_received_;
 }
 
+std::uint64_t Link::older_frames_rule_consulted() const {
+  const std::lock_guard lock(mutex_);
+  return older_frames_are_dropped_.consulted();
+}
+
 }  // namespace elaswave::comm

@@ -79,6 +79,7 @@ class Link {
   int fd() const;
   std::uint64_t bytes_sent() const;
   std::uint64_t bytes_received() const;
+  std::uint64_t older_frames_rule_consulted() const;
 
  private:
   struct Key {
