@@ -22,7 +22,7 @@ WITHIN = {
     # Schedules, from seed 0, in which each planted bug must have been found: at most ten times those it took.
     "update_before_commit": 10,
     "two_owners": 10,
-    "holder_not_applied": 40,
+    "holder_not_applied": 10,
     "vote_without_base": 10,
     "failed_update_swallowed": 400,
     "stale_frame_accepted": 600,

@@ -139,7 +139,7 @@ def decide(
     # A job that has not taken its first step can always load the seed.
     fresh = register.activation.rollback and resume == register.activation.resume
     lost = tuple(box for box, ranks in held.items() if not ranks)
-    # Every commit of an epoch is known, or in flight, at each of its members; of none of them nothing is known.
+    # Every commit of an epoch is known, or in flight, at each of its members; without any of them nothing is known.
     unknown = not set(members) & set(register.members)
     if unknown and not allow_rollback and (mute := frozenset(register.members) - gone):
         return Blocked(lost, mute)
