@@ -67,7 +67,8 @@ class Injector:
         if fault.kind == "crash":
             self.world.crash(fault.rank, fault.told_s, silent=False)
         elif fault.kind == "host":
-            for rank in self._on_host(fault.rank):
+            # The rank that it struck first: it may be dead in the midst of what it did.
+            for rank in sorted(self._on_host(fault.rank), key=lambda rank: rank != fault.rank):
                 self.world.crash(rank, fault.told_s, silent=False)
         elif fault.kind == "silent_host":
             self._silence_host(fault, until)

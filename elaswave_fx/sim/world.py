@@ -419,8 +419,8 @@ class World:
 
     def may_die(self, address: Rank) -> bool:
         """One member always lives and gets on: without any there is nothing to check."""
-        others = [p.body for r, p in self.processes.items() if r >= 0 and r != address and p.alive]
-        return address < 0 or any(isinstance(b, RankProcess) and b.state.members and not b.hangs for b in others)
+        others = [self.processes[rank] for rank in self.register.members if rank != address]
+        return address < 0 or any(isinstance(p.body, RankProcess) and p.alive and not p.body.hangs for p in others)
 
     def crash(self, rank: Rank, told_s: float, silent: bool, last_too: bool = False) -> None:
         """A process ends. `silent`: its peers see no broken link until they give it up."""
