@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from elaswave_fx.control.protocol.messages import Connected, Disconnected
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 from elaswave_fx.plan.topology import Rank
+from tests.waiting import await_true
 
 WAIT_S = 20.0
 
@@ -41,13 +42,6 @@ def heard(lifelines: Lifelines, count: int) -> list[Connected | Disconnected]:
         found += lifelines.events()
         time.sleep(0.001)
     return found
-
-
-def await_true(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_a_killed_process_is_told_of_without_a_word_of_its_own(address: ControlAddress, lifelines: Lifelines) -> None:
@@ -122,7 +116,7 @@ def test_strangers_are_turned_away(address: ControlAddress, lifelines: Lifelines
             except ConnectionResetError:
                 return True
 
-        await_true(is_closed)
+        await_true(is_closed, "the end is closed")
         assert events == []
 
 

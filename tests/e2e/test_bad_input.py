@@ -5,13 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.runs import SMALL
+from tests.waiting import await_true
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -72,17 +71,12 @@ def small(recipe: str, *words: str) -> tuple[str, ...]:
     return (f"recipe={recipe}", *SMALL[recipe], "eval.every=0", *words)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.05)
-
-
 def test_ctrl_c_ends_all_ranks_and_leaves_the_directory_whole(tmp_path: Path) -> None:
     process = start(tmp_path, *small("two_tower", "steps=1000000", "schedule=constant"))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None)
+    await_true(
+        lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None, "five steps"
+    )
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1, output + errors
@@ -94,7 +88,9 @@ def test_ctrl_c_ends_all_ranks_and_leaves_the_directory_whole(tmp_path: Path) ->
 def test_killed_workers_are_named_and_when_all_are_gone_the_run_ends(tmp_path: Path) -> None:
     process = start(tmp_path, *small("two_tower", "steps=1000000", "schedule=constant"))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None)
+    await_true(
+        lambda: (metrics.exists() and metrics.read_text().count("\n") > 5) or process.poll() is not None, "five steps"
+    )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
@@ -102,4 +98,4 @@ def test_killed_workers_are_named_and_when_all_are_gone_the_run_ends(tmp_path: P
     assert process.returncode == 1, output + errors
     assert "SIGKILL" in output + errors
     for child in children:
-        wait_for(lambda pid=child: not Path(f"/proc/{pid}").exists(), 10)
+        await_true(lambda pid=child: not Path(f"/proc/{pid}").exists(), "the rank is gone", 10)

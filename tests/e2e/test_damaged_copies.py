@@ -13,6 +13,7 @@ import pytest
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
+from tests.waiting import await_true
 
 WORDS = ("parallel.dp=2", "parallel.pp=2", "steps=10")
 BAD_STEP = 4
@@ -65,15 +66,21 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
     assert "rolled_back_to" not in json.dumps(events(run, "agreed"))
 
 
-def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 2 has a damaged copy of what rank 0 owns, and rank 0 dies before the next update would show it."""
+def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Rank 2 has a damaged copy of what rank 0 owns, and rank 0 dies before the next update would show it.
+
+    Rank 0 may enter the step while rank 2 still commits the one before, so it waits for the damage.
+    """
     step = Training._step
+    damaged = folder / "damaged"
 
     def step_and_damage(training: Training, number: int) -> None:
         if number == BAD_STEP and training._worker.plan.epoch == 0:
             if training._worker.rank == 2:
                 assert damage(training) == 0
+                damaged.touch()
             if training._worker.rank == 0:
+                await_true(damaged.exists, "rank 2 has the damaged copy")
                 os.kill(os.getpid(), signal.SIGKILL)
         step(training, number)
 
@@ -84,7 +91,7 @@ def test_a_damaged_copy_does_not_become_the_truth(
     undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No right copy is left: the run goes back and says so."""
-    damaged_before_its_owner_dies(monkeypatch)
+    damaged_before_its_owner_dies(monkeypatch, tmp_path)
     run = run_job(config(), tmp_path)
     assert run.code == 0
     assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)
@@ -95,7 +102,7 @@ def test_a_damaged_copy_does_not_become_the_truth(
 def test_another_copy_takes_the_place_of_a_damaged_one(
     undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged_before_its_owner_dies(monkeypatch)
+    damaged_before_its_owner_dies(monkeypatch, tmp_path)
     run = run_job(config("copies.count=2"), tmp_path)
     assert run.code == 0
     assert run.losses == pytest.approx(undisturbed.losses, rel=1e-5)

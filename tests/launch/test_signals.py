@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,19 +14,10 @@ import psutil
 import pytest
 
 from tests.launch.test_local import lines_of, started_pids, summary_of
+from tests.waiting import WAIT_S, await_true
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 60.0
-"""How long anything may take on a busy machine; nothing here waits for so long when it works."""
-
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def wait_until(happened: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < end, f"did not happen: {what}"
-        time.sleep(0.02)
 
 
 def steps_written(run_dir: Path) -> int:
@@ -65,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     process = start("steps=100000", "pause_s=0.002")
-    wait_until(lambda: steps_written(tmp_path) >= 3, "three steps")
+    await_true(lambda: steps_written(tmp_path) >= 3, "three steps")
     # Ctrl-C reaches the whole group; SIGTERM comes to the launcher alone.
     (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=WAIT_S)
@@ -81,12 +71,12 @@ def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number
 
 def test_a_second_ctrl_c_ends_workers_that_do_not_stop(start: Start, tmp_path: Path) -> None:
     process = start("steps=1000", "pause_s=600")
-    wait_until(
+    await_true(
         lambda: (tmp_path / "events.jsonl").exists() and "started" in (tmp_path / "events.jsonl").read_text(), "start"
     )
     pids = started_pids(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    wait_until(lambda: "stopping" in (tmp_path / "events.jsonl").read_text(), "the first Ctrl-C is heeded")
+    await_true(lambda: "stopping" in (tmp_path / "events.jsonl").read_text(), "the first Ctrl-C is heeded")
     assert not any(is_gone(pid) for pid in pids)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=WAIT_S)
@@ -97,7 +87,7 @@ def test_a_second_ctrl_c_ends_workers_that_do_not_stop(start: Start, tmp_path: P
 
 def test_ctrl_c_while_building_ends_the_builder(start: Start, tmp_path: Path) -> None:
     process = start("builder=slow")
-    wait_until(lambda: (tmp_path / "logs" / "builder.log").exists(), "the builder starts")
+    await_true(lambda: (tmp_path / "logs" / "builder.log").exists(), "the builder starts")
     (builder,) = psutil.Process(process.pid).children()
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=WAIT_S)
@@ -108,20 +98,20 @@ def test_ctrl_c_while_building_ends_the_builder(start: Start, tmp_path: Path) ->
 
 def test_no_worker_outlives_a_killed_launcher(start: Start, tmp_path: Path) -> None:
     process = start("steps=1000000", "pause_s=0.01")
-    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    await_true(lambda: steps_written(tmp_path) >= 1, "a step")
     pids = started_pids(tmp_path)
     assert len(pids) == 3
     process.kill()
     process.wait(timeout=WAIT_S)
-    wait_until(lambda: all(is_gone(pid) for pid in pids), "the workers end with their launcher")
+    await_true(lambda: all(is_gone(pid) for pid in pids), "the workers end with their launcher")
 
 
 def test_a_worker_killed_from_outside_is_named_and_gone_on_without(start: Start, tmp_path: Path) -> None:
     process = start("steps=1000000", "pause_s=0.01")
-    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    await_true(lambda: steps_written(tmp_path) >= 1, "a step")
     pids = started_pids(tmp_path)
     os.kill(pids[1], signal.SIGKILL)
-    wait_until(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
+    await_true(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
@@ -145,15 +135,15 @@ def child_log(child: psutil.Process) -> str:
 
 def test_a_killed_coordinator_is_replaced(start: Start, tmp_path: Path) -> None:
     process = start("steps=1000000", "pause_s=0.005")
-    wait_until(lambda: steps_written(tmp_path) >= 1, "a step")
+    await_true(lambda: steps_written(tmp_path) >= 1, "a step")
     pids = started_pids(tmp_path)
     for _ in range(2):
-        wait_until(lambda: len(coordinators(process.pid)) == 1, "a coordinator")
+        await_true(lambda: len(coordinators(process.pid)) == 1, "a coordinator")
         (old,) = coordinators(process.pid)
         old.kill()
-        wait_until(lambda old=old: [c.pid for c in coordinators(process.pid)] not in ([old.pid], []), "another one")
+        await_true(lambda old=old: [c.pid for c in coordinators(process.pid)] not in ([old.pid], []), "another one")
     os.kill(pids[0], signal.SIGKILL)
-    wait_until(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
+    await_true(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (1, "")
@@ -164,11 +154,11 @@ def test_a_killed_coordinator_is_replaced(start: Start, tmp_path: Path) -> None:
 def test_a_coordinator_of_its_own_serves_workers_without_a_launcher(start: Start, tmp_path: Path) -> None:
     """Workers whose launcher was killed end by themselves; the ledger has every step they took."""
     process = start("steps=1000000", "pause_s=0.01")
-    wait_until(lambda: steps_written(tmp_path) >= 5, "steps")
+    await_true(lambda: steps_written(tmp_path) >= 5, "steps")
     pids = started_pids(tmp_path)
     (coordinator,) = coordinators(process.pid)
     process.kill()
     process.wait(timeout=WAIT_S)
-    wait_until(lambda: all(is_gone(pid) for pid in (*pids, coordinator.pid)), "everybody ends")
+    await_true(lambda: all(is_gone(pid) for pid in (*pids, coordinator.pid)), "everybody ends")
     steps = [line["step"] for line in lines_of(tmp_path / "ledger.jsonl")]
     assert steps == list(range(len(steps))) and len(steps) >= 5

@@ -16,9 +16,7 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,11 +30,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.train import train
 from tests.runs import Run, small_config
-
-WAIT_S = 90.0
-"""How long anything may take on a busy machine; nothing here waits for so long when it works."""
-
-POLL_S = 0.005
+from tests.waiting import WAIT_S, await_true
 
 
 @dataclass(frozen=True)
@@ -181,14 +175,6 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def await_true(happened: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Poll, for a bounded time."""
-    end = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < end, f"did not happen within {timeout_s:.0f} s: {what}"
-        time.sleep(POLL_S)
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:

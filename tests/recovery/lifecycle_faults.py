@@ -20,10 +20,11 @@ from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.control.store.ledger import standing
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout
-from tests.recovery.harness import Finished, Job, await_true, finish, job_config, lines_of, signal_process
+from tests.recovery.harness import Finished, Job, finish, job_config, lines_of, signal_process
 from tests.recovery.invariants import assert_every_step_once, assert_same_arithmetic, assert_survived
 from tests.recovery.references import References
 from tests.recovery.scenarios import Scenario, strike_later
+from tests.waiting import await_true
 
 
 def no_copies(layout: Layout, rank: int, checkpoints: bool) -> Scenario:

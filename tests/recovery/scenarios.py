@@ -22,9 +22,10 @@ from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.plan.plan import Plan
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout, Loss
-from tests.recovery.harness import Finished, Job, await_true, finish, is_stopped, job_config
+from tests.recovery.harness import Finished, Job, finish, is_stopped, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
+from tests.waiting import await_true
 
 Check = Callable[[Path, References], Finished]
 

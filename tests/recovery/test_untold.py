@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.control.protocol import failure_detector
-from tests.recovery.harness import WAIT_S, Job, job_config
+from tests.recovery.harness import Job, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
+from tests.waiting import WAIT_S
 
 
 def without_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
