@@ -214,6 +214,12 @@ class RankProcess:
             self.world.after(seconds, self.rank, ran)
         yield
 
+    def get_on(self) -> None:
+        """The main thread hangs no more."""
+        self.hangs = False
+        if self._busy is not None:
+            self.world.after(0.0, self.rank, self._busy)
+
     def update_fails(self) -> bool:
         """Whether the update that has just run failed."""
         fails, self.update_will_fail = self.update_will_fail, False

@@ -379,6 +379,7 @@ class World:
                     self._excuse(after)
                 self.checker.swapped(after, event.lines)
                 self.register = after
+                self._let_one_get_on()
                 self._save(event.lines)
                 if not self.armed and after.committed.version >= WARM_STEPS:
                     self._arm()
@@ -419,8 +420,17 @@ class World:
 
     def may_die(self, address: Rank) -> bool:
         """One member always lives and gets on: without any there is nothing to check."""
-        others = [self.processes[rank] for rank in self.register.members if rank != address]
-        return address < 0 or any(isinstance(p.body, RankProcess) and p.alive and not p.body.hangs for p in others)
+        return address < 0 or any(not body.hangs for body in self._living_members() if body.rank != address)
+
+    def _living_members(self) -> list[RankProcess]:
+        members = [self.processes[rank] for rank in self.register.members]
+        return [p.body for p in members if p.alive and isinstance(p.body, RankProcess)]
+
+    def _let_one_get_on(self) -> None:
+        """A hang is over if the new register has nobody else: whoever else there was has been left out meanwhile."""
+        living = self._living_members()
+        if living and all(body.hangs for body in living):
+            living[0].get_on()
 
     def crash(self, rank: Rank, told_s: float, silent: bool, last_too: bool = False) -> None:
         """A process ends. `silent`: its peers see no broken link until they give it up."""

@@ -109,6 +109,14 @@ def test_a_new_coordinator_finds_a_rank_that_hangs_as_soon_as_the_one_before_wou
     assert outcome.simulated_s < 2 * STALLED_FLOOR_S
 
 
+@pytest.mark.parametrize("seed", [18128, 74086])
+def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
+    """The simulator's own promise: one member of the register always gets on."""
+    outcome = run_schedule(seed)
+    assert "hang" in {fault.kind for fault in outcome.faults}
+    assert outcome.violation is None and outcome.said["stopped"] == 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_stopped_rank_is_excluded_and_ends_when_it_wakes(seed: int) -> None:
     world = World(seed, faults=(fault("pause", 0.06, lasts_s=4.0),))
