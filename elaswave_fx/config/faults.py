@@ -1,7 +1,8 @@
 """Failures injected on purpose: what `faults` lists, and which of it can happen.
 
 In: `faults=[{step: 12, rank: 2, kind: kill, phase: backward}]`. Out: `Fault`s, of which the victim alone knows: it
-raises the real signal on itself in that phase of that step. One that never fired fails the run.
+raises the real signal on itself in that phase of that step, or of a later one if the recovery from another failure
+finished that step without it. One that never fired fails the run.
 
     check_faults((Fault(step=900, rank=2, kind="kill"),), ranks=4, steps=200)
         ->  ConfigError("faults[0].step=900: the run has 200 steps, …")

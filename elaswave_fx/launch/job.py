@@ -119,12 +119,8 @@ class WorkerContext:
         """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
         self._send("event", event=kind, epoch=epoch, at_s=time.monotonic(), **fields)
 
-    def report_fault(self, fault: Fault, epoch: int) -> None:
-        """Report that `fault` is about to happen, just before it does."""
-        self.report_event("fault", epoch, step=fault.step, fault=fault.kind, phase=fault.phase)
-
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
-        """Return the same report for the engine to make: a descriptor, and what to write to it at the last moment."""
+        """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
         what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 

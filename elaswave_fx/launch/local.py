@@ -207,7 +207,7 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
     if recorder.steps < spec.steps and not early:
         return f"the workers ended after {recorder.steps} of {spec.steps} steps"
     for fault in spec.faults:
-        if (fault.rank, fault.step) not in recorder.faults and not early:
+        if fault.rank not in recorder.faults and not early:
             return f"faults: the {fault} never fired"
     if recorder.plane is None:
         return None

@@ -38,7 +38,7 @@ class Recorder:
         self._eval_step = next((line["step"] for line in evaluated), -1)
         self._ends: dict[int, Mapping[str, Any]] = {}
         self.recoveries = Recoveries()
-        self.faults: set[tuple[int, int]] = set()  # These have fired, as (rank, step).
+        self.faults: set[int] = set()  # These ranks have had theirs.
         self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
 
     @staticmethod
@@ -66,7 +66,7 @@ class Recorder:
         self.directory.event(1e3 * (at_s - self._started), kind, epoch, **fields)
         self.recoveries.event(kind, epoch, at_s, fields)
         if kind == "fault":
-            self.faults.add((fields["rank"], fields["step"]))
+            self.faults.add(fields["rank"])
         if kind == "agreed" and "rolled_back_to" in fields:
             self._rewind(fields["rolled_back_to"])
 

@@ -94,7 +94,9 @@ class Recoveries:
 
     def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
         """Take one event; those that have nothing to do with recovery are passed over."""
-        if kind in ("fault", "left", "detected"):
+        if kind == "started":
+            self._alive_s = at_s
+        elif kind in ("fault", "left", "detected"):
             self._on_sign(kind, at_s, fields)
         elif self._open is not None:
             self._on_part(self._open, kind, epoch, at_s, fields)

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Training:
         """`on_step` hears of every committed step, right after the launcher; measurements are made with it."""
         self._worker, self._on_step = worker, on_step
         self._deadline = Deadline()
-        self._faults = {fault.step: fault for fault in worker.context.faults}
+        self._fault = next(iter(worker.context.faults), None)  # a rank has one at most
         self._stopped = False  # all ranks have agreed to
         self._evaluated = -1  # version
         self._saved = worker.committed.version
@@ -173,20 +174,16 @@ class Training:
         worker, config = self._worker, self._worker.config
         assert worker.feed is not None
         fed = worker.feed.next_batch(step)
-        fault = self._faults.pop(step, None)
-        try:
-            options = _native.StepOptions(
-                self._deadline.seconds,
-                config.clip_norm,
-                stop_wanted=worker.context.stop_wanted,
-                content=fed.content,
-                fault=self._native_fault(fault) if fault else None,
-            )
-            result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
-        except (CommError, CopyDiffers):
-            if fault is not None:
-                self._faults[step] = fault  # something else came first
-            raise
+        options = _native.StepOptions(
+            self._deadline.seconds,
+            config.clip_norm,
+            stop_wanted=worker.context.stop_wanted,
+            content=fed.content,
+            fault=self._native_fault(step),
+        )
+        result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
+        if self._fault is not None and self._fault.step <= step:
+            self._fault = None  # The step has no such phase here: the launcher will miss it.
         self._committed(result)
         if worker.catching_up:
             arrived = worker.catching_up - frozenset(worker.engine.native.holdings().catching_up)
@@ -199,9 +196,15 @@ class Training:
         lr = worker.config.optimizer.lr * worker.schedule(step)
         return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
 
-    def _native_fault(self, fault: Fault) -> _native.Fault:
-        """Where the engine is to raise which signal on this process, and whom it tells at the last moment."""
-        pipe, words = self._worker.context.fault_words(fault, self._worker.plan.epoch)
+    def _native_fault(self, step: int) -> _native.Fault | None:
+        """Where the engine is to raise which signal on this process, and whom it tells at the last moment.
+
+        Also after the fault's own step: the recovery from another failure may have finished that one without this rank.
+        """
+        fault = self._fault
+        if fault is None or fault.step > step:
+            return None
+        pipe, words = self._worker.context.fault_words(replace(fault, step=step), self._worker.plan.epoch)
         return _native.Fault(_phase_of(fault), int(fault.signal), pipe, words)
 
     def _committed(self, result: _native.StepResult) -> None:

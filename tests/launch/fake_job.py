@@ -75,7 +75,7 @@ class FakeRank(toy_job.ToyRank):
     def before_step(self) -> None:
         for fault in self.context.faults:
             if fault.step == self.committed.version and self.trouble.modes.get(self.rank) != "fails to fail":
-                self.context.report_fault(fault, self.activation.epoch)
+                os.write(*self.context.fault_words(fault, self.activation.epoch))
                 os.kill(os.getpid(), fault.signal)
         self.trouble.in_step(self.rank, self.committed.version)
 

@@ -98,6 +98,14 @@ def test_what_nobody_saw_is_none() -> None:
     assert [entry[key] for key in ("detect_ms", "abort_ms", "agree_ms", "mttr_ms", "steps_redone")] == [None] * 5
 
 
+def test_before_any_step_the_start_is_the_last_sign_of_life() -> None:
+    book = Recoveries()
+    tell(book, ("started", 9.0, {"pids": {"2": 4711}}), ("detected", 9.1, {"rank": 2, "ranks": [2], "cause": "exited"}))
+    tell(book, ("resumed", 9.25, {"step": 0}))
+    (entry,) = book.entries()
+    assert (entry["detect_ms"], entry["mttr_ms"]) == (100.0, 250.0)
+
+
 def test_the_fault_itself_is_the_best_cause() -> None:
     book = after_steps(20.0)
     tell(

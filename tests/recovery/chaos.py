@@ -45,8 +45,8 @@ class Outcome:
 
     @property
     def steps_redone(self) -> int:
-        """Of those that did not go back to an older state."""
-        return sum(each["steps_redone"] for each in self.recoveries if "rolled_back_to" not in each)
+        """Of those that did not go back to an older state, as far as the coordinator lived to say it."""
+        return sum(each["steps_redone"] or 0 for each in self.recoveries if "rolled_back_to" not in each)
 
     @property
     def rolled_back(self) -> int:
