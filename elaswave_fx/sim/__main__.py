@@ -21,12 +21,12 @@ CHUNK = 250
 
 
 def run_range(work: tuple[int, int, str | None]) -> list[Outcome]:
-    """The outcomes of seeds [first, last), with a planted bug if named; stops at the first violation."""
+    """The outcomes of seeds [first, last); with a planted bug up to the first violation."""
     first, last, bug = work
     outcomes = []
     for seed in range(first, last):
         outcomes.append(run_schedule(seed, BUGS[bug] if bug else SOUND))
-        if outcomes[-1].violation is not None:
+        if bug and outcomes[-1].violation is not None:
             break
     return outcomes
 
