@@ -9,6 +9,7 @@ as long as no thread pool was used before: the launcher computes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -25,6 +26,8 @@ from typing import NoReturn
 from elaswave_fx.launch.channel import Channel, ChannelClosed
 
 _PR_SET_PDEATHSIG = 1
+_OF_THE_DEAD = 19
+"""The niceness of a process that is being ended."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,6 +48,14 @@ class Child:
             _, self.status = os.waitpid(self.pid, 0)
             os.close(self.pidfd)
         return self.status
+
+    def yield_cores(self) -> None:
+        """Let the living go first while the kernel takes this process apart, the longer the more memory it has."""
+        if self.status is not None:
+            return
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _OF_THE_DEAD)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has been reaped: its id may be another process's by then."""

@@ -183,6 +183,8 @@ class Supervisor:
             self._on_readable(rank)
         if rank not in self._done:
             self._tell_end(rank)
+        if rank in self._gone:
+            self._children[rank].yield_cores()
 
     def _tell_end(self, rank: int) -> None:
         """The coordinator hears once of the end of a process that the others can go on without."""
