@@ -11,7 +11,7 @@ from elaswave_fx.control.coordinator.driver import CoordinatorDriver
 from elaswave_fx.control.coordinator.plan_cache import Planned
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol.decide import Decide
-from elaswave_fx.control.protocol.messages import Connected, Disconnected, Heartbeat
+from elaswave_fx.control.protocol.messages import Connected, Disconnected
 from elaswave_fx.control.protocol.register import Swap
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.job import PLANNER
@@ -28,15 +28,13 @@ class CoordinatorProcess:
     def handle(self, event: Any, now_s: float, due_s: float) -> tuple[membership.Act, ...]:
         """One event; the process should have looked at the clock at `due_s`."""
         self.driver.turn(now_s, due_s)
-        opened: tuple[membership.Act, ...] = ()
-        if isinstance(event, Heartbeat) and event.rank not in self._lifelines:
-            self._lifelines.add(event.rank)  # a rank opens it before its heartbeat
-            opened = self.driver.handle(Connected(event.rank), now_s)
+        if isinstance(event, Connected):
+            self._lifelines.add(event.rank)
         elif isinstance(event, Disconnected):
             if event.rank not in self._lifelines:
-                return ()
+                return ()  # it was open to the coordinator before this one
             self._lifelines.discard(event.rank)
-        actions = (*opened, *self.driver.handle(event, now_s))
+        actions = self.driver.handle(event, now_s)
         for action in actions:
             if isinstance(action, Swap):
                 plan_hash = action.new.key.plan_hash

@@ -18,7 +18,17 @@ from elaswave_fx.control.agent.agent import LIMITS
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.events import EVENT_TYPES, Waiting, label
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S
-from elaswave_fx.control.protocol.messages import COORDINATOR, Disconnected, Exited, Saved, Send, StoreSeen, Tick
+from elaswave_fx.control.protocol.messages import (
+    COORDINATOR,
+    Connected,
+    Disconnected,
+    Exited,
+    Heartbeat,
+    Saved,
+    Send,
+    StoreSeen,
+    Tick,
+)
 from elaswave_fx.control.protocol.rank_state import STARTING, HeartbeatDue, RankState
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
@@ -110,6 +120,7 @@ class World:
         self.coordinator = Rank(FIRST_COORDINATOR + 1)
         self.next_rank = Rank(world)
         self.untold: set[Rank] = set()
+        self.lifelines: dict[Rank, Rank] = {}  # rank -> the coordinator that its stream is open to
         self.triggers: dict[type, dict[int, Fault]] = {}
         self.seen: Counter[type] = Counter()
         self.said: Counter[str] = Counter()
@@ -327,6 +338,9 @@ class World:
             target = self.coordinator
         at_s = self.network.arrival(source, target, bulk, self.now)
         if at_s is not None and (target < 0 or target in self.processes):
+            if isinstance(message, Heartbeat) and self.lifelines.get(source) != target:
+                self.lifelines[source] = target  # a rank opens it before its heartbeat
+                self.push(at_s, target, Connected(source), source)
             self.push(at_s, target, message, source, self.network.generation(source, target))
 
     def after(self, seconds: float, rank: Rank, event: object) -> None:
@@ -451,6 +465,7 @@ class World:
 
     def end_lifeline(self, rank: Rank) -> None:
         """The coordinator sees that a rank's stream has ended."""
+        self.lifelines.pop(rank, None)
         self.push(self.now + self.random.uniform(0.0002, 0.004), self.coordinator, Disconnected(rank), STORE)
 
     def pause(self, rank: Rank, until: float) -> None:

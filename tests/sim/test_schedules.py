@@ -1,5 +1,6 @@
 """Random schedules under the checker: the protocol passes, every planted bug is found, equal seeds are equal runs."""
 
+import random
 import re
 
 import pytest
@@ -100,6 +101,16 @@ def test_training_goes_on_while_there_is_no_coordinator(seed: int) -> None:
     outcome = World(seed, faults=(fault("coordinator_crash", 0.06, lasts_s=3.0),)).run()
     assert outcome.violation is None and outcome.epochs == 0
     assert outcome.committed >= 5
+
+
+@pytest.mark.parametrize("seed", [148, 187, 279, 315, 320])
+def test_a_heartbeat_that_comes_after_its_rank_died_opens_no_connection(seed: int) -> None:
+    """The connections alone tell of the death; nobody waits for a deadline."""
+    draw = random.Random(1)
+    at_s = [draw.uniform(0.05, 0.6) for _ in range(seed + 1)][-1]
+    outcome = World(seed, faults=(fault("crash", at_s, told_s=UNTOLD_S, dies=True),)).run()
+    assert outcome.violation is None
+    assert outcome.said["unreachable"] == 1 and "silent" not in outcome.said
 
 
 def test_a_new_coordinator_finds_a_rank_that_hangs_as_soon_as_the_one_before_would_have() -> None:
