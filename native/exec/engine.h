@@ -26,6 +26,7 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -256,6 +257,8 @@ class Engine {
   BufferUpdates updates_;
   std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
   std::map<UnitId, ResolvedUnit> resolved_;
+  // A lost rank and an abort end a step between two operators: a unit takes milliseconds.
+  const std::function<void()> stop_if_interrupted_ = [this] { transfers_.check_members(); };
   EmulatedDevice device_;
   std::optional<StepResult> last_committed_;
   Votes votes_;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "below_autograd_guard.h"
 
@@ -94,7 +95,12 @@ UnitProgram::UnitProgram(ProgramSpec spec) : spec_(std::move(spec)) {
   slots_.resize(static_cast<std::size_t>(spec_.num_slots));
 }
 
-std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs) {
+void UnitProgram::clear() {
+  stack_.clear();
+  slots_.assign(slots_.size(), c10::IValue());
+}
+
+std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs, const std::function<void()>& check) {
   if (inputs.size() != static_cast<std::size_t>(spec_.num_inputs)) {
     throw ExecError("program " + spec_.name + ": takes " + std::to_string(spec_.num_inputs) + " inputs, got " +
                     std::to_string(inputs.size()));
@@ -103,16 +109,29 @@ std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs) {
   std::move(inputs.begin(), inputs.end(), slots_.begin());
   std::size_t at = 0;
   const auto fail = [&](const std::string& reason) {
-    stack_.clear();
-    slots_.assign(slots_.size(), c10::IValue());
+    clear();
     throw ExecError(place_of(spec_, at) + ": " + first_line(reason));
   };
+  std::exception_ptr checked;
+  const auto goes_on = [&] {
+    if (!check) return true;
+    try {
+      check();
+    } catch (...) {
+      checked = std::current_exception();
+    }
+    return !checked;
+  };
   try {
-    for (; at < linked_.size(); ++at) execute(linked_[at]);
+    for (; at < linked_.size() && goes_on(); ++at) execute(linked_[at]);
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
   } catch (const std::exception& error) {
     fail(error.what());
+  }
+  if (checked) {
+    clear();
+    std::rethrow_exception(checked);
   }
   std::vector<c10::IValue> outputs;
   outputs.reserve(spec_.outputs.size());

@@ -3,6 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <vector>
 
 #include "link.h"
@@ -23,10 +24,12 @@ class UnitProgram {
 
   // Runs all instructions on `inputs` (tensors, numbers) and returns the outputs, None for -1. An output may be a view
   // of an input, or an input itself. Throws ExecError that names the instruction and the operator that failed; all
-  // slots are empty then, and the program can be run again.
-  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+  // slots are empty then, and the program can be run again. The same holds for what `check` throws, which is called
+  // before each instruction and may end the run for a reason of its own.
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs, const std::function<void()>& check = {});
 
  private:
+  void clear();
   void execute(const Linked& linked);
   bool view(const Linked& linked);
   void call(const Linked& linked);

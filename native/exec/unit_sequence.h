@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -20,9 +21,9 @@ class SharedProgram {
   explicit SharedProgram(ProgramSpec spec) : program_(std::move(spec)) {}
   const std::string& name() const { return program_.name(); }
   // As UnitProgram::run.
-  ProgramValues run(ProgramValues inputs) {
+  ProgramValues run(ProgramValues inputs, const std::function<void()>& check = {}) {
     const std::lock_guard lock(mutex_);
-    return program_.run(std::move(inputs));
+    return program_.run(std::move(inputs), check);
   }
 
  private:

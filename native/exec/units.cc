@@ -50,7 +50,7 @@ void Engine::forward(const Step& step, bool train) {
     emulate(unit.modelled->forward_s, step);
     outputs = zero_outputs(bindings, step);
   } else {
-    outputs = (train ? resolved.forward : resolved.evaluate)->run(std::move(inputs));
+    outputs = (train ? resolved.forward : resolved.evaluate)->run(std::move(inputs), stop_if_interrupted_);
   }
   keep_outputs(step, bindings, outputs);
   const SampleSpan& span = micro_batch(step.micro_batch);
@@ -93,7 +93,7 @@ void Engine::backward(const Step& step) {
   // Gradients that nobody adds to are zeros.
   if (unit.modelled) return emulate(unit.modelled->backward_s, step);
   const ResolvedUnit& resolved = resolved_.at(step.unit());
-  keep_gradients(step, resolved.grads, resolved.backward->run(std::move(inputs)));
+  keep_gradients(step, resolved.grads, resolved.backward->run(std::move(inputs), stop_if_interrupted_));
 }
 
 void Engine::keep_gradients(const Step& step, const std::vector<GradientTarget>& targets,
