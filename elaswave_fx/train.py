@@ -32,6 +32,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
     from elaswave_fx.launch.local import launch
 
     config = job.config
+    _refuse_torchrun()
     start = find_start(config, job.run_dir)
     writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
     check_faults(config.faults, config.parallel.ranks, config.steps, first_step=start.step)
@@ -64,6 +65,17 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
             faults=config.faults,
         )
     )
+
+
+def _refuse_torchrun() -> None:
+    """Refuse to be one of many: each would start all ranks."""
+    from elaswave_fx.errors import ConfigError
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "train starts its ranks itself, and was started by torchrun or the like (LOCAL_RANK is set); "
+            f"nearest valid: python -m elaswave_fx.train parallel.dp={os.environ['WORLD_SIZE']}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,7 +14,7 @@ from omegaconf import OmegaConf
 from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_overrides
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
-from elaswave_fx.config.schema import keys_of_kind, nearest_key, show
+from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show
 from elaswave_fx.config.types import DataConfig, OptimizerConfig, ScheduleConfig
 from elaswave_fx.errors import ConfigError
 
@@ -120,6 +122,20 @@ REFUSALS = [
     (["steps=0"], "steps=0: must be at least 1; nearest valid: 1"),
     (["steps=many"], "steps=many: must be a whole number"),
     (["steps=1.5"], "steps=1.5: must be a whole number; nearest valid: 2"),
+    (["steps=1e23"], "steps=1e+23: must be a whole number; nearest valid: 2147483647"),
+    (["parallel.pp=1e9"], "parallel.pp=1000000000.0: must be a whole number; nearest valid: 4096"),
+    (["parallel.pp=1000000000"], "parallel.pp=1000000000: must be at most 4096; nearest valid: 4096"),
+    (
+        ["parallel.pp=4000", "parallel.dp=4000", "global_batch=4000"],
+        "parallel.dp=4000 x parallel.pp=4000: are 16000000",
+    ),
+    (["model=null"], "model=null: must name a model; valid values: gpt, hf, resnet, target, two_tower"),
+    (["batch_size=8"], "batch_size: unknown key; nearest valid key: global_batch"),
+    (["learning_rate=1"], "learning_rate: unknown key; nearest valid key: optimizer.lr"),
+    (
+        ["gradient_accumulation_steps=4"],
+        "gradient_accumulation_steps: unknown key; nearest valid key: parallel.micro_b",
+    ),
     (["optimizer.lr=0"], "optimizer.lr=0.0: must be above 0"),
     (["optimizer.lr=nan"], "optimizer.lr=nan: must be a finite number"),
     (["optimizer.betas=[0.9,1.0]"], "optimizer.betas=1.0: must be below 1"),
@@ -249,6 +265,25 @@ def test_unknown_key_in_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nparallel:\n  pipelines: 2\n")
     with pytest.raises(ConfigError, match=r"^parallel\.pipelines: unknown key"):
         load_config(["recipe=mine"], [tmp_path])
+
+
+def test_a_recipe_whose_keys_do_not_arrive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("steps: 3\nmodel:\n  width: 8\n")
+    with pytest.raises(ConfigError, match="^recipe: its keys .steps, model. do not reach the configuration"):
+        load_config(["recipe=mine"], [tmp_path])
+
+
+def test_other_names_lead_to_keys_that_there_are() -> None:
+    known = set(_dotted(load_config().as_dict()))
+    assert {key for key in _NAMES_ELSEWHERE.values() if not key.startswith(("model.", "hydra."))} <= known
+
+
+def _dotted(node: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        yield place + name
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{place}{name}.")
 
 
 def test_recipe_that_mixes_a_class_with_a_kind(tmp_path: Path) -> None:

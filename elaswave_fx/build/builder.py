@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from elaswave_fx.build.pipeline import user_pass_sources, user_passes_of
+from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
@@ -45,6 +47,9 @@ from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
 from passes import assign_stages
 from passes.assign_stages import AssignStages, make_workload
+
+_NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
+"""What torch says when a tensor is too large."""
 
 Batch = dict[str, torch.Tensor]
 Planner = Callable[[Config, Artifact], Plan]
@@ -129,6 +134,7 @@ def update_program(config: Config) -> Mapping[str, Any]:
 def plan_of(config: Config, artifact: Artifact) -> Plan:
     """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
     parallel = config.parallel
+    _refuse_single_samples(config, artifact)
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
     topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
     state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
@@ -137,6 +143,16 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
     stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count)
     return stages.apply(artifact, topology, config.global_batch, state_tensors)
+
+
+def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
+    """Refuse to feed one sample at a time to a model that computes with several together."""
+    if artifact.batch_coupled and config.parallel.granule == 1 and config.global_batch > 1:
+        share, rest = divmod(config.global_batch, config.parallel.dp)
+        raise ConfigError(
+            f"parallel.granule=1: the model computes with samples of a batch together ({artifact.batch_coupled[0]}), "
+            f"and would get each alone; nearest valid: parallel.granule={config.global_batch if rest else share}"
+        )
 
 
 def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:
@@ -193,6 +209,8 @@ def _checkpoint_fields(
     initial = InitialState(built.state)
     contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), built.source)
     check_start(start, contents, config)
+    for path in start.damaged:
+        set_aside(path)
     return start_fields(start, contents)
 
 
@@ -213,15 +231,22 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
     sample = dataset.sample(0)
     if "image" in sample and sample["image"].dim() == 3:
         image_shape = tuple(sample["image"].shape)
-    return build_model(
-        config.model,
-        vocab_size=dataset.vocab_size,
-        seq_len=config.seq_len if "input_ids" in sample else None,
-        seed=config.seed,
-        image_shape=image_shape,  # type: ignore[arg-type]
-        classes=dataset.classes,
-        init_from=config.init_from,
-    )
+    try:
+        return build_model(
+            config.model,
+            vocab_size=dataset.vocab_size,
+            seq_len=config.seq_len if "input_ids" in sample else None,
+            seed=config.seed,
+            image_shape=image_shape,  # type: ignore[arg-type]
+            classes=dataset.classes,
+            init_from=config.init_from,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _NO_ROOM.search(str(error)):
+            raise
+        raise ConfigError(
+            f"model={config.model.kind}: there is no memory for it ({str(error).partition(chr(10))[0]})"
+        ) from error
 
 
 def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:

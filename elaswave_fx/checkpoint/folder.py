@@ -64,6 +64,13 @@ def sweep(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
+def set_aside(path: Path) -> None:
+    """Take a damaged checkpoint out of the way; it is kept as `step-N.damaged`."""
+    aside = path.with_name(f"{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
 def sync_folder(folder: Path) -> None:
     """Make sure that the names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)

@@ -25,6 +25,12 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 
 FORMAT = 1
+
+
+class DamagedCheckpoint(ConfigError):
+    """What is on disk is not what was written."""
+
+
 _READ_BYTES = 4 << 20
 
 
@@ -83,32 +89,35 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a complete checkpoint. Raises ConfigError if it is not as it was written."""
+    """The manifest of a complete checkpoint. Raises DamagedCheckpoint if it is not as it was written, ConfigError for
+    another format."""
     try:
         body = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         claimed = body.pop("digest")
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"resume={folder}: {MANIFEST} cannot be read, it is truncated or edited ({error})") from error
+        raise DamagedCheckpoint(
+            f"resume={folder}: {MANIFEST} cannot be read, it is truncated or edited ({error})"
+        ) from error
     if body.get("format") != FORMAT:
         raise ConfigError(f"resume={folder}: has checkpoint format {body.get('format')}, this version reads {FORMAT}")
     if claimed != _digest(body):
-        raise ConfigError(f"resume={folder}: {MANIFEST} was edited, its digest differs")
+        raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} was edited, its digest differs")
     files = {name: (size, sha) for name, (size, sha) in body["files"].items()}
     return Manifest(body["step"], body["run_dir"], body["config"], Contents.from_json(body["contents"]), files)
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Every file is there with the same bytes. Raises ConfigError naming the first that is not."""
+    """Every file is there with the same bytes. Raises DamagedCheckpoint naming the first that is not."""
     for name, (size, sha) in sorted(manifest.files.items()):
         path = folder / name
         if not path.is_file():
-            raise ConfigError(f"resume={folder}: {name} is missing")
+            raise DamagedCheckpoint(f"resume={folder}: {name} is missing")
         found = path.stat().st_size
         if found != size:
             word = "truncated" if found < size else "edited"
-            raise ConfigError(f"resume={folder}: {name} is {word}, it has {found} bytes and had {size}")
+            raise DamagedCheckpoint(f"resume={folder}: {name} is {word}, it has {found} bytes and had {size}")
         if file_digest(path) != sha:
-            raise ConfigError(f"resume={folder}: {name} was edited, its SHA-256 differs from that in {MANIFEST}")
+            raise DamagedCheckpoint(f"resume={folder}: {name} was edited, its SHA-256 differs from that in {MANIFEST}")
 
 
 def check_samples(manifest: Manifest, config: Config, where: Path) -> None:

@@ -5,11 +5,12 @@ find_start(config, run_dir)   ->  Start(step=50, path=RUN/checkpoints/step-50, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elaswave_fx.checkpoint.folder import MANIFEST, complete
-from elaswave_fx.checkpoint.manifest import changed_keys, check_files, check_samples, read_manifest
+from elaswave_fx.checkpoint.manifest import DamagedCheckpoint, changed_keys, check_files, check_samples, read_manifest
 from elaswave_fx.config.schema import nearest
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
@@ -18,12 +19,13 @@ from elaswave_fx.errors import ConfigError
 @dataclass(frozen=True)
 class Start:
     """`step` steps are done already, in the checkpoint at `path`; `same_run`: by the run of this run directory, whose
-    lines are therefore kept. `lines` are for the user."""
+    lines are therefore kept. `lines` are for the user. `damaged`: newer checkpoints that were passed over."""
 
     step: int = 0
     path: Path | None = None
     same_run: bool = False
     lines: tuple[str, ...] = ()
+    damaged: tuple[Path, ...] = ()
 
 
 ANEW = Start()
@@ -45,16 +47,30 @@ def find_start(config: Config, run_dir: Path) -> Start:
         if not found:
             line = f"resume=auto: no complete checkpoint in {folder or run_dir / 'checkpoints'}; starting anew"
             return Start(lines=(line,))
-        start = _start_at(config, found[max(found)], run_dir)
+        start = _newest_whole(config, found, run_dir)
     elif config.resume != "off":
         start = _start_at(config, _named(config.resume), run_dir)
     newest = max(complete(folder), default=0) if folder is not None else 0
-    if newest > start.step:
+    if newest > start.step and not start.damaged:
         raise ConfigError(
             f"checkpoint.dir={folder}: holds step-{newest} of an earlier run, and this one starts at step "
             f"{start.step}; nearest valid: resume=auto, or another checkpoint.dir"
         )
     return start
+
+
+def _newest_whole(config: Config, found: Mapping[int, Path], run_dir: Path) -> Start:
+    """The newest checkpoint that is as it was written. Raises ConfigError if none is, or if it does not fit."""
+    damaged: dict[Path, DamagedCheckpoint] = {}
+    for step in sorted(found, reverse=True):
+        try:
+            start = _start_at(config, found[step], run_dir)
+        except DamagedCheckpoint as error:
+            damaged[found[step]] = error
+        else:
+            told = (f"DAMAGED, kept as {path.name}.damaged: {error}" for path, error in damaged.items())
+            return replace(start, lines=(*told, *start.lines), damaged=tuple(damaged))
+    raise next(iter(damaged.values()))
 
 
 def _start_at(config: Config, path: Path, run_dir: Path) -> Start:

@@ -198,6 +198,10 @@ def _translated(words: Sequence[str], config_name: str) -> Iterator[None]:
         raise ConfigError(_missing_config(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_bad_override(error, config_name)) from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override"):
+            raise
+        raise ConfigError(_no_option(words)) from error
     except OSError as error:
         if error.filename is None or not _names_run_dir(str(error.filename), words):
             raise
@@ -210,6 +214,18 @@ def _names_run_dir(path: str, words: Sequence[str]) -> bool:
     wanted = [Path(choice).absolute() for choice in chosen] + [Path("runs").absolute()]
     where = Path(path).absolute()
     return any(where == folder or folder in where.parents or where in folder.parents for folder in wanted)
+
+
+def _no_option(words: Sequence[str]) -> str:
+    """Which group was given something else than the name of an option."""
+    for word in words:
+        group = _key(word)
+        if group in _TARGET_GROUPS or (conf_dir() / group).is_dir():
+            value = word.partition("=")[2]
+            options = list(_keys_of_options(group))
+            if value not in options:
+                return f"{word.lstrip('+~')}: must name a {group}; valid values: {', '.join(options)}"
+    return "a group of the configuration must be given a name"
 
 
 def _missing_config(error: MissingConfigException) -> str:

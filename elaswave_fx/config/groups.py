@@ -17,6 +17,7 @@ from typing import Any
 from elaswave_fx.config import schema
 from elaswave_fx.config.schema import constrained, keys_of_kind, nearest, nearest_key, show
 from elaswave_fx.config.types import (
+    MOST,
     DataConfig,
     OptimizerConfig,
     Options,
@@ -34,9 +35,9 @@ TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
 class GptOptions:
     """The keys of `model=gpt`. With `tied` the output projection is the embedding."""
 
-    layers: int = constrained(at_least=1)
-    width: int = constrained(at_least=1)
-    heads: int = constrained(at_least=1)
+    layers: int = constrained(at_least=1, at_most=MOST)
+    width: int = constrained(at_least=1, at_most=MOST)
+    heads: int = constrained(at_least=1, at_most=MOST)
     dropout: float = constrained(at_least=0, below=1)
     attention_dropout: float = constrained(at_least=0, below=1)
     tied: bool
@@ -47,20 +48,20 @@ class GptOptions:
 class ResnetOptions:
     """The keys of `model=resnet`: `channels` of the input, `widths` of each group of blocks."""
 
-    channels: int = constrained(at_least=1)
-    classes: int = constrained(at_least=2)
-    widths: tuple[int, ...] = constrained(at_least=1)
-    blocks_per_group: int = constrained(at_least=1)
+    channels: int = constrained(at_least=1, at_most=MOST)
+    classes: int = constrained(at_least=2, at_most=MOST)
+    widths: tuple[int, ...] = constrained(at_least=1, at_most=MOST)
+    blocks_per_group: int = constrained(at_least=1, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerOptions:
-    left_size: int = constrained(at_least=1)
-    right_size: int = constrained(at_least=1)
-    classes: int = constrained(at_least=2)
-    width: int = constrained(at_least=1)
-    left_layers: int = constrained(at_least=1)
-    right_layers: int = constrained(at_least=1)
+    left_size: int = constrained(at_least=1, at_most=MOST)
+    right_size: int = constrained(at_least=1, at_most=MOST)
+    classes: int = constrained(at_least=2, at_most=MOST)
+    width: int = constrained(at_least=1, at_most=MOST)
+    left_layers: int = constrained(at_least=1, at_most=MOST)
+    right_layers: int = constrained(at_least=1, at_most=MOST)
     dropout: float = constrained(at_least=0, below=1)
 
 

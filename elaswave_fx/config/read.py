@@ -18,7 +18,7 @@ from elaswave_fx.config import schema
 from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
 from elaswave_fx.config.schema import nearest, show
-from elaswave_fx.config.types import Config, LaunchConfig
+from elaswave_fx.config.types import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
@@ -36,7 +36,9 @@ NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
 def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     """The checked configuration. `composed`: OmegaConf or a plain mapping; keys in `extra` belong to the command that
     asks and are not looked at. Raises `ConfigError`."""
-    config = schema.read(Config, read_groups(_plain(composed)), "", extra=(*extra, "recipe"))
+    plain = _plain(composed)
+    _check_recipe(plain.get("recipe"))
+    config = schema.read(Config, read_groups(plain), "", extra=(*extra, "recipe"))
     _refuse_later(config)
     _check_shape(config)
     _check_init_from(config)
@@ -61,6 +63,15 @@ def _plain(composed: Any) -> dict[str, Any]:
     return {str(name): value for name, value in plain.items()}
 
 
+def _check_recipe(left: object) -> None:
+    """Refuse a recipe whose keys have stayed in a group of its own, where nobody reads them."""
+    if isinstance(left, dict) and left:
+        raise ConfigError(
+            f"recipe: its keys ({', '.join(map(str, left))}) do not reach the configuration; its first line must be "
+            "`# @package _global_`"
+        )
+
+
 def _refuse_later(config: Config) -> None:
     for key, available in NOT_AVAILABLE_YET.items():
         value: Any = config
@@ -75,6 +86,11 @@ def _refuse_later(config: Config) -> None:
 def _check_shape(config: Config) -> None:
     """Refuse a shape that leaves a rank without samples, or that splits a granule."""
     batch, shape = config.global_batch, config.parallel
+    if shape.ranks > MOST_RANKS:
+        raise ConfigError(
+            f"parallel.dp={shape.dp} x parallel.pp={shape.pp}: are {shape.ranks} ranks, and at most {MOST_RANKS} are "
+            f"possible; nearest valid: parallel.pp={max(1, MOST_RANKS // shape.dp)}"
+        )
     if batch % shape.granule:
         below, above = batch - batch % shape.granule, batch - batch % shape.granule + shape.granule
         choices = f"{below} or {above}" if below else f"{above}"

@@ -23,6 +23,31 @@ from elaswave_fx.errors import ConfigError
 
 T = TypeVar("T")
 
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "global_batch"),
+    **dict.fromkeys(("micro_batch_size", "micro_batch", "gradient_accumulation_steps"), "parallel.micro_batch"),
+    **dict.fromkeys(("learning_rate", "optimizer.learning_rate"), "optimizer.lr"),
+    **dict.fromkeys(("max_steps", "num_steps", "iterations", "epochs", "num_epochs", "num_train_epochs"), "steps"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip", "gradient_clip_val", "optimizer.clip_norm"), "clip_norm"),
+    **dict.fromkeys(("max_seq_len", "max_length", "block_size", "context_length", "sequence_length"), "seq_len"),
+    **dict.fromkeys(("dtype", "bf16", "fp16", "mixed_precision"), "precision"),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "model.hidden_size", "model.d_model"), "model.width"),
+    **dict.fromkeys(("num_layers", "n_layer", "model.num_layers", "model.n_layer"), "model.layers"),
+    **dict.fromkeys(("num_heads", "n_head", "model.num_heads", "model.n_head"), "model.heads"),
+    **dict.fromkeys(("dp", "world_size", "num_processes", "nproc_per_node", "data_parallel_size"), "parallel.dp"),
+    **dict.fromkeys(("pp", "pipeline_parallel_size", "num_stages"), "parallel.pp"),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type"), "schedule"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "schedule.warmup_steps"),
+    **dict.fromkeys(("save_steps", "save_interval", "save_every"), "checkpoint.every"),
+    **dict.fromkeys(("eval_steps", "eval_interval", "eval_every"), "eval.every"),
+    **dict.fromkeys(("output_dir", "run_dir", "out_dir", "save_dir"), "hydra.run.dir"),
+    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "ckpt_path"), "resume"),
+    **dict.fromkeys(("random_seed", "manual_seed"), "seed"),
+    **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing"), "recompute"),
+    "dataset": "data",
+}
+"""What other trainers call our keys."""
+
 _RULE = "rule"
 _KINDS = "kinds"
 
@@ -92,6 +117,8 @@ def hint(word: str, candidates: Iterable[str], kind: str) -> str:
 def nearest_key(dotted: str, known: Iterable[str]) -> str:
     """A hint for dotted keys: `optimizer.lrr` is compared as a whole and by its last part within its parent."""
     names = sorted(set(known))
+    if dotted in _NAMES_ELSEWHERE:
+        return f"nearest valid key: {_NAMES_ELSEWHERE[dotted]}"
     parent, _, leaf = dotted.rpartition(".")
     siblings = [name for name in names if name.rpartition(".")[0] == parent]
     by_leaf = nearest(leaf, [name.rpartition(".")[2] for name in siblings])
@@ -167,7 +194,7 @@ def _convert(wanted: Any, value: object, key: str, rule: Rule) -> object:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={show(value)}: must be a group of keys, not a single value")
         return dict(value)
-    return _within(_convert_scalar(wanted, value, key), key, rule)
+    return _within(_convert_scalar(wanted, value, key, rule), key, rule)
 
 
 def _convert_tuple(parts: tuple[Any, ...], value: object, key: str, rule: Rule) -> tuple[object, ...]:
@@ -184,7 +211,7 @@ def _convert_tuple(parts: tuple[Any, ...], value: object, key: str, rule: Rule) 
     return tuple(_convert(part, item, key, rule) for part, item in zip(parts, value, strict=True))
 
 
-def _convert_scalar(wanted: type, value: object, key: str) -> object:
+def _convert_scalar(wanted: type, value: object, key: str, rule: Rule = Rule()) -> object:
     if wanted is object:
         return value
     if wanted is bool and isinstance(value, bool):
@@ -192,7 +219,10 @@ def _convert_scalar(wanted: type, value: object, key: str) -> object:
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, float) and math.isfinite(value):
-        raise ConfigError(f"{key}={show(value)}: must be a whole number; nearest valid: {round(value)}")
+        least = -math.inf if rule.at_least is None else rule.at_least
+        most = math.inf if rule.at_most is None else rule.at_most
+        best = round(min(max(value, least), most))
+        raise ConfigError(f"{key}={show(value)}: must be a whole number; nearest valid: {best}")
     if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if wanted is str and isinstance(value, str):
@@ -215,9 +245,9 @@ def _within(value: object, key: str, rule: Rule) -> object:
     if not math.isfinite(value):
         raise ConfigError(f"{key}={value}: must be a finite number")
     if rule.at_least is not None and value < rule.at_least:
-        raise ConfigError(f"{key}={value}: must be at least {rule.at_least:g}; nearest valid: {rule.at_least:g}")
+        raise ConfigError(f"{key}={value}: must be at least {rule.at_least:.15g}; nearest valid: {rule.at_least:.15g}")
     if rule.at_most is not None and value > rule.at_most:
-        raise ConfigError(f"{key}={value}: must be at most {rule.at_most:g}; nearest valid: {rule.at_most:g}")
+        raise ConfigError(f"{key}={value}: must be at most {rule.at_most:.15g}; nearest valid: {rule.at_most:.15g}")
     if rule.above is not None and value <= rule.above:
         raise ConfigError(f"{key}={value}: must be above {rule.above:g}")
     if rule.below is not None and value >= rule.below:

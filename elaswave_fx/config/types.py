@@ -18,18 +18,23 @@ from elaswave_fx.config.schema import constrained
 
 Options = Mapping[str, object]
 
+MOST = 2**31 - 1
+"""No count is larger: more is a slip of the hand, and would be allocated before anything could refuse it."""
+
+MOST_RANKS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """The starting shape of the work plane: dp x pp ranks."""
 
-    dp: int = constrained(at_least=1)
-    pp: int = constrained(at_least=1)
-    micro_batch: int | None = constrained(at_least=1)
+    dp: int = constrained(at_least=1, at_most=MOST_RANKS)
+    pp: int = constrained(at_least=1, at_most=MOST_RANKS)
+    micro_batch: int | None = constrained(at_least=1, at_most=MOST)
     """A rank runs at most so many samples at once; None lets the planner choose."""
-    granule: int = constrained(at_least=1)
+    granule: int = constrained(at_least=1, at_most=MOST)
     """So many neighbouring samples are never separated."""
-    ranks_per_host: int = constrained(at_least=1)
+    ranks_per_host: int = constrained(at_least=1, at_most=MOST_RANKS)
 
     @property
     def ranks(self) -> int:
@@ -62,7 +67,7 @@ class DataConfig:
     """Reading stops after so many megabytes."""
     dtype: str = constrained(choices=("uint16", "uint32"), kinds=("memmap",), default="uint16")
     """The ids in flat files have this type."""
-    vocab_size: int | None = constrained(at_least=2, kinds=("memmap", "hf", "synthetic"), default=None)
+    vocab_size: int | None = constrained(at_least=2, at_most=MOST, kinds=("memmap", "hf", "synthetic"), default=None)
     """Ids are below this; with None it is measured."""
     column: str | None = constrained(kinds=("hf",), default=None)
     """This column holds the text or the token ids."""
@@ -72,8 +77,8 @@ class DataConfig:
     layout: str = constrained(
         choices=("image", "flat", "halves", "tokens"), kinds=("digits", "synthetic"), default="image"
     )
-    samples: int = constrained(at_least=1, kinds=("synthetic",), default=1)
-    classes: int = constrained(at_least=2, kinds=("synthetic",), default=10)
+    samples: int = constrained(at_least=1, at_most=MOST, kinds=("synthetic",), default=1)
+    classes: int = constrained(at_least=2, at_most=MOST, kinds=("synthetic",), default=10)
     name: str = constrained(kinds=("target",), default="")
     """The import path of the user's class or function."""
     options: Options = constrained(kinds=("target",), default_factory=dict)
@@ -89,7 +94,7 @@ class TokenizerConfig:
     """The tokenizer of text."""
 
     kind: str = constrained(choices=("bytes", "bpe"))
-    vocab_size: int = constrained(at_least=256)
+    vocab_size: int = constrained(at_least=256, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +110,8 @@ class OptimizerConfig:
     momentum: float = constrained(at_least=0, below=1, kinds=("sgd",), default=0.0)
     no_decay: str = constrained(choices=("vectors", "none"), default="vectors")
     """Which parameters do not decay; `vectors` are those with fewer than two dimensions."""
+    max_skipped: int = constrained(at_least=1, at_most=MOST, default=20)
+    """So many updates skipped in a row, because gradients are not finite or nothing counts, end the run."""
     target: str | None = constrained(kinds=("target",), default=None)
     options: Options = constrained(kinds=("target",), default_factory=dict)
 
@@ -119,7 +126,7 @@ class ScheduleConfig:
     """The learning rate over steps, as a factor of `optimizer.lr`: warm-up, then NAME down to `min_lr_ratio`."""
 
     name: str = constrained(choices=("constant", "cosine", "linear", "target"))
-    warmup_steps: int = constrained(at_least=0, kinds=("constant", "cosine", "linear"), default=0)
+    warmup_steps: int = constrained(at_least=0, at_most=MOST, kinds=("constant", "cosine", "linear"), default=0)
     min_lr_ratio: float = constrained(at_least=0, at_most=1, kinds=("cosine", "linear"), default=0.0)
     target: str | None = constrained(kinds=("target",), default=None)
     options: Options = constrained(kinds=("target",), default_factory=dict)
@@ -135,8 +142,8 @@ class EvalConfig:
     """The evaluation: every `every` steps (0: never), on at most `batches` global batches of held-out samples. The last
     `fraction` of the samples is held out from training."""
 
-    every: int = constrained(at_least=0)
-    batches: int = constrained(at_least=1)
+    every: int = constrained(at_least=0, at_most=MOST)
+    batches: int = constrained(at_least=1, at_most=MOST)
     fraction: float = constrained(at_least=0, below=1)
 
 
@@ -181,15 +188,15 @@ class CheckpointConfig:
     steps, if that is not 0, and the last one in any case. The newest `keep` stay."""
 
     dir: str | None
-    every: int = constrained(at_least=0)
-    keep: int = constrained(at_least=1)
+    every: int = constrained(at_least=0, at_most=MOST)
+    keep: int = constrained(at_least=1, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesConfig:
     """Copies of a rank's state in the memory of others: `count` of each box besides its owner's."""
 
-    count: int = constrained(at_least=0)
+    count: int = constrained(at_least=0, at_most=MOST_RANKS)
     mode: str = constrained(choices=("log", "state"))
     record: str = constrained(choices=("fp32", "bf16"))
 
@@ -228,10 +235,10 @@ class Config:
     """Everything about a run. A step takes `global_batch` samples of `seq_len` tokens. `resume` is auto, off, or a
     path."""
 
-    steps: int = constrained(at_least=1)
+    steps: int = constrained(at_least=1, at_most=MOST)
     seed: int = constrained(at_least=0, at_most=2**63 - 1)
-    global_batch: int = constrained(at_least=1)
-    seq_len: int = constrained(at_least=1)
+    global_batch: int = constrained(at_least=1, at_most=MOST)
+    seq_len: int = constrained(at_least=1, at_most=MOST)
     parallel: ParallelConfig
     model: ModelConfig
     data: DataConfig

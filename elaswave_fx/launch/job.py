@@ -154,7 +154,7 @@ class JobSpec:
         same_run: that run had this run directory, so its lines are kept.
         port: rank r listens on port + r; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
-        grace_s: seconds between SIGTERM and SIGKILL when workers are ended.
+        grace_s: seconds that ranks which were left out have to end by themselves.
         copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live.
         faults: each must have been told of by its victim when the run ends.
         planning: the planner; None: that of `elaswave_fx.plan`.

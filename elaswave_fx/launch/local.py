@@ -4,8 +4,8 @@
 
 The launcher holds no tensors and has no threads. It waits on the workers' channels and processes, writes the files of
 the run, shows the progress. Lost workers are the others' to replace; the run goes on as long as one lives. Exit codes:
-0 all steps committed, and the ledger has each once; 1 the run failed, or SIGINT or SIGTERM stopped it. What the user
-can mend is raised as `ConfigError` (exit code 2 at the entry points).
+0 all steps committed, and the ledger has each once; 1 the run failed, or SIGINT, SIGTERM or SIGHUP stopped it. What the
+user can mend is raised as `ConfigError` (exit code 2 at the entry points).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import secrets
 import select
 import sys
+import time
 from collections.abc import Callable
 
 from elaswave_fx._liveness import LivenessTable
@@ -24,8 +25,9 @@ from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
 from elaswave_fx.control.store.file_store import FileStore, read_lines
-from elaswave_fx.control.store.ledger import covers_once, standing
+from elaswave_fx.control.store.ledger import covers_once, restored_alike, standing
 from elaswave_fx.launch.channel import Channel, Message
+from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
@@ -35,19 +37,30 @@ from elaswave_fx.launch.stop import Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.topology import Epoch
 
 
 def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     """Run the job to its end and return the exit code; see above. Raises `ConfigError`.
 
-    However it ends, no process of it is left, and the run directory has its summary.
+    However it ends, no process of it is left, and the run directory has its summary. What an earlier run left there
+    goes when everything is built, so that no mistake costs it.
     """
     check_ports(spec.port, spec.ranks)
-    recorder = Recorder.create(spec.run_dir, spec.first_step, spec.same_run)
+    RunDirectory.prepare(spec.run_dir)
+    with RunDirectory.claimed(spec.run_dir), lasting_console():
+        return _launch(spec, progress)
+
+
+def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
+    began_s = time.monotonic()
     with Stop() as stop, progress or StepProgress(spec.steps, done=spec.first_step) as shown:
         _preload(spec.preload)
-        built = _build(spec, recorder, shown, stop)
+        built = _build(spec, shown, stop)
+        if not isinstance(built, BuildResult) and RunDirectory.holds_run(spec.run_dir):
+            return _not_begun(spec, built, stop)
+        recorder = Recorder.create(spec.run_dir, spec.first_step, spec.same_run, began_s)
         failure = built if isinstance(built, Failure) else None
         if isinstance(built, BuildResult):
             recorder.planned(built.plan, built.units, built.samples, spec.ranks)
@@ -70,7 +83,7 @@ def _preload(modules: tuple[str, ...]) -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-def _build(spec: JobSpec, recorder: Recorder, progress: StepProgress, stop: Stop) -> BuildResult | Failure | None:
+def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | Failure | None:
     """Run the builder in a child; None when the user stopped it."""
 
     def body(channel: Channel) -> None:
@@ -79,7 +92,7 @@ def _build(spec: JobSpec, recorder: Recorder, progress: StepProgress, stop: Stop
 
     progress.phase("building")
     with frozen_memory():  # Compiling makes many objects; what was imported need not be looked through again and again.
-        child = fork_child("builder", body, recorder.directory.log("builder"), ())
+        child = fork_child("builder", body, RunDirectory(spec.run_dir).log("builder"), ())
     messages: list[Message] = []
     try:
         ended = False
@@ -170,9 +183,32 @@ def _worker_body(
     return body
 
 
+def _not_begun(spec: JobSpec, failure: Failure | None, stop: Stop) -> int:
+    """The end of a run that was not built, in the directory of an earlier one, which stays as it was."""
+    if failure is not None:
+        return _say(failure)
+    assert stop.number is not None
+    print(f"stopped by {stop.number.name} before it began; {spec.run_dir} has the earlier run as it was", flush=True)
+    return 1
+
+
 def _failed(recorder: Recorder, failure: Failure) -> int:
-    """The end of a failed run: what happened, then the reason, last."""
-    recorder.finish("failed", failure.reason)
+    _finish(recorder, "failed", failure.reason)
+    return _say(failure)
+
+
+def _finish(recorder: Recorder, outcome: str, reason: str | None) -> bool:
+    """Whether the summary could be written."""
+    try:
+        recorder.finish(outcome, reason)
+    except OSError as error:
+        print(f"error: {recorder.directory.path}: cannot be written ({error.strerror})", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _say(failure: Failure) -> int:
+    """The end of a failed run: what happened, then the reason, last. Raises what the user can mend."""
     expected = failure.expected()
     if expected is not None:
         raise expected
@@ -184,17 +220,18 @@ def _failed(recorder: Recorder, failure: Failure) -> int:
 def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
     """The end of a run whose processes all ended well, or that the user stopped."""
     committed = f"{recorder.steps} of {spec.steps} steps"
-    wrong = _what_is_wrong(spec, recorder, early=stop.number is not None)
+    gave_up = recorder.gave_up
+    wrong = _what_is_wrong(spec, recorder, early=stop.number is not None or gave_up is not None) or gave_up
     if wrong is not None:
-        recorder.finish("failed", wrong)
+        _finish(recorder, "failed", wrong)
         print(f"error: {wrong}", file=sys.stderr, flush=True)
         return 1
     if recorder.steps >= spec.steps:
-        recorder.finish("completed", None)
+        written = _finish(recorder, "completed", None)
         print(recorder.closing_line(), flush=True)
-        return 0
+        return 0 if written else 1
     assert stop.number is not None
-    recorder.finish("interrupted", f"{stop.number.name} after {committed}")
+    _finish(recorder, "interrupted", f"{stop.number.name} after {committed}")
     print(f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}", flush=True)
     return 1
 
@@ -214,4 +251,4 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
     lines = read_lines(spec.run_dir / "ledger.jsonl")
     newest = max((line["step"] for line in standing(lines)), default=-1)
     steps = newest + 1 if early else recorder.steps
-    return covers_once(lines, *recorder.plane, spec.first_step, steps)
+    return covers_once(lines, *recorder.plane, spec.first_step, steps) or restored_alike(lines)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elaswave_fx.launch.channel import Channel, ChannelClosed
+from elaswave_fx.launch.stop import STOPPING
 
 _PR_SET_PDEATHSIG = 1
 _OF_THE_DEAD = 19
@@ -107,9 +108,9 @@ def _run_child(
     code = 1
     try:
         _die_with(parent)
-        # The terminal sends Ctrl-C to all processes at once; it is for the launcher to decide what it means.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Terminals, init systems and schedulers signal all processes at once; the launcher decides what it means.
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         for other in foreign:
             other.close()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the launcher looks at, instead of an exception wherever it happens to be."""
+"""Ctrl-C, SIGTERM and SIGHUP as a wish that the launcher looks at, instead of an exception wherever it is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A terminal's Ctrl-C, an init system's or a scheduler's stop, a terminal that is closed."""
+
 
 class Stop:
-    """While it is entered, SIGINT and SIGTERM are counted and do not raise. Outside the main thread nobody can ask."""
+    """While it is entered, these signals are counted and do not raise. Outside the main thread nobody can ask."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -18,7 +21,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 

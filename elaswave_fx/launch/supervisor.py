@@ -2,13 +2,15 @@
 
 Messages become lines of the run's files and progress. A worker that is killed or vanishes is lost: the coordinator
 hears of it, and the others go on without it. A worker that says why it cannot go on fails the run, and so does the loss
-of one before all are up, or of the last: the rest is ended, SIGTERM first, SIGKILL after the grace. A failure that only
-follows from another (a lost peer) waits `SETTLE_S` for its cause to show.
+of one before all are up, or of the last: the rest is killed. A failure that only follows from another (a lost peer)
+waits `SETTLE_S` for its cause to show. If the launcher itself fails, workers do what they do when it is dead: finish
+their step, save, and end.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import time
@@ -29,6 +31,9 @@ from elaswave_fx.observe.recorder import Recorder
 
 TICK_S = 0.1
 """A signal or a redraw waits this long at most."""
+
+LET_GO_S = 120.0
+"""Workers have so long to save what they have after the launcher has failed."""
 
 SETTLE_S = 3.0
 """The cause of a failure may take this long to show."""
@@ -62,7 +67,8 @@ class Supervisor:
         self._members = set(range(len(children)))
         self._failed_at = 0.0
         self._waiting_since: float | None = None  # Only processes that nobody waits for have run since.
-        self._ending_since: float | None = None  # SIGTERM was sent then.
+        self._killed = False  # All were told to end at once.
+        self._trouble: str | None = None  # The user knows of it.
         self._heeded = 0  # So many stop requests were answered.
         self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
         self._selector = selectors.DefaultSelector()
@@ -87,6 +93,9 @@ class Supervisor:
                         self._on_ready(key)
                 self._on_tick(time.monotonic())
             self._hear_coordinator()
+        except Exception:
+            self._let_go()
+            raise
         finally:
             end_children(self._children)
             self._coordination.end()
@@ -99,10 +108,19 @@ class Supervisor:
         # Those that were lost would have been missed by somebody who has finished.
         return None if self._done or self._stop.requests or not self._lost else cause_of(tuple(self._lost.values()))
 
+    def _let_go(self) -> None:
+        """Leave the workers to end by themselves, as they do when their launcher is gone, and wait until they have."""
+        until_s = time.monotonic() + LET_GO_S
+        for child in self._children:
+            child.channel.close()
+        for child in self._children:
+            if child.status is None:
+                select.select([child.pidfd], [], [], max(0.0, until_s - time.monotonic()))
+
     @property
     def _is_ending(self) -> bool:
         """Whether the run has failed or is being ended: who goes then is no loss to be recovered from."""
-        return bool(self._failures) or self._ending_since is not None
+        return bool(self._failures) or self._killed
 
     def _watch(self, child: Child, who: int) -> None:
         self._selector.register(child.channel, selectors.EVENT_READ, who)
@@ -203,11 +221,8 @@ class Supervisor:
             self._coordination.finished(rank)
         else:
             self._tell_end(rank)
-        told_to = self._ending_since is not None and -os.waitstatus_to_exitcode(status) in (
-            signal.SIGTERM,
-            signal.SIGKILL,
-        )
-        if rank not in self._done and rank not in self._failures and rank not in self._lost and not told_to:
+        was_killed = self._killed and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
+        if rank not in self._done and rank not in self._failures and rank not in self._lost and not was_killed:
             self._lose(rank, from_exit(child.name, status, child.log))
 
     def _on_error(self, rank: int, failure: Failure) -> None:
@@ -271,17 +286,22 @@ class Supervisor:
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
-        if self._failures and self._ending_since is None and (self._settled() or now - self._failed_at >= SETTLE_S):
-            self._end_all(now)
-        if self._ending_since is None and self._only_left_out_run(now):
-            self._end_all(now, signal.SIGKILL)
-        if self._ending_since is not None and now - self._ending_since >= self._spec.grace_s:
-            for child in self._children:
-                child.signal(signal.SIGKILL)
+        if self._failures and not self._killed and (self._settled() or now - self._failed_at >= SETTLE_S):
+            self._kill_all()
+        if not self._killed and self._only_left_out_run(now):
+            self._kill_all()
         again = self._coordination.turn(now, [child for child in self._children if child.status is None])
         if again is not None:
             self._watch(again, COORDINATOR)
+        self._show_trouble()
         self._progress.draw()
+
+    def _show_trouble(self) -> None:
+        """Tell the user once that files cannot be written, and once that they can."""
+        trouble = self._recorder.directory.trouble
+        if trouble != self._trouble:
+            self._progress.message(trouble or f"{self._recorder.directory.path}: can be written again")
+            self._trouble = trouble
 
     def _settled(self) -> bool:
         """Whether the cause of the failure is known."""
@@ -305,12 +325,12 @@ class Supervisor:
             for rank in range(self._spec.ranks):
                 self._tell(rank, "halt")
             return
-        self._end_all(time.monotonic(), signal.SIGKILL)
+        self._kill_all()
 
-    def _end_all(self, now: float, number: signal.Signals = signal.SIGTERM) -> None:
-        self._ending_since = now
+    def _kill_all(self) -> None:
+        self._killed = True
         for child in self._children:
-            child.signal(number)
+            child.signal(signal.SIGKILL)
 
     def _tell(self, rank: int, kind: str, **fields: Any) -> None:
         """Send a message. That a worker is gone is noticed by its process, not here."""

@@ -22,11 +22,15 @@ class Recorder:
     """The record of a run; the launcher's one thread owns it."""
 
     def __init__(
-        self, directory: RunDirectory, first_step: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        directory: RunDirectory,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        began_s: float | None = None,
     ) -> None:
         self.directory = directory
         self.steps = self._first_step = first_step  # `steps` counts the committed ones.
-        self._clock, self._started = clock, clock()
+        self._clock, self._started = clock, clock() if began_s is None else began_s
         self._book: StepBook | None = None
         self._first: StepLine | None = None
         self._last: StepLine | None = None
@@ -39,16 +43,17 @@ class Recorder:
         self._ends: dict[int, Mapping[str, Any]] = {}
         self.recoveries = Recoveries()
         self.faults: set[int] = set()  # These ranks have had theirs.
+        self.gave_up: str | None = None  # why the workers end the run
         self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
 
     @staticmethod
-    def create(run_dir: Path, first_step: int = 0, same_run: bool = False) -> Recorder:
+    def create(run_dir: Path, first_step: int = 0, same_run: bool = False, began_s: float | None = None) -> Recorder:
         """Make the record of a run that begins after `first_step` committed steps. If the run of this directory made
-        them (`same_run`), its lines are kept.
+        them (`same_run`), its lines are kept. `began_s`: when the launcher began, by the monotonic clock.
 
         Raises `ConfigError` when the directory cannot be written.
         """
-        return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step)
+        return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step, began_s=began_s)
 
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
         """Write the first plan; steps can be recorded from here on."""
@@ -67,6 +72,8 @@ class Recorder:
         self.recoveries.event(kind, epoch, at_s, fields)
         if kind == "fault":
             self.faults.add(fields["rank"])
+        if kind == "gave_up":
+            self.gave_up = fields["reason"]
         if kind == "agreed" and "rolled_back_to" in fields:
             self._rewind(fields["rolled_back_to"])
 

@@ -8,12 +8,14 @@ directory.summary(summary)    # summary.json: written beside, then renamed
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.observe.metrics import StepLine, Summary
@@ -26,7 +28,8 @@ _OF_EARLIER_RUNS = (
     "ledger.jsonl",
     "control/*",
     "plan-*.json",
-    "logs/*.log",
+    "logs/rank-*.log",
+    "logs/coordinator*.log",
     "model.safetensors",
 )
 
@@ -40,7 +43,37 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, _LineFile] = {}
+
+    @staticmethod
+    def prepare(path: Path) -> None:
+        """Make the directory, and leave what an earlier run left in it. Raises `ConfigError`."""
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
+
+    @staticmethod
+    @contextmanager
+    def claimed(path: Path) -> Iterator[None]:
+        """Have the directory to ourselves until the end, or for as long as a child that is forked meanwhile lives.
+
+        Raises `ConfigError` if somebody has it.
+        """
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"hydra.run.dir={path}: another run goes on in it; wait for its end") from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """Whether an earlier run has left something there."""
+        return (path / "metrics.jsonl").exists()
 
     @staticmethod
     def create(path: Path, goes_on_at: int | None = None) -> RunDirectory:
@@ -49,9 +82,9 @@ class RunDirectory:
         If the earlier run is gone on with at step `goes_on_at`, only what lies behind it is removed: the lines of steps
         from there on, which are done again, the summary and the model. Raises `ConfigError`.
         """
+        RunDirectory.prepare(path)
+        directory = RunDirectory(path)
         try:
-            (path / "logs").mkdir(parents=True, exist_ok=True)
-            directory = RunDirectory(path)
             for pattern in _OF_EARLIER_RUNS if goes_on_at is None else _OF_THE_END:
                 for old in path.glob(pattern):
                     old.unlink()
@@ -107,20 +140,24 @@ class RunDirectory:
         self._keep("metrics.jsonl", lambda line: line["step"] < step)
         self._keep("eval.jsonl", lambda line: line["step"] <= step)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why lines wait to be written, in words; None while all are."""
+        return next((file.trouble for file in self._files.values() if file.trouble is not None), None)
+
     def close(self) -> None:
+        """Close the files. Lines for which there is still no room are lost."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _open(self, name: str) -> TextIO:
+    def _open(self, name: str) -> _LineFile:
         if name not in self._files:
-            self._files[name] = (self.path / name).open("a", encoding="utf-8")
+            self._files[name] = _LineFile(self.path / name)
         return self._files[name]
 
     def _append(self, name: str, fields: Mapping[str, Any]) -> None:
-        file = self._open(name)
-        file.write(json.dumps(finite(fields)) + "\n")
-        file.flush()
+        self._open(name).add(json.dumps(finite(fields)) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
         beside = self.path / f".{name}.new"
@@ -129,6 +166,32 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.path / name)
+
+
+class _LineFile:
+    """A file of lines that is added to. What cannot be written (a full disk) waits for the next time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble: str | None = None
+        self._waiting = bytearray()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def add(self, line: str) -> None:
+        self._waiting += line.encode()
+        self._write()
+
+    def close(self) -> None:
+        self._write()
+        os.close(self._descriptor)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._descriptor, self._waiting)]
+            self.trouble = None
+        except OSError as error:
+            self.trouble = f"{self.path}: cannot be written ({error.strerror}); its lines are kept until it can"
 
 
 def finite(value: Any) -> Any:

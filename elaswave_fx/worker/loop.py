@@ -66,6 +66,7 @@ class Training:
         self._evaluated = -1  # version
         self._saved = worker.committed.version
         self._failures = 0  # since the last commit
+        self._skipped = 0  # updates in a row
         self._emulation = Faithfulness() if worker.config.device == "emulated" else None
         self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
         self._resumes = False  # the next commit is the first one of an epoch
@@ -133,6 +134,7 @@ class Training:
         go = report_and_wait(worker, suspect_of(error))
         self._share = None
         install_epoch(worker, go, self._report)
+        self._skipped = 0 if go.activation.rollback else self._skipped
         self._evaluated = -1  # all ranks look again whether an evaluation is due
         self._resumes = True
         self._lap = time.perf_counter()
@@ -177,7 +179,7 @@ class Training:
         options = _native.StepOptions(
             self._deadline.seconds,
             config.clip_norm,
-            stop_wanted=worker.context.stop_wanted,
+            stop_wanted=worker.context.stop_wanted or self._skipped >= config.optimizer.max_skipped,
             content=fed.content,
             fault=self._native_fault(step),
         )
@@ -220,6 +222,7 @@ class Training:
         worker, context = self._worker, self._worker.context
         self._stopped = self._stopped or result.stop
         self._failures = 0
+        self._skipped = 0 if result.updated else self._skipped + 1
         now = time.perf_counter()
         seconds, self._lap = now - self._lap, now
         self._deadline.measured(seconds)
@@ -247,6 +250,9 @@ class Training:
             return
         if not result.updated:
             context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result.grad_norm)
+        if self._skipped == worker.config.optimizer.max_skipped:
+            reason = _why_nothing_is_learned(worker.config, result)
+            context.report_event("gave_up", worker.plan.epoch, step=step, reason=reason)
         if self._resumes:
             context.report_event("resumed", worker.plan.epoch, step=step)
         self._resumes = False
@@ -277,6 +283,12 @@ class Training:
         worker.agent.close()
         worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
         return self._share
+
+
+def _why_nothing_is_learned(config: Config, result: _native.StepResult) -> str:
+    most = config.optimizer.max_skipped
+    why = "the gradient is not finite" if result.count else "no target counts: the model returned a count of 0"
+    return f"step {result.step}: {most} updates in a row were skipped (optimizer.max_skipped={most}), because {why}"
 
 
 def _phase_of(fault: Fault) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.folder import complete
+from elaswave_fx.checkpoint.manifest import DamagedCheckpoint, check_files, read_manifest
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.agent import Go, Holdings
@@ -189,6 +190,10 @@ def _roll_back(worker: Worker, resume: Stamp) -> None:
     native = worker.engine.native
     path = checkpoint_at(worker, resume.version)
     if path is not None:
+        try:
+            check_files(path, read_manifest(path))
+        except DamagedCheckpoint as error:
+            raise CheckpointError(f"rollback: {error}") from error
         restore(path, worker.artifact, worker.plan, worker.rank, worker.optimizer, native)
     elif resume.version != 0:
         raise CheckpointError(f"rollback: rank {worker.rank} finds no checkpoint after {resume.version} steps")

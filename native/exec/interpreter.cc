@@ -214,6 +214,7 @@ void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std
 
 // From here on this rank has promised that it can do its part of the step, whatever happens to others.
 void Engine::vote() {
+  if (count_ < 0.0) throw ExecError("the model returned a negative count of targets, " + std::to_string(count_));
   Vote mine{loss_,
             count_,
             static_cast<double>(resident_peak_bytes()),

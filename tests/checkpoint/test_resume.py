@@ -201,6 +201,22 @@ def test_a_truncated_checkpoint_is_refused_before_workers_start(undisturbed: Run
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_auto_goes_on_from_the_newest_checkpoint_that_is_whole(
+    undisturbed: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(undisturbed.folder, tmp_path / "run")
+    shard = tmp_path / "run" / "checkpoints" / "step-12" / "__1_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    run = run_job(gpt(2, 2, *EVERY, "resume=auto"), tmp_path / "run")
+    assert (run.code, run.losses) == (0, undisturbed.losses)
+    assert run.summary["params_digest"] == undisturbed.summary["params_digest"]
+    assert "DAMAGED, kept as step-12.damaged: " in capfd.readouterr().out
+    assert sorted(complete(tmp_path / "run" / "checkpoints")) == [8, 12]
+    assert (tmp_path / "run" / "checkpoints" / "step-12.damaged" / "__1_0.distcp").read_bytes() == data
+
+
 def test_a_checkpoint_of_another_model_is_refused_before_workers_start(undisturbed: Run, tmp_path: Path) -> None:
     path = undisturbed.folder / "checkpoints" / "step-8"
     with pytest.raises(ConfigError) as caught:

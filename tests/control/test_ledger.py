@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote, WorkSpan
-from elaswave_fx.control.store.ledger import STOP_WANTED, Payload, line_of
+from elaswave_fx.control.store.ledger import (
+    STOP_WANTED,
+    Payload,
+    line_of,
+    restored_alike,
+    rollback_line,
+    sum_of_digests,
+)
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 
@@ -37,3 +44,21 @@ def test_a_line_lists_the_spans_of_every_rank() -> None:
     line = line_of(Certificate(stamp, votes))
     assert line["tiles"] == {"0": [[2, 5, 8, 16]], "2": [[2, 5, 8, 16], [7, 8, 0, 4]]}
     assert (line["step"], line["epoch"], line["weight_sum"]) == (3, 1, 7.0)
+
+
+def test_the_halves_of_a_digest_do_not_carry_into_each_other() -> None:
+    high = 1 << 64
+    assert sum_of_digests([high - 1, 1 + 5 * high]) == 5 * high
+    assert sum_of_digests([(high - 1) * high, 3 * high + 7]) == 2 * high + 7
+    stamp = Stamp(Version(1), Epoch(0))
+    votes = tuple(Vote(stamp, Rank(rank), (), Payload(state_digest=high - 1).pack()) for rank in range(2))
+    assert line_of(Certificate(stamp, votes))["state_digest"] == f"{high - 2:032x}"
+
+
+def test_a_rollback_to_another_state_is_told() -> None:
+    lines = [{"step": step, "state_digest": f"d{step}"} for step in range(4)]
+    alike = [*lines, rollback_line(2, 1), *lines[2:]]
+    assert restored_alike(alike) is None
+    other = [*lines, rollback_line(2, 1), {"step": 2, "state_digest": "x"}, lines[3]]
+    assert restored_alike(other) == "ledger: step 2 was done again from a state with digest x; it was d2 before"
+    assert restored_alike([*lines, rollback_line(4, 1), {"step": 4, "state_digest": "new"}]) is None

@@ -41,6 +41,8 @@ def refused(folder: Path, *words: str) -> str:
     [
         (("stepz=3",), "steps"),
         (("recipe=two_tower", "parallel.pp=40"), "parallel.pp=40"),
+        (("recipe=resnet_digits", "parallel.granule=1"), "parallel.granule=1"),
+        (("recipe=two_tower", "model.width=1000000000"), "model=two_tower: there is no memory for it"),
         (("recipe=two_tower", "parallel.dp=64"), "parallel.dp=64"),
         (("data=files", "data.paths=[nothing/*.txt]"), "nothing"),
         (("recipe=gpt_stdlib", "device=cuda"), "device=cuda is not available yet"),

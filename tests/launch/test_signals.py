@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, and the launcher's own death, with a launcher in a process of its own."""
+"""Ctrl-C, SIGTERM, SIGHUP, and the launcher's own death, with a launcher in a process of its own."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("to_all", [False, True], ids=["launcher", "group"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number: signal.Signals, to_all: bool) -> None:
+    """Terminals, init systems and schedulers signal the whole group."""
     process = start("steps=100000", "pause_s=0.002")
     await_true(lambda: steps_written(tmp_path) >= 3, "three steps")
-    # Ctrl-C reaches the whole group; SIGTERM comes to the launcher alone.
-    (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
+    (os.killpg if to_all else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (1, "")
     steps = steps_written(tmp_path)

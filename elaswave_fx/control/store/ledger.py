@@ -20,7 +20,8 @@ from elaswave_fx.plan.box import Span
 _HEAD = struct.Struct("<dddQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
 _WORD = 8
-_MODULUS = 1 << 128
+_CONTENT_MODULUS = 1 << 128
+_LOW = (1 << 64) - 1
 
 STOP_WANTED = 1
 """Bit of `Payload.flags`: the rank was asked to end the run."""
@@ -33,11 +34,12 @@ _FIXED = _HEAD.size + MOST_SPANS * _SPAN.size
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a rank's vote says besides yes. Sums over ranks are the step's; digests are sums modulo 2^128.
+    """What a rank's vote says besides yes. Sums over ranks are the step's.
 
-    `content_hash`: of the samples that the rank fed to the step. `state_digest`: of the boxes that it owns, as they
-    stood when the step began. `consumed`: what it ran forward, with its holes and with what was run twice.
-    `grad_squares`: of each box of the job, 0 for those that others own. The layout is that of `native/exec/vote.h`.
+    `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `state_digest`: of the boxes that
+    it owns, as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `consumed`: what it ran
+    forward, with its holes and with what was run twice. `grad_squares`: of each box of the job, 0 for those that others
+    own. The layout is that of `native/exec/vote.h`.
     """
 
     loss: float = 0.0
@@ -51,9 +53,7 @@ class Payload:
 
     def pack(self) -> bytes:
         """Little-endian words of 8 bytes."""
-        low = (1 << 64) - 1
-        hashes = (self.content_hash, self.state_digest)
-        words = [word for value in hashes for word in (value & low, value >> 64)]
+        words = [word for value in (self.content_hash, self.state_digest) for word in (value & _LOW, value >> 64)]
         head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, len(self.consumed))
         spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
         squares = struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
@@ -83,6 +83,14 @@ class Payload:
         )
 
 
+def sum_of_digests(digests: Iterable[int]) -> int:
+    """The digest of a whole whose parts have these; the two halves of a digest do not carry into each other."""
+    low = high = 0
+    for digest in digests:
+        low, high = low + digest & _LOW, high + (digest >> 64) & _LOW
+    return low | high << 64
+
+
 def line_of(certificate: Certificate) -> dict[str, Any]:
     """The ledger line of a committed step: step = version - 1. `state_digest` is of the state it started from."""
     votes = sorted(certificate.votes, key=lambda vote: vote.rank)
@@ -92,8 +100,8 @@ def line_of(certificate: Certificate) -> dict[str, Any]:
         "tiles": {str(vote.rank): [list(edges_of(span)) for span in vote.consumed] for vote in votes},
         "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
         "weight_sum": sum(payload.count for payload in payloads),
-        "content_hash": f"{sum(payload.content_hash for payload in payloads) % _MODULUS:032x}",
-        "state_digest": f"{sum(payload.state_digest for payload in payloads) % _MODULUS:032x}",
+        "content_hash": f"{sum(payload.content_hash for payload in payloads) % _CONTENT_MODULUS:032x}",
+        "state_digest": f"{sum_of_digests(payload.state_digest for payload in payloads):032x}",
         "epoch": certificate.stamp.epoch,
     }
 
@@ -112,6 +120,23 @@ def standing(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         else:
             kept.append(line)
     return kept
+
+
+def restored_alike(lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """What is wrong with the states that rollbacks went back to; None if each was that of before."""
+    began: dict[int, str] = {}  # step -> the state that it started from
+    restored: int | None = None
+    for line in lines:
+        if "rolled_back_to" in line:
+            restored = line["rolled_back_to"]
+            continue
+        step, digest = line["step"], line["state_digest"]
+        if step == restored and began.get(step, digest) != digest:
+            return f"ledger: step {step} was done again from a state with digest {digest}; it was {began[step]} before"
+        if step == restored:
+            restored = None
+        began[step] = digest
+    return None
 
 
 def covers_once(

@@ -1,0 +1,21 @@
+"""Models that miscount what they have learned from."""
+
+from torch import Tensor
+
+from elaswave_fx.models.two_tower import TwoTower
+
+
+class Uncounted(TwoTower):
+    """No target counts."""
+
+    def forward(self, left: Tensor, right: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(left, right, label)
+        return loss, count * 0
+
+
+class Negative(TwoTower):
+    """Less than none does."""
+
+    def forward(self, left: Tensor, right: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(left, right, label)
+        return loss, -count
