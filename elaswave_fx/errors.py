@@ -20,6 +20,10 @@ class DataError(ConfigError):
     """The data is missing, empty, too short or of the wrong kind."""
 
 
+class DamagedCheckpoint(ConfigError):
+    """What is on disk is not what was written; names the file."""
+
+
 class PassError(ElasWaveError):
     """A compiler pass met a program that breaks its rules."""
 

@@ -2,7 +2,7 @@
 
 In: the number of ranks. Out: `LowerBound`, seconds from the first survivor's end of its barrier to the last checked
 exchange on the new groups, and how much of it comes after the last answer. Links and groups are ours. Each survivor
-says one word to a registrar, which writes a page durably once it has heard all, and answers each; nothing is decided,
+says one word to a registrar, which writes a page once it has heard all, and answers each; nothing is decided,
 checked, planned, installed or copied, and nobody is told to leave. So it is what is left for any agreement with a
 central store, however it is programmed, on these links and this machine.
 
@@ -11,7 +11,6 @@ central store, however it is programmed, on these links and this machine.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -24,6 +23,7 @@ from elaswave_fx import _native
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, meet
 from elaswave_fx.bench.views import Checks, Group, Views
 from elaswave_fx.errors import CommError
+from elaswave_fx.files import replace_file
 from elaswave_fx.launch.channel import Channel
 
 WARM_ROUNDS = 5
@@ -83,10 +83,7 @@ def _one_turn(links: dict[int, socket.socket], poll: select.epoll, page: Path, a
                 heard.append(number)
             else:
                 poll.unregister(number)  # the victim's
-    with page.open("wb") as file:
-        file.write(bytes(PAGE_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(page, bytes(PAGE_BYTES))
     for number in heard:
         links[number].sendall(WORD)
 

@@ -8,10 +8,11 @@ before anything of it is removed. Whatever ends in `.partial` is worthless as so
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
+
+from elaswave_fx.files import sync
 
 MANIFEST = "checkpoint.json"
 _COMPLETE = re.compile(r"step-(\d+)")
@@ -34,11 +35,11 @@ def partial_path(folder: Path, step: int) -> Path:
 def publish(folder: Path, step: int) -> Path:
     """Rename a checkpoint that is whole into place; one of the same step goes away. Raises OSError."""
     target = folder / f"step-{step}"
-    sync_folder(partial_path(folder, step))
+    sync(partial_path(folder, step))
     if target.exists():
         discard(target)
     partial_path(folder, step).rename(target)
-    sync_folder(folder)
+    sync(folder)
     return target
 
 
@@ -69,12 +70,3 @@ def set_aside(path: Path) -> None:
     aside = path.with_name(f"{path.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that the names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

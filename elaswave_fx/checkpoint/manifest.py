@@ -22,13 +22,9 @@ from typing import Any
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.config.schema import show
 from elaswave_fx.config.types import Config
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 
 FORMAT = 1
-
-
-class DamagedCheckpoint(ConfigError):
-    """What is on disk is not what was written."""
 
 
 _READ_BYTES = 4 << 20

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elaswave_fx.checkpoint.folder import MANIFEST, complete
-from elaswave_fx.checkpoint.manifest import DamagedCheckpoint, changed_keys, check_files, check_samples, read_manifest
+from elaswave_fx.checkpoint.manifest import changed_keys, check_files, check_samples, read_manifest
 from elaswave_fx.config.schema import nearest
 from elaswave_fx.config.types import Config
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
-from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import covers_once, restored_alike, standing
+from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
@@ -248,7 +249,7 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
             return f"faults: the {fault} never fired"
     if recorder.plane is None:
         return None
-    lines = read_lines(spec.run_dir / "ledger.jsonl")
+    lines = json_lines(spec.run_dir / "ledger.jsonl")
     newest = max((line["step"] for line in standing(lines)), default=-1)
     steps = newest + 1 if early else recorder.steps
     return covers_once(lines, *recorder.plane, spec.first_step, steps) or restored_alike(lines)

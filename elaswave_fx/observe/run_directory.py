@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.files import json_lines, replace_file
 from elaswave_fx.observe.metrics import StepLine, Summary
 
 _OF_EARLIER_RUNS = (
@@ -99,11 +100,8 @@ class RunDirectory:
         return directory
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the whole lines of a file, none if there is no such file. A kill may have left half of one at its
-        end."""
-        path = self.path / name
-        whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in whole]
+        """Return the whole lines of a file, none if there is no such file."""
+        return json_lines(self.path / name)
 
     def _keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         lines = [json.dumps(line) + "\n" for line in self.lines(name) if wanted(line)]
@@ -160,12 +158,7 @@ class RunDirectory:
         self._open(name).add(json.dumps(finite(fields)) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
-        beside = self.path / f".{name}.new"
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path / name)
+        replace_file(self.path / name, text.encode(), durable=True)
 
 
 class _LineFile:

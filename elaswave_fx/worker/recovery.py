@@ -17,13 +17,13 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.folder import complete
-from elaswave_fx.checkpoint.manifest import DamagedCheckpoint, check_files, read_manifest
+from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.checkpoint.start import checkpoint_folder
 from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.agent import Go, Holdings
 from elaswave_fx.control.protocol import epoch_start
 from elaswave_fx.control.protocol.types import Activation, Certificate, Stamp, Version
-from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, Excluded, JobOver
+from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, DamagedCheckpoint, Excluded, JobOver
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore

@@ -1,6 +1,7 @@
 #include "unit_program.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <exception>
@@ -106,39 +107,23 @@ std::vector<c10::IValue> UnitProgram::run(std::vector<c10::IValue> inputs, const
                     std::to_string(inputs.size()));
   }
   const BelowAutogradGuard plain;
+  const auto cleared = c10::make_scope_exit([this] { clear(); });
   std::move(inputs.begin(), inputs.end(), slots_.begin());
-  std::size_t at = 0;
-  const auto fail = [&](const std::string& reason) {
-    clear();
-    throw ExecError(place_of(spec_, at) + ": " + first_line(reason));
-  };
-  std::exception_ptr checked;
-  const auto goes_on = [&] {
-    if (!check) return true;
+  for (std::size_t at = 0; at < linked_.size(); ++at) {
+    if (check) check();
     try {
-      check();
-    } catch (...) {
-      checked = std::current_exception();
+      execute(linked_[at]);
+    } catch (const c10::Error& error) {
+      throw ExecError(place_of(spec_, at) + ": " + first_line(error.what_without_backtrace()));
+    } catch (const std::exception& error) {
+      throw ExecError(place_of(spec_, at) + ": " + first_line(error.what()));
     }
-    return !checked;
-  };
-  try {
-    for (; at < linked_.size() && goes_on(); ++at) execute(linked_[at]);
-  } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    fail(error.what());
-  }
-  if (checked) {
-    clear();
-    std::rethrow_exception(checked);
   }
   std::vector<c10::IValue> outputs;
   outputs.reserve(spec_.outputs.size());
   for (const int slot : spec_.outputs) {
     outputs.push_back(slot == -1 ? c10::IValue() : slots_[static_cast<std::size_t>(slot)]);
   }
-  for (c10::IValue& slot : slots_) slot = c10::IValue();
   return outputs;
 }
 

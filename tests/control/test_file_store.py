@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store import file_store
-from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import Payload, covers_once
+from elaswave_fx.files import json_lines
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment
@@ -55,7 +57,7 @@ def with_epoch(register: Register, rollback: Stamp | None = None) -> Swap:
 
 
 def steps(folder: Path) -> list[int]:
-    return [line["step"] for line in read_lines(folder / "ledger.jsonl")]
+    return [line["step"] for line in json_lines(folder / "ledger.jsonl")]
 
 
 def test_what_was_swapped_is_read_by_others(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_what_a_killed_writer_left_in_the_ledger_does_not_count(left: bytes, tmp
         file.write(left)
     register = FileStore(tmp_path).swap(with_line(register, commit(2)))
     assert register.committed.version == 2 and steps(tmp_path) == [0, 1]
-    assert covers_once(read_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 2) is None
+    assert covers_once(json_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 2) is None
 
 
 @pytest.mark.parametrize("name", ["committed.json", "register.json"])
@@ -120,6 +122,34 @@ def test_a_ledger_that_became_shorter_is_not_written_to(tmp_path: Path) -> None:
         store.swap(with_line(register, commit(2)))
 
 
+def test_the_ledger_is_on_disk_when_the_register_names_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore.create(tmp_path, START)
+    synced: list[Path] = []
+    monkeypatch.setattr(file_store, "sync", synced.append)
+    register = store.swap(with_line(START, commit(1)))
+    assert synced == []
+    store.swap(Swap(register.key, replace(register, checkpoint=register.committed)))
+    assert synced == [tmp_path / "ledger.jsonl"]
+
+
+def test_a_line_for_which_there_is_no_room_is_not_half_there(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START)
+    register = store.swap(with_line(START, commit(1)))
+    room = (tmp_path / "ledger.jsonl").stat().st_size + 10
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            store.swap(with_line(register, commit(2)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store.read() == register and steps(tmp_path) == [0]
+    store.swap(with_line(register, commit(2)))
+    assert steps(tmp_path) == [0, 1]
+
+
 def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
     store = FileStore.create(tmp_path, START)
     register = START
@@ -128,7 +158,7 @@ def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
     register = store.swap(with_epoch(register, rollback=Stamp(Version(1), Epoch(0))))
     for version in (2, 3):
         register = store.swap(with_line(register, commit(version, epoch=1)))
-    lines = read_lines(tmp_path / "ledger.jsonl")
+    lines = json_lines(tmp_path / "ledger.jsonl")
     assert {"rolled_back_to": 1, "epoch": 1} in lines
     assert covers_once(lines, 1, 12, 0, 3) is None
 

@@ -43,10 +43,11 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
-from elaswave_fx.control.store.file_store import FileStore, read_lines
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
+from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -431,7 +432,7 @@ class ToyJob:
         return [fields for said, fields in self.said if said == "event" and fields["event"] == kind]
 
     def ledger(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder / "ledger.jsonl")
+        return json_lines(self.folder / "ledger.jsonl")
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))

@@ -10,7 +10,6 @@ Nothing here is needed to commit a step, and all of it can be started again at a
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.errors import CommError, PlanError
+from elaswave_fx.files import replace_file
 from elaswave_fx.plan.topology import Epoch, Rank
 
 ALIVE_S = 0.5
@@ -255,13 +255,7 @@ class Service:
         register = self._driver.state.register
         if register is None or new.epoch == register.epoch:
             return
-        path = plan_path(self._spec.run_dir, new.epoch)
-        beside = path.with_name(f".{path.name}.new")
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(self._driver.plan(new.key.plan_hash).text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(plan_path(self._spec.run_dir, new.epoch), self._driver.plan(new.key.plan_hash).text.encode())
 
     def _planned_fields(self) -> dict[str, Any]:
         planned = self._driver.plan(self._driver.register.key.plan_hash)

@@ -1,4 +1,4 @@
-"""The durable register: which epoch exists, and the ledger behind it; changed by compare-and-swap only.
+"""The register: which epoch exists, and the ledger behind it; changed by compare-and-swap only.
 
 In: `Swap(expected key, new register, ledger lines)`. Out: the register after it; the swap took place if that is the
 new one. A locked file serves a local job; a cluster store implements `Store` with its own compare-and-swap.
@@ -91,7 +91,8 @@ def swap(register: Register, wanted: Swap) -> tuple[Register, bool]:
 
 
 class Store(Protocol):
-    """Where the register lives. Both calls are atomic and durable when they return; any error means: not reached."""
+    """Where the register lives. Both calls are atomic; any error means: not reached. What a swap has written outlives
+    every process of the job."""
 
     def read(self) -> Register:
         """The current register."""

@@ -7,6 +7,10 @@
 
 `committed.json` counts if it is of the register's epoch and newer. Both say how long the ledger is: what a killed
 writer left behind that, whole or torn, is cut off before the next line. Any `OSError` of a call means: not reached.
+
+What a swap has written outlives every process of the job, but no loss of power: that ends all processes of a local job
+at once, and the next run goes on from a checkpoint. So the ledger is synced with the swap that names a checkpoint, and
+no other swap waits for a disk: such a wait is 1 ms as a rule, but now and then 0.2 s, of every step and every recovery.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from elaswave_fx.control.protocol.register import Register, Swap, swap
 from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
+from elaswave_fx.files import json_lines, replace_file, sync, write_at
 from elaswave_fx.plan.topology import Epoch
 
 LOCK_S = 2.0
@@ -69,10 +73,10 @@ class FileStore:
         store._register.parent.mkdir(parents=True, exist_ok=True)
         with store._locked():
             store._committed.unlink(missing_ok=True)
-            kept = [line for line in read_lines(store._ledger) if line.get("step", -1) < register.committed.version]
+            kept = [line for line in json_lines(store._ledger) if line.get("step", -1) < register.committed.version]
             text = "".join(json.dumps(line) + "\n" for line in kept)
-            _replace(store._ledger, text.encode())
-            _replace(store._register, msgspec.json.encode(_Saved(register, len(text))))
+            replace_file(store._ledger, text.encode())
+            replace_file(store._register, msgspec.json.encode(_Saved(register, len(text))))
         return store
 
     def read(self) -> Register:
@@ -87,12 +91,14 @@ class FileStore:
             if not done:
                 return after
             length = self._append(length, register, wanted)
+            if after.checkpoint != register.checkpoint:
+                sync(self._ledger)
             since = replace(register, committed=after.committed, previous=after.previous, last=after.last)
             if after == since:
                 news = _Since(after.epoch, after.committed, after.previous, after.last, length)
-                _replace(self._committed, msgspec.json.encode(news))
+                replace_file(self._committed, msgspec.json.encode(news))
             else:
-                _replace(self._register, msgspec.json.encode(_Saved(after, length)))
+                replace_file(self._register, msgspec.json.encode(_Saved(after, length)))
             return after
 
     def _read(self) -> tuple[Register, int]:
@@ -123,8 +129,7 @@ class FileStore:
             if size < length:
                 raise OSError(f"store: {self._ledger} has {size} bytes, of which {length} were written; it was changed")
             os.ftruncate(file, length)
-            os.pwrite(file, text, length)
-            os.fsync(file)
+            write_at(file, text, length)
         finally:
             os.close(file)
         return length + len(text)
@@ -146,25 +151,3 @@ class FileStore:
             yield
         finally:
             os.close(file)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a ledger, none if there is no file; without the half of one that a kill may have left."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside, then rename: readers see the old bytes or the new ones; durable when it returns."""
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

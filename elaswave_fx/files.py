@@ -1,0 +1,52 @@
+"""Files that readers see whole: what the run directory, the store and the caches have in common.
+
+replace_file(run_dir / "summary.json", b"{}\\n", durable=True)
+json_lines(run_dir / "ledger.jsonl")  ->  [{"step": 0, …}, {"step": 1, …}]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file beside `path` and rename it, so that readers see the old bytes or the new ones.
+
+    `durable`: the new ones also survive a loss of power once this returns. Raises `OSError`; the old file stays then.
+    """
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    beside.replace(path)
+    if durable:
+        sync(path.parent)
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of it. A disk that is nearly full takes a part at first; the rest then raises the `OSError`."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file's bytes, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file, none if there is no such file; without the half of one that a kill may have left."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
