@@ -44,21 +44,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """Where a job's control plane is. `store`: the folder of its `FileStore`; `launcher`: its pid, 0 for none."""
+    """Where a job's control plane is. `store`: the run directory, for `FileStore`; `launcher`: its pid, or 0."""
 
     url: str
     token: str
     store: Path
     launcher: int = 0
 
-    @property
-    def job_file(self) -> Path:
-        """Where the `JobFile` lies; it holds the token, and goes when the job is over."""
-        return job_file_in(self.store)
-
 
 def job_file_in(run_dir: Path) -> Path:
-    """Where the job file of a run lies while it runs."""
+    """Where the `JobFile` of a run lies while it runs; it holds the token, and goes when the job is over."""
     return run_dir / "control" / "job.json"
 
 

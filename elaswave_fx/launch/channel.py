@@ -6,7 +6,7 @@
 
 Kinds from a worker: hello{port} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
 traceback}; from the launcher: peers{…} halt{}. From the builder: built{plan, data, lines} or error.
-From the coordinator: event{…} alive{}; to it: exited{rank} finished{rank} saved{version, epoch}. A
+From the coordinator: event{…} trouble{text} alive{}; to it: exited{rank} finished{rank} saved{version, epoch}. A
 message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here. One thread uses an end at a time.
 """
 

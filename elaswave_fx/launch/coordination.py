@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.control.coordinator.service import SUPERSEDED, CoordinatorSpec, run_coordinator
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.failure import describe_exit
 from elaswave_fx.launch.process import Child, end_children, fork_child, outlive_parent
@@ -107,11 +108,17 @@ class Coordination:
             self._child.signal(signal.SIGKILL)
         return None
 
-    def end(self) -> None:
-        """The job is over: no coordinator any more, and no file that holds its token."""
+    def end(self) -> str | None:
+        """The job is over: no coordinator any more, no file that holds its token, the whole ledger on disk. Returns
+        what hindered the last of these."""
         end_children(self.children())
         self._child = None
-        self._spec.address.job_file.unlink(missing_ok=True)
+        store = FileStore(self._spec.address.store)
+        try:
+            store.settle()
+        except OSError as error:
+            return f"store: not written ({error}); what is missing stays in {store.folder}"
+        return None
 
     def _tell(self, kind: str, **fields: Any) -> None:
         if self._child is None:

@@ -133,11 +133,9 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
     )
     first = _first_epoch(spec, planning.read(built.plan).assignment)
     start = first.resume
-    FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start))
+    FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start), built.plan)
     job.write()
-    service = CoordinatorSpec(
-        address=job.address(), run_dir=spec.run_dir, planning=planning, allow_rollback=spec.allow_rollback
-    )
+    service = CoordinatorSpec(address=job.address(), planning=planning, allow_rollback=spec.allow_rollback)
     coordination = Coordination(service, recorder.directory.log("coordinator"))
     liveness = LivenessTable(spec.ranks)
     workers: list[Child] = []
@@ -150,7 +148,8 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
                 others = (*workers, *coordination.children())
                 workers.append(fork_child(name, body, recorder.directory.log(name), others))
     except OSError:
-        end_children((*workers, *coordination.children()))
+        end_children(workers)
+        coordination.end()
         raise
     return Supervisor(spec, workers, coordination, liveness, recorder, progress, stop)
 

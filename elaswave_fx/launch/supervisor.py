@@ -69,6 +69,7 @@ class Supervisor:
         self._waiting_since: float | None = None  # Only processes that nobody waits for have run since.
         self._killed = False  # All were told to end at once.
         self._trouble: str | None = None  # The user knows of it.
+        self._store_trouble: str | None = None
         self._heeded = 0  # So many stop requests were answered.
         self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
         self._selector = selectors.DefaultSelector()
@@ -98,7 +99,8 @@ class Supervisor:
             raise
         finally:
             end_children(self._children)
-            self._coordination.end()
+            self._store_trouble = self._coordination.end()
+            self._show_trouble()
             self._selector.close()
         return self._outcome()
 
@@ -256,6 +258,8 @@ class Supervisor:
         for message in self._coordination.messages():
             if message.kind == "error":
                 self._progress.message(f"coordinator: {message.fields['message']}")
+            elif message.kind == "trouble":
+                self._store_trouble = message.fields["text"]
             elif message.kind == "event" and not self._is_ending and not self._has_been_told(message.fields):
                 self._on_event(message.fields)
                 if message.fields["event"] == "agreed":
@@ -298,7 +302,7 @@ class Supervisor:
 
     def _show_trouble(self) -> None:
         """Tell the user once that files cannot be written, and once that they can."""
-        trouble = self._recorder.directory.trouble
+        trouble = self._recorder.directory.trouble or self._store_trouble
         if trouble != self._trouble:
             self._progress.message(trouble or f"{self._recorder.directory.path}: can be written again")
             self._trouble = trouble

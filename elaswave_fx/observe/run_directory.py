@@ -27,7 +27,6 @@ _OF_EARLIER_RUNS = (
     "eval.jsonl",
     "summary.json",
     "ledger.jsonl",
-    "control/*",
     "plan-*.json",
     "logs/rank-*.log",
     "logs/coordinator*.log",
@@ -35,7 +34,7 @@ _OF_EARLIER_RUNS = (
 )
 
 
-_OF_THE_END = ("summary.json", "model.safetensors", "plan-*.json", "control/*")
+_OF_THE_END = ("summary.json", "model.safetensors", "plan-*.json")
 
 
 class RunDirectory:

@@ -1,4 +1,4 @@
-"""The store in files: swaps are atomic and durable, and a killed writer leaves nothing that counts."""
+"""The store in files: swaps are atomic, no swap needs the disk, and a killed writer leaves nothing to repair."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import fcntl
 import multiprocessing
 import os
 import resource
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store import file_store
-from elaswave_fx.control.store.file_store import FileStore
+from elaswave_fx.control.store.file_store import FileStore, _Lines
 from elaswave_fx.control.store.ledger import Payload, covers_once
 from elaswave_fx.files import json_lines
 from elaswave_fx.plan.box import Span
@@ -56,12 +58,29 @@ def with_epoch(register: Register, rollback: Stamp | None = None) -> Swap:
     return Swap(register.key, replace(register, activation=activation, committed=resume, absent=absent))
 
 
+def create(folder: Path, first: Register = START) -> FileStore:
+    store = FileStore.create(folder, first, "{}")
+    _folders.append(store.folder)
+    return store
+
+
+_folders: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_memory() -> Iterator[None]:
+    yield
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
 def steps(folder: Path) -> list[int]:
+    FileStore(folder).flush()
     return [line["step"] for line in json_lines(folder / "ledger.jsonl")]
 
 
 def test_what_was_swapped_is_read_by_others(tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     assert store.read() == START
     for wanted in (lambda r: with_line(r, commit(1)), lambda r: with_line(r, commit(2)), with_epoch):
         register = store.swap(wanted(store.read()))
@@ -72,42 +91,59 @@ def test_what_was_swapped_is_read_by_others(tmp_path: Path) -> None:
 
 
 def test_a_swap_with_another_key_changes_nothing(tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     late = with_line(START, commit(1))
     newer = store.swap(Swap(START.key, replace(START, term=Term(1))))
     assert store.swap(late) == newer == store.read()
     assert steps(tmp_path) == []
 
 
-@pytest.mark.parametrize("left", [b'{"step": 1, "ti', b'{"step": 1}\n{"step": 2}\n'], ids=["torn", "whole"])
-def test_what_a_killed_writer_left_in_the_ledger_does_not_count(left: bytes, tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+@pytest.mark.parametrize("written", [0, 7, 10_000], ids=["nothing", "a part", "all"])
+def test_a_writer_that_was_killed_leaves_nothing_to_repair(written: int, tmp_path: Path) -> None:
+    store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
-    with (tmp_path / "ledger.jsonl").open("ab") as file:
-        file.write(left)
-    register = FileStore(tmp_path).swap(with_line(register, commit(2)))
-    assert register.committed.version == 2 and steps(tmp_path) == [0, 1]
-    assert covers_once(json_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 2) is None
+    store.flush()
+    first = (tmp_path / "ledger.jsonl").read_bytes()
+    register = store.swap(with_line(register, commit(2)))
+    other = FileStore(tmp_path)  # of a coordinator that is killed while it writes, before it can say so
+    other._write_lines(other._read()[1])
+    whole = (tmp_path / "ledger.jsonl").read_bytes()
+    (tmp_path / "ledger.jsonl").write_bytes(whole[: len(first) + written])
+    store._write_since(register, _Lines(len(first), (whole[len(first) :].decode(),)))
+    register = FileStore(tmp_path).swap(with_line(register, commit(3)))
+    assert register.committed.version == 3 and steps(tmp_path) == [0, 1, 2]
+    assert covers_once(json_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 3) is None
+
+
+def test_two_that_flush_at_once_write_the_same(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    register = store.swap(with_line(START, commit(1)))
+    late = store._read()[1]
+    assert steps(tmp_path) == [0]
+    store.swap(with_line(register, commit(2)))
+    assert steps(tmp_path) == [0, 1]
+    FileStore(tmp_path)._write_lines(late)
+    assert steps(tmp_path) == [0, 1] and store.read().committed.version == 2
 
 
 @pytest.mark.parametrize("name", ["committed.json", "register.json"])
 def test_a_half_written_file_beside_is_not_looked_at(name: str, tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
-    (tmp_path / "control" / f".{name}.new").write_bytes(b'{"regi')
+    (store.folder / f".{name}.new").write_bytes(b'{"regi')
     assert FileStore(tmp_path).read() == register
     store.swap(with_line(register, commit(2)))
 
 
 def test_what_cannot_be_read_or_locked_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_store, "LOCK_S", 0.02)
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     with (tmp_path / "control" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert store.read() == START
         with pytest.raises(OSError):
             store.swap(with_line(START, commit(1)))
-    (tmp_path / "control" / "register.json").write_text("{")
+    (store.folder / "register.json").write_text("{")
     with pytest.raises(OSError, match="cannot be read"):
         store.read()
     with pytest.raises(OSError):
@@ -115,49 +151,105 @@ def test_what_cannot_be_read_or_locked_is_an_os_error(tmp_path: Path, monkeypatc
 
 
 def test_a_ledger_that_became_shorter_is_not_written_to(tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
+    store.flush()
     (tmp_path / "ledger.jsonl").write_text("")
+    store.swap(with_line(register, commit(2)))
     with pytest.raises(OSError, match="it was changed"):
-        store.swap(with_line(register, commit(2)))
+        store.flush()
+
+
+def test_without_its_run_directory_a_store_is_still_there(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    register = store.swap(with_line(START, commit(1)))
+    shutil.rmtree(tmp_path / "run")
+    register = store.swap(with_line(register, commit(2)))
+    assert store.read() == register and register.committed.version == 2
+    with pytest.raises(OSError, match="ledger"):
+        store.flush()
+
+
+def test_a_disk_that_takes_nothing_for_long_is_a_store_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "MOST_WAITING", 2)
+    store, register = create(tmp_path), START
+    for version in (1, 2):
+        register = store.swap(with_line(register, commit(version)))
+    with pytest.raises(OSError, match="3 lines wait"):
+        store.swap(with_line(register, commit(3)))
+    assert store.read() == register
+    assert steps(tmp_path) == [0, 1]
+    assert store.swap(with_line(register, commit(3))).committed.version == 3
+
+
+def test_after_the_end_everything_is_in_the_run_directory(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    register = store.swap(with_epoch(store.swap(with_line(START, commit(1)))))
+    store.write_plan(1, "the plan")
+    folder = store.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    store.settle()
+    store.settle()
+    assert not folder.exists() and not (tmp_path / "control").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "control").iterdir()) == ["register.json"]
+    assert FileStore(tmp_path).read() == register and (tmp_path / "plan-1.json").read_text() == "the plan"
+    assert [line["step"] for line in json_lines(tmp_path / "ledger.jsonl")] == [0]
+
+
+def test_lines_that_nobody_could_write_are_taken_over_by_the_next_run(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    register = store.swap(with_line(START, commit(1)))
+    store.flush()
+    store.swap(with_line(register, commit(2)))  # and all processes are killed
+    stamp = Stamp(Version(2), Epoch(0))
+    create(tmp_path, Register(Term(0), replace(FIRST, resume=stamp, previous=stamp), stamp, stamp, None, stamp))
+    assert steps(tmp_path) == [0, 1] and not store.folder.exists()
 
 
 def test_the_ledger_is_on_disk_when_the_register_names_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     synced: list[Path] = []
     monkeypatch.setattr(file_store, "sync", synced.append)
+    store.flush()
+    synced.clear()
     register = store.swap(with_line(START, commit(1)))
+    store.flush()
     assert synced == []
     store.swap(Swap(register.key, replace(register, checkpoint=register.committed)))
+    store.flush()
     assert synced == [tmp_path / "ledger.jsonl"]
 
 
 def test_a_line_for_which_there_is_no_room_is_not_half_there(tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
+    store.flush()
+    register = store.swap(with_line(register, commit(2)))
     room = (tmp_path / "ledger.jsonl").stat().st_size + 10
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with pytest.raises(OSError):
-            store.swap(with_line(register, commit(2)))
+            store.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert store.read() == register and steps(tmp_path) == [0]
-    store.swap(with_line(register, commit(2)))
-    assert steps(tmp_path) == [0, 1]
+    assert [line["step"] for line in json_lines(tmp_path / "ledger.jsonl")] == [0]
+    assert store.read() == register and steps(tmp_path) == [0, 1]
 
 
 def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     register = START
     for version in (1, 2, 3):
         register = store.swap(with_line(register, commit(version)))
     register = store.swap(with_epoch(register, rollback=Stamp(Version(1), Epoch(0))))
     for version in (2, 3):
         register = store.swap(with_line(register, commit(version, epoch=1)))
+    store.flush()
     lines = json_lines(tmp_path / "ledger.jsonl")
     assert {"rolled_back_to": 1, "epoch": 1} in lines
     assert covers_once(lines, 1, 12, 0, 3) is None
@@ -165,12 +257,12 @@ def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_keeps_the_lines_before_it(tmp_path: Path) -> None:
     register = START
-    store = FileStore.create(tmp_path, START)
+    store = create(tmp_path)
     for version in (1, 2, 3):
         register = store.swap(with_line(register, commit(version)))
     stamp = Stamp(Version(2), Epoch(0))
     again = Register(Term(0), replace(FIRST, resume=stamp, previous=stamp), stamp, stamp, None, stamp)
-    store = FileStore.create(tmp_path, again)
+    store = create(tmp_path, again)
     assert store.read() == again and steps(tmp_path) == [0, 1]
     store.swap(with_line(again, commit(3)))
     assert steps(tmp_path) == [0, 1, 2]
@@ -186,7 +278,7 @@ def _race(folder: Path, wins: object) -> None:
 
 
 def test_of_two_that_swap_at_once_one_wins(tmp_path: Path) -> None:
-    FileStore.create(tmp_path, START)
+    create(tmp_path)
     fork = multiprocessing.get_context("fork")
     wins = fork.SimpleQueue()
     racers = [fork.Process(target=_race, args=(tmp_path, wins)) for _ in range(3)]

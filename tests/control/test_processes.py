@@ -148,7 +148,7 @@ def test_too_few_ranks_end_the_job_for_all(tmp_path: Path) -> None:
 def test_a_store_out_of_reach_delays_the_next_epoch(tmp_path: Path) -> None:
     with ToyJob(tmp_path, world=3, steps=400) as job:
         job.until_committed(20)
-        lock = open(tmp_path / "control" / "lock", "w")  # noqa: SIM115
+        lock = open(job.store.folder / "lock", "w")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
         job.signal(0, signal.SIGKILL)
         job.until(lambda: "store: not reached" in job.logs(), "a swap that fails")

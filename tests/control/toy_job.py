@@ -27,7 +27,7 @@ import msgspec
 
 from elaswave_fx.control.agent.agent import Agent, Excluded, Go, Holdings, Progress
 from elaswave_fx.control.coordinator.plan_cache import Held, Planned
-from elaswave_fx.control.coordinator.service import CoordinatorSpec, plan_path, run_coordinator
+from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import (
     SEED,
@@ -318,8 +318,8 @@ class ToyJob:
         self.address = ControlAddress(url, "t" * 32, folder)
         assignment = toy_planner.first_assignment(world, UNITS)
         self.first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
-        self.store = FileStore.create(folder, Register(Term(0), self.first, SEED, SEED, None, SEED))
-        plan_path(folder, 0).write_text(text_of(assignment))
+        first = Register(Term(0), self.first, SEED, SEED, None, SEED)
+        self.store = FileStore.create(folder, first, text_of(assignment))
         self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.coordinators: list[int] = []
@@ -337,6 +337,8 @@ class ToyJob:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):
+            self.store.settle()
 
     def _fork(self, name: str, body: Callable[[], int | None]) -> int:
         pid = os.fork()
@@ -366,7 +368,7 @@ class ToyJob:
 
         def body() -> int:
             ours.close()
-            spec = CoordinatorSpec(address=self.address, run_dir=self.folder, planning=self.planning)
+            spec = CoordinatorSpec(address=self.address, planning=self.planning)
             return run_coordinator(spec, theirs)
 
         pid = self._fork("coordinator", body)
@@ -432,6 +434,7 @@ class ToyJob:
         return [fields for said, fields in self.said if said == "event" and fields["event"] == kind]
 
     def ledger(self) -> list[dict[str, Any]]:
+        self.store.flush()
         return json_lines(self.folder / "ledger.jsonl")
 
     def logs(self) -> str:

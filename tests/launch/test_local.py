@@ -13,6 +13,7 @@ import pytest
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
+from elaswave_fx.files import json_lines
 from elaswave_fx.launch import local
 from elaswave_fx.launch.local import launch
 from tests.launch.fake_job import broken_builder, job, refusing_builder
@@ -176,7 +177,7 @@ def test_too_few_ranks_fail_the_run_with_the_planners_words(tmp_path: Path, capf
 def test_a_ledger_that_misses_a_step_fails_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "read_lines", lambda path: file_store.read_lines(path)[1:])
+    monkeypatch.setattr(local, "json_lines", lambda path: json_lines(path)[1:])
     assert launch(job(tmp_path)) == 1
     assert capfd.readouterr().err.splitlines()[-1].startswith("error: ledger: step 0 has 0 lines")
 

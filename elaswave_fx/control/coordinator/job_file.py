@@ -1,4 +1,4 @@
-"""What a coordinator must know of a job, in a file of its run directory that only its owner can read.
+"""What a coordinator must know of a job, in a file of the job's folder in memory that only its owner can enter.
 
 In: `RUN` or `RUN/control/job.json`. Out: `CoordinatorSpec`.
 
@@ -39,16 +39,13 @@ class JobFile:
         planner = Planner(self.copies)
         return CoordinatorSpec(
             address=self.address(),
-            run_dir=Path(self.run_dir),
             planning=planner,
             allow_rollback=self.allow_rollback,
         )
 
     def write(self) -> Path:
-        """Into the run directory; holds the job's token, so nobody else may read it."""
-        path = self.address().job_file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+        """Beside the store, which is there; holds the job's token, so nobody else may read it."""
+        path = job_file_in(Path(self.run_dir))
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:
             stream.write(msgspec.json.encode(self))

@@ -1,8 +1,9 @@
 """The coordinator process: sockets, store, files and clock around `driver.py`. It holds no tensors.
 
 In: heartbeats and reports of ranks, the launcher's word that a process is gone. Out: epochs in the store, plans beside
-it (`plan-EPOCH.json`, written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher.
-Nothing here is needed to commit a step, and all of it can be started again at any time.
+it (written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher. What goes to a disk,
+the ledger and the log, is written by a thread of its own. Nothing here is needed to commit a step, and all of it can be
+started again at any time.
 
     run_coordinator(CoordinatorSpec(address=…, run_dir=…, planning=Planner(copies=1)), channel)  ->  0
 """
@@ -15,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 
 from elaswave_fx.control.coordinator.driver import CoordinatorDriver
+from elaswave_fx.control.coordinator.errands import Errands
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
 from elaswave_fx.control.lifeline import Lifelines
@@ -34,7 +35,6 @@ from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.errors import CommError, PlanError
-from elaswave_fx.files import replace_file
 from elaswave_fx.plan.topology import Epoch, Rank
 
 ALIVE_S = 0.5
@@ -46,6 +46,9 @@ ALONE_S = 10.0
 
 OVER_S = 2.0
 """The same once the job is over."""
+
+LAST_ERRANDS_S = 5.0
+"""At its end a coordinator waits so long for the disk. What is not written then stays in the store."""
 
 ENDED, SUPERSEDED = 0, 3
 """Exit codes."""
@@ -61,7 +64,7 @@ class News(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the launcher. In: exited{rank} finished{rank} saved{version, epoch}; out: event{} alive{}."""
+    """The way to the launcher. In: exited{} finished{} saved{}; out: event{} trouble{} alive{}."""
 
     closed: bool
 
@@ -72,10 +75,9 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSpec:
-    """One job's coordinator. `run_dir`: where plans lie."""
+    """One job's coordinator."""
 
     address: ControlAddress
-    run_dir: Path
     planning: Planning
     allow_rollback: bool = False
 
@@ -87,10 +89,7 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
         return ENDED
     service = Service(spec, socket, channel)
     try:
-        code = service.run()
-        if code == ENDED and service.is_last:
-            spec.address.job_file.unlink(missing_ok=True)
-        return code
+        return service.run()
     finally:
         service.close()
         socket.close(200)
@@ -117,6 +116,10 @@ class Service:
     def __init__(self, spec: CoordinatorSpec, socket: CoordinatorSocket, channel: Channel | None) -> None:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store)
+        self._errands = Errands()
+        self._flushes = False  # The thread has been asked to.
+        self._trouble: str | None = None  # As the thread has met it last.
+        self._told_trouble: str | None = None
         self._lifelines = Lifelines(spec.address)
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
         self._driver = CoordinatorDriver(
@@ -129,7 +132,7 @@ class Service:
         self._perform(self._driver.first_actions, self._tick_s)
 
     def run(self) -> int:
-        """Until nobody needs it any more; the exit code."""
+        """Until nobody needs it any more; the exit code. Who ends last clears up."""
         poller = zmq.Poller()
         poller.register(self._socket.pollable, zmq.POLLIN)
         poller.register(self._lifelines.fileno(), zmq.POLLIN)
@@ -152,24 +155,31 @@ class Service:
                 self._tick_s = now
                 self._tick(now)
                 if self._is_alone(now):
+                    self._errands.do(self._settle)
                     return ENDED
         return SUPERSEDED
 
     def close(self) -> None:
         """Ranks see that this coordinator is gone. The socket of the messages is the caller's to close."""
         self._lifelines.close()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nobody is left to clear up after the job: the launcher is gone."""
-        return self._channel is None
+        self._errands.close(LAST_ERRANDS_S)
 
     def _tick(self, now: float) -> None:
         self._feed(Tick())
         self._driver.think_ahead(now)
+        self._look_after_disk()
         if now - self._alive_s > ALIVE_S:
             self._alive_s = now
             self._tell("alive")
+
+    def _look_after_disk(self) -> None:
+        """The ledger follows with every look at the clock, unless the disk is not done with the one before."""
+        if not self._flushes:
+            self._flushes = True
+            self._errands.do(self._flush)
+        if self._trouble != self._told_trouble:
+            self._told_trouble = self._trouble
+            self._tell("trouble", text=self._told_trouble)
 
     def _is_alone(self, now: float) -> bool:
         state = self._driver.state
@@ -219,7 +229,7 @@ class Service:
             self._at_store(action)
 
     def _tell_event(self, event: events.Event, now: float) -> None:
-        print(f"{now:.3f} {log_line(event)}", flush=True)
+        self._errands.do(partial(print, f"{now:.3f} {log_line(event)}", flush=True))
         line = line_of(event, now)
         if line is None:
             return
@@ -237,31 +247,40 @@ class Service:
             else:
                 register = self._store.read()
         except OSError as error:
-            print(f"{time.monotonic():.3f} store: not reached ({error})", file=sys.stderr, flush=True)
+            self._errands.do(partial(print, f"{time.monotonic():.3f} store: not reached ({error})", flush=True))
             return
         self._feed(StoreReply(register))
+
+    # --- In the thread of the errands ---
+
+    def _flush(self) -> None:
+        self._flushes = False
+        try:
+            self._store.flush()
+            self._trouble = None
+        except OSError as error:
+            self._trouble = f"store: not written ({error}); what is missing is kept until it can be"
+
+    def _settle(self) -> None:
+        try:
+            self._store.settle()
+        except OSError as error:
+            print(f"store: not written ({error}); what is missing stays in {self._store.folder}", flush=True)
 
     # --- Plans ---
 
     def _read_plan(self, epoch: Epoch, plan_hash: int) -> Planned:
         """From the file that the coordinator of the epoch has written. Raises `PlanError` for another one."""
-        path = plan_path(self._spec.run_dir, epoch)
-        planned = self._spec.planning.read(path.read_text(encoding="utf-8"))
+        planned = self._spec.planning.read(self._store.read_plan(epoch))
         if planned.assignment.plan_hash != plan_hash:
-            raise PlanError(f"{path}: is not the plan of epoch {epoch}; its hash is another one")
+            raise PlanError(f"{self._store.folder}: the plan of epoch {epoch} is another one; its hash says so")
         return planned
 
     def _write_plan(self, new: Register) -> None:
         register = self._driver.state.register
-        if register is None or new.epoch == register.epoch:
-            return
-        replace_file(plan_path(self._spec.run_dir, new.epoch), self._driver.plan(new.key.plan_hash).text.encode())
+        if register is not None and new.epoch != register.epoch:
+            self._store.write_plan(new.epoch, self._driver.plan(new.key.plan_hash).text)
 
     def _planned_fields(self) -> dict[str, Any]:
         planned = self._driver.plan(self._driver.register.key.plan_hash)
         return {"reason": planned.reason, "plan_ms": round(self._driver.plan_ms, 3), "lines": list(planned.lines)}
-
-
-def plan_path(run_dir: Path, epoch: int) -> Path:
-    """Where the plan of an epoch lies."""
-    return run_dir / f"plan-{epoch}.json"

@@ -1,41 +1,64 @@
-"""The register of a local job in files, swapped under a lock, and the ledger beside it.
+"""The store of a local job: its register in memory that outlives every process, its ledger on disk behind that.
 
-    RUN/ledger.jsonl               a line per committed step
-    RUN/control/register.json      everything that an epoch changes; replaced as a whole
-    RUN/control/committed.json     the last commits since: small, replaced with every addition to the ledger
-    RUN/control/lock               locked while one of them changes
+    RUN/control -> /dev/shm/elaswave-…   a folder in memory that only its owner may enter, for as long as the job lasts
+        register.json                    everything that an epoch changes; replaced as a whole
+        committed.json                   the last commits since: small, replaced with every one of them
+        plan-EPOCH.json                  the plan of the epoch, which is written before the epoch is
+        lock                             locked while one of them changes
+    RUN/ledger.jsonl, RUN/plan-EPOCH.json    what `flush` has brought to the disk
 
-`committed.json` counts if it is of the register's epoch and newer. Both say how long the ledger is: what a killed
-writer left behind that, whole or torn, is cut off before the next line. Any `OSError` of a call means: not reached.
-
-What a swap has written outlives every process of the job, but no loss of power: that ends all processes of a local job
-at once, and the next run goes on from a checkpoint. So the ledger is synced with the swap that names a checkpoint, and
-no other swap waits for a disk: such a wait is 1 ms as a rule, but now and then 0.2 s, of every step and every recovery.
+No swap waits for a disk: that takes 1 ms as a rule, but now and then a second, while a file system writes its journal,
+and every recovery would wait with it. A swap keeps its ledger lines with the register; `flush` writes those that wait
+behind the bytes that are on disk, the same ones again if need be, so that a writer that was killed leaves nothing to
+repair. A loss of power takes the register, as it takes all processes of a local job; the next run goes on from a
+checkpoint, and the ledger is synced when the register names one. `committed.json` counts if it is of the register's
+epoch, and not older. Any `OSError` of a call means: not reached.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from elaswave_fx.control.protocol.register import Register, Swap, swap
 from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
-from elaswave_fx.files import json_lines, replace_file, sync, write_at
+from elaswave_fx.files import replace_file, sync, write_at
 from elaswave_fx.plan.topology import Epoch
+
+MEMORY = Path("/dev/shm")
+"""Where a system keeps files in memory. Without it the job's folder lies where temporary files do."""
 
 LOCK_S = 2.0
 """How long another process may hold the lock: it does for milliseconds, unless it is stopped."""
 
+MOST_WAITING = 1 << 14
+"""Ledger lines that may wait for the disk; with more the store counts as out of reach."""
+
 _LOCK_RETRY_S = 0.002
+_PREFIX = "elaswave-"
+_PLAN = re.compile(r"plan-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The ledger: `written` bytes are on disk, `waiting` follow them."""
+
+    written: int = 0
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,7 @@ class _Saved:
     """The register as of its last whole writing."""
 
     register: Register
-    ledger_bytes: int
+    lines: _Lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +77,37 @@ class _Since:
     committed: Stamp
     previous: Stamp
     last: Certificate | None
-    ledger_bytes: int
+    lines: _Lines
 
 
 class FileStore:
-    """A `Store` in a run directory. Any process of the job may read it; coordinators swap."""
+    """A `Store` of a run directory. Any process of the job may read it; coordinators swap, and one thread flushes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._ledger = folder / "ledger.jsonl"
-        self._register = folder / "control" / "register.json"
-        self._committed = folder / "control" / "committed.json"
-        self._lock = folder / "control" / "lock"
+    def __init__(self, run_dir: Path) -> None:
+        """The folder in memory is looked up once: the job goes on if somebody removes the run directory."""
+        self._run_dir, self._link = run_dir, run_dir / "control"
+        self.folder = self._link.resolve()
+        self._register = self.folder / "register.json"
+        self._committed = self.folder / "committed.json"
+        self._lock = self.folder / "lock"
+        self._ledger = run_dir / "ledger.jsonl"
+        self._synced: Stamp | None = None  # the checkpoint up to which the ledger is on disk for certain
+        self._newest_plan = -1  # of those in the run directory
 
     @staticmethod
-    def create(folder: Path, register: Register) -> FileStore:
-        """A new job's store. Ledger lines of steps before `register.committed` stay, if the folder has some."""
-        store = FileStore(folder)
-        store._register.parent.mkdir(parents=True, exist_ok=True)
+    def create(run_dir: Path, register: Register, plan: str) -> FileStore:
+        """A new job's store. Ledger lines of steps before `register.committed` stay, if the run directory has some."""
+        old = FileStore(run_dir)
+        kept = [line for line in old._lines() if line.get("step", -1) < register.committed.version]
+        text = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        old._remove()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        old._link.symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+        replace_file(old._ledger, text)
+        store = FileStore(run_dir)
+        store.write_plan(register.epoch, plan)
         with store._locked():
-            store._committed.unlink(missing_ok=True)
-            kept = [line for line in json_lines(store._ledger) if line.get("step", -1) < register.committed.version]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            replace_file(store._ledger, text.encode())
-            replace_file(store._register, msgspec.json.encode(_Saved(register, len(text))))
+            replace_file(store._register, msgspec.json.encode(_Saved(register, _Lines(len(text)))))
         return store
 
     def read(self) -> Register:
@@ -84,55 +115,120 @@ class FileStore:
         return self._read()[0]
 
     def swap(self, wanted: Swap) -> Register:
-        """Replace the register if its key is the expected one, its ledger lines first; return it as it is then."""
+        """Replace the register if its key is the expected one, with its ledger lines; return it as it is then."""
         with self._locked():
-            register, length = self._read()
+            register, lines = self._read()
             after, done = swap(register, wanted)
             if not done:
                 return after
-            length = self._append(length, register, wanted)
-            if after.checkpoint != register.checkpoint:
-                sync(self._ledger)
+            lines = replace(lines, waiting=(*lines.waiting, *_lines_of(register, wanted)))
+            if len(lines.waiting) > MOST_WAITING:
+                raise OSError(f"store: {len(lines.waiting)} lines wait to be written to {self._ledger}")
             since = replace(register, committed=after.committed, previous=after.previous, last=after.last)
             if after == since:
-                news = _Since(after.epoch, after.committed, after.previous, after.last, length)
-                replace_file(self._committed, msgspec.json.encode(news))
+                self._write_since(after, lines)
             else:
-                replace_file(self._register, msgspec.json.encode(_Saved(after, length)))
+                replace_file(self._register, msgspec.json.encode(_Saved(after, lines)))
             return after
 
-    def _read(self) -> tuple[Register, int]:
+    def write_plan(self, epoch: int, text: str) -> None:
+        """To be called before the swap that makes the epoch."""
+        replace_file(self.folder / f"plan-{epoch}.json", text.encode())
+
+    def read_plan(self, epoch: int) -> str:
+        """The text of the plan of the current epoch."""
+        return (self.folder / f"plan-{epoch}.json").read_text(encoding="utf-8")
+
+    def flush(self) -> None:
+        """Bring to the run directory what waits for it: lines of the ledger, and plans. May take as long as a disk."""
+        with self._locked():
+            register, lines = self._read()
+        self._write_lines(lines)
+        if register.checkpoint != self._synced:
+            sync(self._ledger)
+            self._synced = register.checkpoint
+        for path in self.folder.iterdir():
+            if (match := _PLAN.fullmatch(path.name)) is None:
+                continue
+            epoch = int(match[1])
+            if epoch > self._newest_plan:
+                replace_file(self._run_dir / path.name, path.read_bytes())
+            if epoch < register.epoch:
+                path.unlink(missing_ok=True)
+        self._newest_plan = register.epoch
+
+    def settle(self) -> None:
+        """The job is over: all that is to be kept goes to the run directory, in which `control` is a folder then.
+
+        When the disk does not take it, it stays where it is, for the next run. Called again, it does nothing.
+        """
+        if not self._link.is_symlink():
+            return
+        self.flush()
+        beside = self._run_dir / ".control.new"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        replace_file(beside / self._register.name, msgspec.json.encode(_Saved(*self._read())))
+        self._remove()
+        beside.rename(self._link)
+
+    # --- Ledger ---
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All of the ledger, wherever it is, without what a killed writer has torn."""
+        data = self._ledger.read_bytes() if self._ledger.exists() else b""
+        with contextlib.suppress(OSError):
+            lines = self._read()[1]
+            data = data[: lines.written] + "".join(lines.waiting).encode()
+        return [json.loads(line) for line in data.decode().split("\n")[:-1]]
+
+    def _write_lines(self, lines: _Lines) -> None:
+        if not lines.waiting:
+            return
+        text = "".join(lines.waiting).encode()
+        file = os.open(self._ledger, os.O_RDWR)
+        try:
+            size = os.fstat(file).st_size
+            if size < lines.written:
+                raise OSError(
+                    f"store: {self._ledger} has {size} bytes, of which {lines.written} were written; it was changed"
+                )
+            write_at(file, text, lines.written)
+        finally:
+            os.close(file)
+        with self._locked():
+            register, now = self._read()
+            if now.written == lines.written:  # else another has written them
+                waiting = now.waiting[len(lines.waiting) :]
+                self._write_since(register, _Lines(lines.written + len(text), waiting))
+
+    # --- Files ---
+
+    def _read(self) -> tuple[Register, _Lines]:
         try:
             saved = msgspec.json.decode(self._register.read_bytes(), type=_Saved)
             text = self._committed.read_bytes() if self._committed.exists() else b""
             since = msgspec.json.decode(text, type=_Since) if text else None
         except msgspec.MsgspecError as error:
-            raise OSError(f"store: {self._register.parent} cannot be read ({error})") from error
+            raise OSError(f"store: {self.folder} cannot be read ({error})") from error
         register = saved.register
-        if since is None or since.epoch != register.epoch or since.committed.version <= register.committed.version:
-            return register, saved.ledger_bytes
+        if since is None or since.epoch != register.epoch or since.committed.version < register.committed.version:
+            return register, saved.lines
         newer = replace(register, committed=since.committed, previous=since.previous, last=since.last)
-        return newer, since.ledger_bytes
+        return newer, since.lines
 
-    def _append(self, length: int, old: Register, wanted: Swap) -> int:
-        """Add the swap's lines to the ledger, whose first `length` bytes count; returns how many count then."""
-        lines = [ledger.line_of(certificate) for certificate in wanted.lines]
-        new = wanted.new
-        if new.epoch > old.epoch and new.activation.rollback:
-            lines.append(ledger.rollback_line(new.committed.version, new.epoch))
-        if not lines:
-            return length
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        file = os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            if size < length:
-                raise OSError(f"store: {self._ledger} has {size} bytes, of which {length} were written; it was changed")
-            os.ftruncate(file, length)
-            write_at(file, text, length)
-        finally:
-            os.close(file)
-        return length + len(text)
+    def _write_since(self, register: Register, lines: _Lines) -> None:
+        news = _Since(register.epoch, register.committed, register.previous, register.last, lines)
+        replace_file(self._committed, msgspec.json.encode(news))
+
+    def _remove(self) -> None:
+        """The folder in memory and the link to it, or the folder that an ended job has left."""
+        if self._link.is_symlink():
+            self._link.unlink()
+            if self.folder.name.startswith(_PREFIX):
+                shutil.rmtree(self.folder, ignore_errors=True)
+        elif self._link.exists():
+            shutil.rmtree(self._link)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -151,3 +247,12 @@ class FileStore:
             yield
         finally:
             os.close(file)
+
+
+def _lines_of(old: Register, wanted: Swap) -> list[str]:
+    """The ledger lines of a swap."""
+    lines = [ledger.line_of(certificate) for certificate in wanted.lines]
+    new = wanted.new
+    if new.epoch > old.epoch and new.activation.rollback:
+        lines.append(ledger.rollback_line(new.committed.version, new.epoch))
+    return [json.dumps(line) + "\n" for line in lines]
