@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elaswave_fx.control.protocol.register import Absent, Register, Swap
@@ -26,12 +28,13 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store import file_store
-from elaswave_fx.control.store.file_store import FileStore, _Lines
+from elaswave_fx.control.store.file_store import FileStore, _Lines, settle_dead_jobs
 from elaswave_fx.control.store.ledger import Payload, covers_once
 from elaswave_fx.files import json_lines
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment
+from tests.waiting import await_true
 
 FIRST = Activation(Epoch(0), first_assignment(2, 1), SEED, SEED, None, rollback=True)
 START = Register(Term(0), FIRST, SEED, SEED, None, SEED)
@@ -196,6 +199,30 @@ def test_after_the_end_everything_is_in_the_run_directory(tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "control").iterdir()) == ["register.json"]
     assert FileStore(tmp_path).read() == register and (tmp_path / "plan-1.json").read_text() == "the plan"
     assert [line["step"] for line in json_lines(tmp_path / "ledger.jsonl")] == [0]
+
+
+def test_a_job_whose_processes_were_all_killed_is_settled_by_another(tmp_path: Path) -> None:
+    ready, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        store = FileStore.create(tmp_path / "killed", START, "{}")
+        store.swap(with_line(START, commit(1)))
+        if os.fork() == 0:
+            os.write(say, b"!")
+        signal.pause()
+    living = create(tmp_path / "living")
+    folder = FileStore(tmp_path / "killed").folder if os.read(ready, 1) else Path()
+    (child,) = psutil.Process(pid).children()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    settle_dead_jobs()
+    assert folder.exists(), "one that it has forked lives"
+    child.kill()
+    await_true(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the other one ends")
+    settle_dead_jobs()
+    assert not folder.exists() and not (tmp_path / "killed" / "control").is_symlink()
+    assert [line["step"] for line in json_lines(tmp_path / "killed" / "ledger.jsonl")] == [0]
+    assert living.read() == START
 
 
 def test_lines_that_nobody_could_write_are_taken_over_by_the_next_run(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@
         committed.json                   the last commits since: small, replaced with every one of them
         plan-EPOCH.json                  the plan of the epoch, which is written before the epoch is
         lock                             locked while one of them changes
+        alive                            locked by whoever made the folder and by all that it has forked since
+        run -> RUN
     RUN/ledger.jsonl, RUN/plan-EPOCH.json    what `flush` has brought to the disk
 
 No swap waits for a disk: that takes 1 ms as a rule, but now and then a second, while a file system writes its journal,
@@ -49,7 +51,7 @@ MOST_WAITING = 1 << 14
 """Ledger lines that may wait for the disk; with more the store counts as out of reach."""
 
 _LOCK_RETRY_S = 0.002
-_PREFIX = "elaswave-"
+_PREFIX, _RUN, _ALIVE = "elaswave-", "run", "alive"
 _PLAN = re.compile(r"plan-(\d+)\.json")
 
 
@@ -93,6 +95,7 @@ class FileStore:
         self._ledger = run_dir / "ledger.jsonl"
         self._synced: Stamp | None = None  # the checkpoint up to which the ledger is on disk for certain
         self._newest_plan = -1  # of those in the run directory
+        self._alive = -1
 
     @staticmethod
     def create(run_dir: Path, register: Register, plan: str) -> FileStore:
@@ -105,6 +108,9 @@ class FileStore:
         old._link.symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
         replace_file(old._ledger, text)
         store = FileStore(run_dir)
+        (store.folder / _RUN).symlink_to(run_dir.absolute())
+        store._alive = os.open(store.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(store._alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         store.write_plan(register.epoch, plan)
         with store._locked():
             replace_file(store._register, msgspec.json.encode(_Saved(register, _Lines(len(text)))))
@@ -162,6 +168,9 @@ class FileStore:
 
         When the disk does not take it, it stays where it is, for the next run. Called again, it does nothing.
         """
+        if self._alive != -1:
+            os.close(self._alive)
+            self._alive = -1
         if not self._link.is_symlink():
             return
         self.flush()
@@ -247,6 +256,27 @@ class FileStore:
             yield
         finally:
             os.close(file)
+
+
+def settle_dead_jobs() -> None:
+    """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory for ever."""
+    for folder in MEMORY.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                _settle_if_dead(folder)
+
+
+def _settle_if_dead(folder: Path) -> None:
+    alive = os.open(folder / _ALIVE, os.O_RDWR)
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        store = FileStore((folder / _RUN).readlink())
+        if store.folder == folder:
+            store.settle()
+        else:  # the run directory has been removed, or has another job now
+            shutil.rmtree(folder)
+    finally:
+        os.close(alive)
 
 
 def _lines_of(old: Register, wanted: Swap) -> list[str]:
