@@ -2,7 +2,7 @@
 
 In: exits of workers, finished checkpoints. Out: the coordinator's messages. Training needs none of this to go on.
 
-    coordination = Coordination(spec, log); coordination.start(siblings=()); coordination.exited(2)
+    coordination = Coordination(spec, store, log); coordination.start(siblings=()); coordination.exited(2)
     coordination.turn(now, siblings=workers)   # restarts what has ended, with growing pauses
 """
 
@@ -33,8 +33,8 @@ HUNG_S = 10.0
 class Coordination:
     """The coordinator as the launcher sees it. The launcher's one thread uses it."""
 
-    def __init__(self, spec: CoordinatorSpec, log: Path) -> None:
-        self._spec, self._log = spec, log
+    def __init__(self, spec: CoordinatorSpec, store: FileStore, log: Path) -> None:
+        self._spec, self._store, self._log = spec, store, log
         self._child: Child | None = None
         self._exited: list[int] = []
         self._ends: deque[float] = deque()
@@ -113,11 +113,10 @@ class Coordination:
         what hindered the last of these."""
         end_children(self.children())
         self._child = None
-        store = FileStore(self._spec.address.store)
         try:
-            store.settle()
+            self._store.settle()
         except OSError as error:
-            return f"store: not written ({error}); what is missing stays in {store.folder}"
+            return f"store: not written ({error}); what is missing stays in {self._store.folder}"
         return None
 
     def _tell(self, kind: str, **fields: Any) -> None:

@@ -123,21 +123,20 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
 def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: StepProgress, stop: Stop) -> Supervisor:
     """Fork the coordinator and all workers, or none when the system refuses one."""
     planning = spec.planning or Planner(spec.copies)
-    token = secrets.token_hex(32)
+    first = _first_epoch(spec, planning.read(built.plan).assignment)
+    start = first.resume
+    store = FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start), built.plan)
     job = JobFile(
-        url=f"ipc://@elaswave-{secrets.token_hex(8)}",
-        token=token,
+        folder=str(store.folder),
+        token=secrets.token_hex(32),
         run_dir=str(spec.run_dir.absolute()),
         copies=spec.copies,
         allow_rollback=spec.allow_rollback,
         launcher=os.getpid(),
     )
-    first = _first_epoch(spec, planning.read(built.plan).assignment)
-    start = first.resume
-    FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start), built.plan)
     job.write()
     service = CoordinatorSpec(address=job.address(), planning=planning, allow_rollback=spec.allow_rollback)
-    coordination = Coordination(service, recorder.directory.log("coordinator"))
+    coordination = Coordination(service, store, recorder.directory.log("coordinator"))
     liveness = LivenessTable(spec.ranks)
     workers: list[Child] = []
     try:

@@ -314,12 +314,11 @@ class ToyJob:
     ) -> None:
         self.folder, self.world, self.steps, self.pause_s, self.tells = folder, world, steps, pause_s, tells
         self.planning = ToyPlanning(least)
-        url = f"ipc://@toy-{os.getpid()}-{os.urandom(6).hex()}"
-        self.address = ControlAddress(url, "t" * 32, folder)
         assignment = toy_planner.first_assignment(world, UNITS)
         self.first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
         first = Register(Term(0), self.first, SEED, SEED, None, SEED)
         self.store = FileStore.create(folder, first, text_of(assignment))
+        self.address = ControlAddress(self.store.folder, "t" * 32, folder)
         self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.coordinators: list[int] = []

@@ -22,10 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import zmq
-
 from elaswave_fx.control.agent.warm_up import warm_up
-from elaswave_fx.control.lifeline import Lifeline
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
 from elaswave_fx.control.protocol.messages import Ack, Activate, Over, Prepare, ProbeStore, Send, StoreSeen
@@ -61,7 +58,7 @@ LIMITS = Limits(
     paused_s=1.0, lease_s=10.0, unledgered=4096, hung_s=2 * STALLED_FLOOR_S, hung_over_step=STALLED_OVER_STEP
 )
 
-LINGER_MS = 500
+LINGER_S = 0.5
 
 LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
@@ -94,7 +91,7 @@ class Agent:
         self._lost, self._mend, self._first = lost, mend, first
         self._state = protocol.member(rank, LIMITS, first, 0.0)
         self._version = first.resume.version  # as the main thread knows it
-        self._store = FileStore(address.store)
+        self._store = FileStore(address.store, address.folder)
         self._said: deque[_Said] = deque()
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._may_step = threading.Event()
@@ -177,42 +174,45 @@ class Agent:
     # --- The thread ---
 
     def _run(self) -> None:
-        socket, lifeline = RankSocket(self._address), Lifeline(self._address, self._state.rank)
+        socket = RankSocket(self._address, self._state.rank)
         try:
             warm_up(self._state, self._first)
-            self._serve(socket, lifeline)
+            self._serve(socket)
         except BaseException as error:
             self._failure = error
             self._may_step.set()
             self._interrupt(f"control: the agent failed: {error}")
             raise
         finally:
-            socket.close(LINGER_MS if self._state.closed and self._state.finished else 0)
-            lifeline.close()
+            socket.close(LINGER_S if self._state.closed and self._state.finished else 0.0)
 
-    def _serve(self, socket: RankSocket, lifeline: Lifeline) -> None:
-        poller = zmq.Poller()
-        poller.register(socket.pollable, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+    def _serve(self, socket: RankSocket) -> None:
         next_s = time.monotonic()
         while not self._state.closed:
+            again_s = socket.connect(time.monotonic())
             if time.monotonic() >= next_s:
-                lifeline.keep()
                 self._feed(socket, HeartbeatDue(self._progress(), self._orphaned()))
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
             wake_s = min(next_s, time.monotonic() + self._look_s) if self._state.waiting else next_s
-            poller.poll(max(0, math.ceil(1e3 * (wake_s - time.monotonic()))))
+            self._sleep(socket, wake_s if again_s is None else min(wake_s, again_s))
             if self._state.waiting:
                 self._look_at_links(socket)
             if select.select([self._wake_read], [], [], 0)[0]:
                 os.read(self._wake_read, 4096)
             self._hear_main_thread(socket)
-            while (message := socket.receive()) is not None:
+            for message in socket.receive():
                 if isinstance(message, Prepare):
                     self._feed(socket, self._links_down())
                 if isinstance(message, Ack | Prepare | Activate | Over):
                     self._feed(socket, message)
                 self._hear_main_thread(socket)
+
+    def _sleep(self, socket: RankSocket, until_s: float) -> None:
+        """Until a message, a word of the main thread, or that time."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        socket.watch(poll)
+        poll.poll(max(0, math.ceil(1e3 * (until_s - time.monotonic()))))
 
     def _look_at_links(self, socket: RankSocket) -> None:
         links = self._links_down()

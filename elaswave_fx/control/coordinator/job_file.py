@@ -2,7 +2,8 @@
 
 In: `RUN` or `RUN/control/job.json`. Out: `CoordinatorSpec`.
 
-    {"url": "ipc://@…", "token": "…", "run_dir": "runs/today", "copies": 1, "allow_rollback": false, "launcher": 4711}
+    {"folder": "/dev/shm/elaswave-…", "token": "…", "run_dir": "runs/today", "copies": 1, "allow_rollback": false,
+     "launcher": 4711}
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from elaswave_fx.errors import ConfigError
 class JobFile:
     """One job. `launcher`: its pid."""
 
-    url: str
+    folder: str
     token: str
     run_dir: str
     copies: int
@@ -32,7 +33,7 @@ class JobFile:
 
     def address(self) -> ControlAddress:
         """Where ranks and coordinators of the job meet; its store is the run directory."""
-        return ControlAddress(self.url, self.token, Path(self.run_dir), self.launcher)
+        return ControlAddress(Path(self.folder), self.token, Path(self.run_dir), self.launcher)
 
     def spec(self) -> CoordinatorSpec:
         """What a coordinator of the job needs."""

@@ -11,6 +11,7 @@ started again at any time.
 from __future__ import annotations
 
 import math
+import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import zmq
-
 from elaswave_fx.control.coordinator.driver import CoordinatorDriver
 from elaswave_fx.control.coordinator.errands import Errands
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
-from elaswave_fx.control.lifeline import Lifelines
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import decide
@@ -41,6 +39,9 @@ ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
 
 BIND_RETRY_S = 0.05
+LINGER_S = 0.2
+"""What was said last may take so long to leave."""
+
 ALONE_S = 10.0
 """Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
 
@@ -92,7 +93,7 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
         return service.run()
     finally:
         service.close()
-        socket.close(200)
+        socket.close(LINGER_S)
 
 
 def _take_address(spec: CoordinatorSpec, channel: Channel | None) -> CoordinatorSocket | None:
@@ -100,7 +101,7 @@ def _take_address(spec: CoordinatorSpec, channel: Channel | None) -> Coordinator
     waits = False
     while True:
         try:
-            return CoordinatorSocket(spec.address.url, spec.address.token)
+            return CoordinatorSocket(spec.address)
         except CommError as error:
             if not waits:
                 print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
@@ -115,12 +116,11 @@ class Service:
 
     def __init__(self, spec: CoordinatorSpec, socket: CoordinatorSocket, channel: Channel | None) -> None:
         self._spec, self._socket, self._channel = spec, socket, channel
-        self._store = FileStore(spec.address.store)
+        self._store = FileStore(spec.address.store, spec.address.folder)
         self._errands = Errands()
         self._flushes = False  # The thread has been asked to.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
-        self._lifelines = Lifelines(spec.address)
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
         self._driver = CoordinatorDriver(
             spec.planning,
@@ -133,24 +133,22 @@ class Service:
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code. Who ends last clears up."""
-        poller = zmq.Poller()
-        poller.register(self._socket.pollable, zmq.POLLIN)
-        poller.register(self._lifelines.fileno(), zmq.POLLIN)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         if self._channel is not None:
-            poller.register(self._channel.fileno(), zmq.POLLIN)
+            poll.register(self._channel, select.POLLIN)
         while not self._driver.retired:
             due_s = self._tick_s + self._driver.pause_s
-            poller.poll(max(0, math.ceil(1e3 * (due_s - time.monotonic()))))
+            poll.poll(max(0, math.ceil(1e3 * (due_s - time.monotonic()))))
             now = time.monotonic()
             self._driver.turn(now, due_s)
             # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
-            while (message := self._socket.receive()) is not None:
+            while said := self._socket.receive():
                 self._heard_s = now
-                self._feed(message)
-            for event in self._lifelines.events():
-                self._feed(event)
+                for event in said:
+                    self._feed(event)
             if self._channel is not None:
-                self._listen(poller, self._channel)
+                self._listen(poll, self._channel)
             if now >= self._tick_s + self._driver.pause_s:
                 self._tick_s = now
                 self._tick(now)
@@ -160,8 +158,7 @@ class Service:
         return SUPERSEDED
 
     def close(self) -> None:
-        """Ranks see that this coordinator is gone. The socket of the messages is the caller's to close."""
-        self._lifelines.close()
+        """Wait for what is being written. The socket is the caller's to close."""
         self._errands.close(LAST_ERRANDS_S)
 
     def _tick(self, now: float) -> None:
@@ -188,7 +185,7 @@ class Service:
 
     # --- The launcher ---
 
-    def _listen(self, poller: zmq.Poller, channel: Channel) -> None:
+    def _listen(self, poll: select.poll, channel: Channel) -> None:
         for message in channel.drain():
             fields = message.fields
             if message.kind == "exited":
@@ -198,7 +195,7 @@ class Service:
             elif message.kind == "saved":
                 self._feed(Saved(Stamp(Version(fields["version"]), Epoch(fields["epoch"]))))
         if channel.closed:
-            poller.unregister(channel.fileno())
+            poll.unregister(channel)
             self._channel = None
 
     def _tell(self, kind: str, **fields: Any) -> None:

@@ -85,10 +85,11 @@ class _Since:
 class FileStore:
     """A `Store` of a run directory. Any process of the job may read it; coordinators swap, and one thread flushes."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """The folder in memory is looked up once: the job goes on if somebody removes the run directory."""
+    def __init__(self, run_dir: Path, folder: Path | None = None) -> None:
+        """`folder`: the one in memory; else it is looked up now. The job goes on if somebody removes the run directory
+        after that."""
         self._run_dir, self._link = run_dir, run_dir / "control"
-        self.folder = self._link.resolve()
+        self.folder = folder or self._link.resolve()
         self._register = self.folder / "register.json"
         self._committed = self.folder / "committed.json"
         self._lock = self.folder / "lock"

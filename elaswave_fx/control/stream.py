@@ -1,0 +1,156 @@
+"""A stream between a rank and the coordinator: frames on a unix socket, between two ends that prove the job's token.
+
+    rank -> coordinator   HELLO      the rank, a nonce
+    coordinator -> rank   CHALLENGE  a nonce, HMAC(token, "coordinator" HELLO nonce)
+    rank -> coordinator   PROOF      HMAC(token, "rank" HELLO CHALLENGE)
+
+then messages, both ways. A frame is its length in four bytes, and its bytes. The token never travels, nothing longer
+than a HELLO is taken from an end that has not proved it, and an end of another user is closed before a byte is read.
+Nothing here waits: what cannot be sent yet is kept, bounded, and what has not arrived is asked for again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from elaswave_fx.errors import CommError
+from elaswave_fx.plan.topology import Rank
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""An epoch's plan is the longest one; a longer frame ends the stream."""
+
+WAITING_BYTES_MAX = 4 << 20
+"""When so much waits for an end that does not read, further messages are dropped."""
+
+_GREETING = b"elaswave"
+_HELLO = struct.Struct(f"<{len(_GREETING)}sI32s")
+_NONCE_BYTES = _DIGEST_BYTES = 32
+_CHALLENGE_BYTES = _NONCE_BYTES + _DIGEST_BYTES
+GREETING_BYTES_MAX = max(_HELLO.size, _CHALLENGE_BYTES)
+"""Of a frame, before the other end has proved the token."""
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Stream:
+    """Frames on a connected unix socket that does not block."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """Raises `CommError` for an end of another user."""
+        *_, user, _ = _CREDENTIALS.unpack(
+            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if user not in (os.geteuid(), 0):
+            connected.close()
+            raise CommError(f"control: the other end is of user {user}")
+        self._socket = connected
+        self._in, self._out = bytearray(), bytearray()
+        self.most = GREETING_BYTES_MAX
+        self.ended = False
+
+    def fileno(self) -> int:
+        """For pollers."""
+        return self._socket.fileno()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for the other end to read."""
+        return bool(self._out) and not self.ended
+
+    def send(self, frame: bytes) -> None:
+        """As much of it as can leave leaves now, the rest with `flush`; none if too much waits already."""
+        if len(self._out) <= WAITING_BYTES_MAX:
+            self._out += _LENGTH.pack(len(frame)) + frame
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the other end reads."""
+        try:
+            while self._out and not self.ended:
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.ended = True
+
+    def receive(self) -> list[bytes]:
+        """The frames that have arrived; sets `ended` at the end of the stream, after its last frames."""
+        try:
+            data = self._socket.recv(min(_READ_BYTES, 4 * self.most))
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.ended = self.ended or not data
+        self._in += data
+        frames = []
+        while (frame := self._split()) is not None:
+            frames.append(frame)
+        return frames
+
+    def close(self) -> None:
+        """Called again, it does nothing."""
+        self._socket.close()
+
+    def _split(self) -> bytes | None:
+        if len(self._in) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._in)
+        if length > self.most:
+            self.ended = True
+            self._in.clear()
+            return None
+        end = _LENGTH.size + length
+        if len(self._in) < end:
+            return None
+        frame = bytes(self._in[_LENGTH.size : end])
+        del self._in[:end]
+        return frame
+
+
+class Hello(NamedTuple):
+    """The rank's first frame, and who it says to be."""
+
+    frame: bytes
+    rank: Rank
+
+    @staticmethod
+    def of(rank: Rank) -> Hello:
+        """A new one."""
+        return Hello(_HELLO.pack(_GREETING, rank, os.urandom(_NONCE_BYTES)), rank)
+
+    @staticmethod
+    def read(frame: bytes) -> Hello:
+        """Raises `CommError` for what is none."""
+        if len(frame) != _HELLO.size or not frame.startswith(_GREETING):
+            raise CommError("control: somebody came who is no rank")
+        return Hello(frame, Rank(_HELLO.unpack(frame)[1]))
+
+
+def challenge(token: bytes, hello: Hello) -> bytes:
+    """The coordinator's answer, which proves the token."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + _digest(token, b"coordinator", hello.frame, nonce)
+
+
+def answer(token: bytes, hello: Hello, challenge: bytes) -> bytes:
+    """The rank's proof. Raises `CommError` if the challenge comes from somebody who does not hold the token."""
+    nonce, claimed = challenge[:_NONCE_BYTES], challenge[_NONCE_BYTES:]
+    if not hmac.compare_digest(claimed, _digest(token, b"coordinator", hello.frame, nonce)):
+        raise CommError("control: whoever has the coordinator's place does not hold the job's token")
+    return _digest(token, b"rank", hello.frame, challenge)
+
+
+def is_proof(token: bytes, hello: Hello, challenge: bytes, proof: bytes) -> bool:
+    """Whether the rank that said `hello` holds the token."""
+    return hmac.compare_digest(proof, _digest(token, b"rank", hello.frame, challenge))
+
+
+def _digest(token: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(token, b"".join(parts), "sha256")
