@@ -15,6 +15,7 @@ import hmac
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from elaswave_fx.errors import CommError
@@ -79,20 +80,19 @@ class Stream:
         except OSError:
             self.ended = True
 
-    def receive(self) -> list[bytes]:
-        """The frames that have arrived; sets `ended` at the end of the stream, after its last frames."""
+    def receive(self) -> Iterator[bytes]:
+        """The frames that have arrived, each as long as `most` allows when it is asked for; sets `ended` at the end of
+        the stream."""
         try:
             data = self._socket.recv(min(_READ_BYTES, 4 * self.most))
         except BlockingIOError:
-            return []
+            return
         except OSError:
             data = b""
         self.ended = self.ended or not data
         self._in += data
-        frames = []
         while (frame := self._split()) is not None:
-            frames.append(frame)
-        return frames
+            yield frame
 
     def close(self) -> None:
         """Called again, it does nothing."""

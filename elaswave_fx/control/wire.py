@@ -158,16 +158,23 @@ class RankSocket:
         self._stream.send(self._hello.frame)
 
     def _messages(self, stream_: Stream) -> list[Message]:
-        frames = stream_.receive()
-        if frames and self._hello is not None:
-            stream_.send(stream.answer(self._token, self._hello, frames.pop(0)))
-            stream_.most = stream.MESSAGE_BYTES_MAX
-            self._hello, self._pause_s = None, RECONNECT_S
-            while self._unsent:
-                stream_.send(self._unsent.popleft())
+        messages = []
+        for frame in stream_.receive():
+            if self._hello is not None:
+                self._answer(stream_, stream.answer(self._token, self._hello, frame))
+            else:
+                messages.append(decode(frame))
         if stream_.ended:
             self._drop()
-        return [decode(frame) for frame in frames]
+        return messages
+
+    def _answer(self, stream_: Stream, proof: bytes) -> None:
+        """The coordinator has proved the token, so does the rank; then it may say what it has kept."""
+        stream_.send(proof)
+        stream_.most = stream.MESSAGE_BYTES_MAX
+        self._hello, self._pause_s = None, RECONNECT_S
+        while self._unsent:
+            stream_.send(self._unsent.popleft())
 
     def _drop(self) -> None:
         if self._stream is not None:
@@ -263,9 +270,7 @@ class CoordinatorSocket:
         found: list[OfRank | Connected | Disconnected] = []
         try:
             for frame in connection.stream.receive():
-                found.append(self._said(connection, frame)) if connection.rank is not None else found.extend(
-                    self._greeted(connection, frame)
-                )
+                found += self._greeted(connection, frame) if connection.rank is None else self._said(connection, frame)
         except CommError:
             self.refused += 1
             connection.stream.ended = True
@@ -289,7 +294,7 @@ class CoordinatorSocket:
         self._of_rank[hello.rank] = connection
         return [Connected(hello.rank)]
 
-    def _said(self, connection: _Connection, frame: bytes) -> OfRank:
+    def _said(self, connection: _Connection, frame: bytes) -> list[OfRank]:
         """A message of a rank. Raises `CommError` for what no rank says, or says for itself."""
         message = decode(frame)
         if not isinstance(message, OfRank):
@@ -297,7 +302,7 @@ class CoordinatorSocket:
         rank = message.report.rank if isinstance(message, Prepared) else message.rank
         if rank != connection.rank:
             raise CommError(f"control: rank {connection.rank} speaks as rank {rank}")
-        return message
+        return [message]
 
     def _ended(self, connection: _Connection) -> list[Disconnected]:
         """A rank that has opened a newer stream is not told of its older one."""
