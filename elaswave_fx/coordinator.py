@@ -1,8 +1,9 @@
-"""`python -m elaswave_fx.coordinator RUN`: the coordinator of a running job, apart from its launcher.
+"""`python -m elaswave_fx.coordinator [--if-missing] RUN`: the coordinator of a running job, apart from its launcher.
 
 RUN is the run directory, or the job file in it (`control/job.json`, readable by its owner alone). A job has a
-coordinator already as long as its launcher lives: another one waits until the address is free, then takes over. It ends
-by itself when no rank has spoken for a while.
+coordinator already as long as its launcher lives: another one waits until the place is free, then takes over, or ends
+with `--if-missing`. It ends by itself when no rank has spoken for a while. Ranks that have lost both their launcher and
+their coordinator start one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from elaswave_fx.errors import ConfigError
 
 def main(words: list[str]) -> int:
     """The command line above; returns the exit code."""
+    waits = "--if-missing" not in words
+    words = [word for word in words if word != "--if-missing"]
     if len(words) != 1 or words[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
@@ -25,7 +28,7 @@ def main(words: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return run_coordinator(spec, None)
+    return run_coordinator(spec, None, waits=waits)
 
 
 if __name__ == "__main__":

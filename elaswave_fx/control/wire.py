@@ -76,10 +76,10 @@ class ControlAddress:
         """Where the coordinator listens."""
         return str(self.folder / "coordinator.sock")
 
-
-def job_file_in(run_dir: Path) -> Path:
-    """Where the `JobFile` of a run lies while it runs; it holds the token, and goes when the job is over."""
-    return run_dir / "control" / "job.json"
+    @property
+    def job_file(self) -> Path:
+        """Where the `JobFile` lies while the job runs; it holds the token, and goes when the job is over."""
+        return self.folder / "job.json"
 
 
 def encode(message: Message) -> bytes:

@@ -217,6 +217,7 @@ def test_a_job_whose_processes_were_all_killed_is_settled_by_another(tmp_path: P
     os.waitpid(pid, 0)
     settle_dead_jobs()
     assert folder.exists(), "one that it has forked lives"
+    assert FileStore(tmp_path / "killed").processes() == [child.pid]
     child.kill()
     await_true(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the other one ends")
     settle_dead_jobs()

@@ -187,6 +187,32 @@ def launcher(layout: Layout, seed: int, checkpoints: bool) -> Scenario:
     return Scenario("launcher", f"{cases.name_of(layout)}-{'saves' if checkpoints else 'ends'}-seed{seed}", check)
 
 
+def launcher_and_more(layout: Layout, rank: int, how: signal.Signals, coordinator: bool) -> Scenario:
+    """The launcher dies with a rank, or while that one is stopped, and maybe with the coordinator: the others go on
+    without them by a coordinator that they start, save, and leave no process and no token behind."""
+
+    def check(folder: Path, references: References) -> Finished:
+        words = ("checkpoint.every=1000", "checkpoint.keep=2")
+        with Job(job_config(layout, "steps=4000", *words), folder) as job:
+            job.await_step(20)
+            memory = (folder / "control").resolve()
+            assert not coordinator or job.signal_coordinator(signal.SIGKILL)
+            assert job.signal_rank(rank, how) and job.signal_launcher(signal.SIGKILL)
+            job.await_empty()
+            killed = job.wait()
+        assert not memory.exists() and not (folder / "control" / "job.json").exists(), folder
+        assert (folder / "model.safetensors").exists()
+        saved = max(complete(folder / "checkpoints"))
+        assert saved >= len(killed.metrics), f"{saved} saved, in {folder}"
+        again = finish(job_config(layout, f"steps={saved + 6}", "resume=auto", *words), folder)
+        assert again.code == 0, f"exit code {again.code}, in {folder}:\n{again.console[-3000:]}"
+        assert [line["step"] for line in standing(again.ledger)] == list(range(saved + 6)), folder
+        return again
+
+    who = "launcher-coordinator" if coordinator else "launcher"
+    return Scenario("launcher", f"{cases.name_of(layout)}-{who}-rank{rank}-{how.name}", check)
+
+
 # --- An overloaded machine
 
 

@@ -7,6 +7,7 @@ specials()           ->  one of each group, always the same
 from __future__ import annotations
 
 import random
+import signal
 
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
@@ -15,6 +16,7 @@ from tests.recovery.lifecycle_faults import (
     evaluating,
     handing_back,
     launcher,
+    launcher_and_more,
     no_copies,
     overloaded,
     starting,
@@ -95,6 +97,8 @@ def specials() -> list[Scenario]:
         starting((2, 2), 2, 15),
         launcher((2, 2), 16, checkpoints=True),
         launcher((1, 3), 17, checkpoints=False),
+        launcher_and_more((2, 2), 0, signal.SIGKILL, coordinator=True),
+        launcher_and_more((1, 3), 1, signal.SIGSTOP, coordinator=False),
         overloaded((2, 2), 200, hogs=4, timeout_s=90.0),
     ]
 
@@ -134,4 +138,5 @@ def _moments(seed: int) -> list[Scenario]:
         found += [make((2, 2), rank, moment) for make in (starting, evaluating, checkpointing, handing_back)]
     for number, layout in enumerate(LAYOUTS):
         found += [launcher(layout, seed * 1000 + number, checkpoints) for checkpoints in (True, False)]
+        found.append(launcher_and_more(layout, number % len(ranks_of(layout)), signal.SIGKILL, coordinator=True))
     return found

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from elaswave_fx.control.agent.start_coordinator import start_coordinator
 from elaswave_fx.control.agent.warm_up import warm_up
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
@@ -59,6 +60,10 @@ LIMITS = Limits(
 )
 
 LINGER_S = 0.5
+
+ALONE_S, ALONE_MORE_S = 0.5, 1.0
+"""A rank without launcher and without coordinator for so long starts a coordinator; later ones wait longer each, so
+that one suffices as a rule. Of several one gets the place, and the others end."""
 
 LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
@@ -100,6 +105,7 @@ class Agent:
         self._failure: BaseException | None = None
         self._wake_read = self._wake_write = -1
         self._look_s = LINKS_S  # until the next look at the links
+        self._starts_s: float | None = None  # when this rank starts a coordinator, if none comes before
 
     # --- For the main thread ---
 
@@ -191,7 +197,9 @@ class Agent:
         while not self._state.closed:
             again_s = socket.connect(time.monotonic())
             if time.monotonic() >= next_s:
-                self._feed(socket, HeartbeatDue(self._progress(), self._orphaned()))
+                orphaned = self._orphaned()
+                self._feed(socket, HeartbeatDue(self._progress(), orphaned))
+                self._look_for_coordinator(orphaned and again_s is not None, time.monotonic())
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
             wake_s = min(next_s, time.monotonic() + self._look_s) if self._state.waiting else next_s
             self._sleep(socket, wake_s if again_s is None else min(wake_s, again_s))
@@ -223,6 +231,17 @@ class Agent:
 
     def _orphaned(self) -> bool:
         return bool(self._address.launcher) and os.getppid() != self._address.launcher
+
+    def _look_for_coordinator(self, alone: bool, now_s: float) -> None:
+        """Without a launcher nobody else starts one, and without one nobody can go on after the next loss."""
+        if not alone:
+            self._starts_s = None
+        elif self._starts_s is None:
+            place = self._state.members.index(self._state.rank) if self._state.rank in self._state.members else 0
+            self._starts_s = now_s + ALONE_S + place * ALONE_MORE_S
+        elif now_s >= self._starts_s:
+            self._starts_s = now_s + ALONE_S + len(self._state.members) * ALONE_MORE_S
+            start_coordinator(self._address)
 
     def _links_down(self) -> LinksDown:
         return LinksDown(frozenset(map(Rank, self._lost())).intersection(self._state.members))

@@ -16,7 +16,7 @@ import msgspec
 
 from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
-from elaswave_fx.control.wire import ControlAddress, job_file_in
+from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ class JobFile:
 
     def write(self) -> Path:
         """Beside the store, which is there; holds the job's token, so nobody else may read it."""
-        path = job_file_in(Path(self.run_dir))
+        path = self.address().job_file
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:
             stream.write(msgspec.json.encode(self))
@@ -55,7 +55,7 @@ class JobFile:
     @staticmethod
     def read(path: Path) -> JobFile:
         """The file, or that of a run directory. Raises `ConfigError` when there is none."""
-        file = job_file_in(path) if path.is_dir() else path
+        file = path / "control" / "job.json" if path.is_dir() else path
         try:
             return msgspec.json.decode(file.read_bytes(), type=JobFile)
         except OSError as error:

@@ -10,8 +10,11 @@ started again at any time.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -83,9 +86,12 @@ class CoordinatorSpec:
     allow_rollback: bool = False
 
 
-def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
-    """Serve until the job has ended, or another coordinator has taken over. `channel`: to the launcher, if it lives."""
-    socket = _take_address(spec, channel)
+def run_coordinator(spec: CoordinatorSpec, channel: Channel | None, *, waits: bool = True) -> int:
+    """Serve until the job has ended, or another coordinator has taken over.
+
+    `channel`: to the launcher, if it lives. `waits`: for another coordinator to leave its place.
+    """
+    socket = _take_address(spec, channel, waits)
     if socket is None:
         return ENDED
     service = Service(spec, socket, channel)
@@ -96,16 +102,18 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None) -> int:
         socket.close(LINGER_S)
 
 
-def _take_address(spec: CoordinatorSpec, channel: Channel | None) -> CoordinatorSocket | None:
+def _take_address(spec: CoordinatorSpec, channel: Channel | None, waits: bool) -> CoordinatorSocket | None:
     """The job's address, as soon as no other coordinator has it; None when the launcher is gone before."""
-    waits = False
+    said = False
     while True:
         try:
             return CoordinatorSocket(spec.address)
         except CommError as error:
             if not waits:
+                return None
+            if not said:
                 print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
-            waits = True
+            said = True
         if channel is not None and (channel.drain(), channel.closed)[1]:
             return None
         time.sleep(BIND_RETRY_S)
@@ -259,7 +267,15 @@ class Service:
             self._trouble = f"store: not written ({error}); what is missing is kept until it can be"
 
     def _settle(self) -> None:
+        """Nobody has spoken for long, and the launcher is gone: what is left of the job hangs, or is stopped."""
         try:
+            left = self._store.processes()
+            if self._spec.address.launcher in left:
+                return
+            for pid in left:
+                print(f"process {pid} is left of the job, and is ended", flush=True)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._store.settle()
         except OSError as error:
             print(f"store: not written ({error}); what is missing stays in {self._store.folder}", flush=True)

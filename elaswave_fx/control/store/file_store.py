@@ -182,6 +182,12 @@ class FileStore:
         self._remove()
         beside.rename(self._link)
 
+    def processes(self) -> list[int]:
+        """The job's processes but for this one: whoever made the store, and what it has forked since. The system shows
+        only this user's."""
+        alive = os.stat(self.folder / _ALIVE)
+        return [pid for pid in _processes() if pid != os.getpid() and _holds(pid, (alive.st_dev, alive.st_ino))]
+
     # --- Ledger ---
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -257,6 +263,21 @@ class FileStore:
             yield
         finally:
             os.close(file)
+
+
+def _processes() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _holds(pid: int, file: tuple[int, int]) -> bool:
+    """Whether a process has a file open; not for one that is gone, or another user's."""
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found = entry.stat()
+                if (found.st_dev, found.st_ino) == file:
+                    return True
+    return False
 
 
 def settle_dead_jobs() -> None:
