@@ -17,7 +17,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
     `durable`: the new ones also survive a loss of power once this returns. Raises `OSError`; the old file stays then.
     """
-    beside = path.with_name(f".{path.name}.new")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     with beside.open("wb") as file:
         file.write(data)
         if durable:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from elaswave_fx.build.pipeline import user_pass_sources, user_passes_of
+from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
@@ -32,7 +33,7 @@ from elaswave_fx.data.cached import cached_text, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
 from elaswave_fx.optim import optimizer as optimizer_module
@@ -44,6 +45,8 @@ from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.fingerprint import fingerprint
+from elaswave_fx.program.forward_code import ForwardCode, forward_code
+from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
 from passes import assign_stages
 from passes.assign_stages import AssignStages, make_workload
@@ -64,7 +67,9 @@ class Built:
     source: Source
     seconds: dict[str, float]
     origin: str
-    """Return where the program comes from, in words."""
+    """Where the program comes from, in words."""
+    notes: tuple[str, ...] = ()
+    """What its key covers, and what is wrong with the cache."""
 
 
 def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
@@ -88,16 +93,21 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         save_file(initial_state(model), state)
     clock.lap("model")
     batches = example_batches(config, source)
-    key = program_key(config, model, batches[0])
-    target = (config.cache.path / "programs" if config.cache.path else folder or Path(tempfile.mkdtemp())) / key
-    cached = (target / "artifact.json").is_file()
+    code = forward_code(model, batches[0])
+    key = program_key(config, model, batches[0], code)
+    home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
+    target = home / key
+    damage = Artifact.damage(target) or _foreign_import(config, model, target)
+    if damage is not None:
+        notes += (f"cache: {target} is damaged, {damage}; the program is captured again",)
+        shutil.rmtree(target)
+    cached = target.exists()
     dump = Path(config.passes.dump) if config.passes.dump else None
     if not cached or dump is not None:
         # Importing torch.export and the passes takes seconds, which a program from the cache spares.
         from elaswave_fx.build.compile import compile_model
 
         artifact, constants = compile_model(config, model, batches, dump)
-        target.parent.mkdir(parents=True, exist_ok=True)
         artifact.save(target, constants)
         clock.lap("capture and passes")
     if calibrate and not (target / "costs.json").is_file():
@@ -105,7 +115,35 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
 
         Artifact.save_costs(target, measure(config, model, target, batches[0]))
         clock.lap("measuring")
-    return Built(target, state, source, clock.laps, _origin(cached, dump))
+    return Built(
+        target, state, source, clock.laps, _origin(cached, dump), (f"the program's key covers {code.words()}", *notes)
+    )
+
+
+def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
+    """Where programs are kept: in the cache if it can be written, which is tried before anything is compiled."""
+    if not config.cache.path:
+        return spare, ()
+    home = config.cache.path / "programs"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return home, ()
+    except OSError as error:
+        return spare, (f"cache.dir={config.cache.path}: cannot be written ({error.strerror}); the program is not kept",)
+
+
+def _foreign_import(config: Config, model: nn.Module, folder: Path) -> str | None:
+    """What a program from the cache would have workers import that neither model nor passes name; None if nothing."""
+    if not folder.exists():
+        return None
+    try:
+        artifact = Artifact.load(folder)
+    except (PlanError, ValueError, KeyError, TypeError) as error:
+        return f"it is no program ({error})"
+    own = defining_modules(artifact, (*map(type, model.modules()), *user_pass_classes(config.passes)))
+    foreign = sorted(set(artifact.modules) - set(own))
+    return f"it wants to import {foreign[0]}, which the model does not name" if foreign else None
 
 
 def _origin(cached: bool, dump: Path | None) -> str:
@@ -124,7 +162,8 @@ def update_program(config: Config) -> Mapping[str, Any]:
 
         return json.dumps(lower_graph("update", trace_update(optimizer)))
 
-    folder = config.cache.path / "programs" if config.cache.path and config.optimizer.name != "target" else None
+    home, trouble = _home(config, Path())
+    folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
     code = Path(optimizer_module.__file__).read_bytes()
     return json.loads(
         cached_text(folder, "update", digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
@@ -185,6 +224,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         data={**data, **_checkpoint_fields(config, run_dir, built, artifact, start)},
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            *built.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
@@ -265,15 +305,16 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
     )
 
 
-def program_key(config: Config, model: nn.Module, batch: Batch) -> str:
-    """What the program depends on: the model and the batch, options, versions, and the code that compiles."""
+def program_key(config: Config, model: nn.Module, batch: Batch, code: ForwardCode) -> str:
+    """What the program depends on: the model, the code that it runs and the batch, options, versions, and the code that
+    compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
         config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
         config.passes.options, config.passes.extra, user_pass_sources(config.passes),
         torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
-    key = hashlib.sha256(json.dumps([fingerprint(model), inputs, options]).encode())
+    key = hashlib.sha256(json.dumps([fingerprint(model), code.lines(), inputs, options]).encode())
     key.update(_code_digest())
     return key.hexdigest()[:24]
 

@@ -56,7 +56,7 @@ def compile_model(
     exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)
     own = [step for step in pipeline.passes if is_users(step)]
-    modules = defining_modules(artifact, (*model.modules(), *own))
+    modules = defining_modules(artifact, map(type, (*model.modules(), *own)))
     return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors
 
 

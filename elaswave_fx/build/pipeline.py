@@ -55,13 +55,18 @@ def make_pipeline(config: PassesConfig) -> Any:
 
 def user_pass_sources(config: PassesConfig) -> tuple[tuple[str, str], ...]:
     """The import path and a digest of the source of every pass of the user's. Raises ConfigError."""
+    return tuple((f"{kind.__module__}.{kind.__qualname__}", class_sources(kind)) for kind in user_pass_classes(config))
+
+
+def user_pass_classes(config: PassesConfig) -> list[type]:
+    """The class of every pass of the user's. Raises ConfigError."""
     kinds = [_load(entry, f"passes.extra[{number}]") for number, entry in enumerate(config.extra)]
     if config.pipeline is not None:
         try:
             kinds += [load_pass_class(each.name) for each in read_text(config.pipeline) if "." in each.name]
         except ConfigError as error:
             raise ConfigError(f"passes.pipeline: {error}") from error
-    return tuple((f"{kind.__module__}.{kind.__qualname__}", class_sources(kind)) for kind in kinds)
+    return kinds
 
 
 def user_passes_of(pipeline: str) -> tuple[str, ...]:

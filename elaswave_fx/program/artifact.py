@@ -2,6 +2,7 @@
 
     artifact.json          programs, units, values, buckets, folds
     constants.safetensors  lifted constants
+    digests.json           of these two, so that a damaged one is not run
     costs.json             measured seconds by kind of unit, once something measured them
 
 It depends on the model and its options, never on ranks, stages or the cluster.
@@ -10,8 +11,10 @@ It depends on the model and its options, never on ranks, stages or the cluster.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +24,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.files import replace_file, sync
 
-FORMAT = 5
+FORMAT = 6
+_PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
 Binding = tuple[Any, ...]
 """("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
 ("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
@@ -133,28 +138,42 @@ class Artifact:
         """Write both files; a reader never sees half of them because the folder is renamed into place last."""
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
         partial.mkdir(parents=True, exist_ok=True)
-        (partial / "artifact.json").write_text(json.dumps(dataclasses.asdict(self)))
-        save_file({name: tensor.contiguous() for name, tensor in constants.items()}, partial / "constants.safetensors")
+        (partial / _PROGRAMS).write_text(json.dumps(dataclasses.asdict(self)))
+        save_file({name: tensor.contiguous() for name, tensor in constants.items()}, partial / _CONSTANTS)
+        (partial / _DIGESTS).write_text(json.dumps({name: _digest(partial / name) for name in (_PROGRAMS, _CONSTANTS)}))
+        for path in (*partial.iterdir(), partial):
+            sync(path)
         try:
             os.replace(partial, folder)
         except OSError:  # another process finished the same artifact first: its content is equal
-            for path in partial.iterdir():
-                path.unlink()
-            partial.rmdir()
+            shutil.rmtree(partial)
+
+    @staticmethod
+    def damage(folder: Path) -> str | None:
+        """Why an artifact on disk is not as it was written; None for one that is, or that is not there."""
+        if not folder.exists():
+            return None
+        try:
+            for name, digest in json.loads((folder / _DIGESTS).read_text()).items():
+                if _digest(folder / name) != digest:
+                    return f"{name} is not as it was written"
+            if (folder / _COSTS).is_file():
+                json.loads((folder / _COSTS).read_text())
+        except (OSError, ValueError, AttributeError) as error:
+            return f"it cannot be read ({error})"
+        return None
 
     @staticmethod
     def save_costs(folder: Path, measured: Mapping[str, tuple[float, float]]) -> None:
         """Add measured costs to an artifact on disk, whole or not at all."""
-        partial = folder / f"costs.{os.getpid()}.partial"
-        partial.write_text(json.dumps(measured))
-        partial.replace(folder / "costs.json")
+        replace_file(folder / _COSTS, json.dumps(measured).encode(), durable=True)
 
     @staticmethod
     def load(folder: Path) -> Artifact:
         """Read `artifact.json`, and the costs where they were measured. Raises PlanError for another format."""
-        data = json.loads((folder / "artifact.json").read_text())
-        if (folder / "costs.json").is_file():
-            data["measured"] = json.loads((folder / "costs.json").read_text())
+        data = json.loads((folder / _PROGRAMS).read_text())
+        if (folder / _COSTS).is_file():
+            data["measured"] = json.loads((folder / _COSTS).read_text())
         if data.get("format") != FORMAT:
             raise PlanError(f"{folder}: artifact format {data.get('format')}, this version reads {FORMAT}")
         return _from_json(data)
@@ -162,7 +181,12 @@ class Artifact:
     @staticmethod
     def load_constants(folder: Path) -> dict[str, torch.Tensor]:
         """The lifted constants by name."""
-        return load_file(folder / "constants.safetensors")
+        return load_file(folder / _CONSTANTS)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _frozen(value: Any) -> Any:

@@ -20,12 +20,12 @@ def foreign_operators(artifact: Artifact) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e["op"] for e in instructions if e["op"].split("::")[0] not in _KNOWN))
 
 
-def defining_modules(artifact: Artifact, parts: Iterable[object]) -> tuple[str, ...]:
-    """The Python modules of the classes of `parts` (a model's modules, a user's passes), if the programs call foreign
-    operators: what ran with these imported runs."""
+def defining_modules(artifact: Artifact, classes: Iterable[type]) -> tuple[str, ...]:
+    """The Python modules of `classes` (of a model's modules, a user's passes), if the programs call foreign operators:
+    what ran with these imported runs."""
     if not foreign_operators(artifact):
         return ()
-    names = dict.fromkeys(type(part).__module__ for part in parts)
+    names = dict.fromkeys(kind.__module__ for kind in classes)
     return tuple(name for name in names if name.split(".")[0] != "torch")
 
 

@@ -133,7 +133,7 @@ def test_two_that_flush_at_once_write_the_same(tmp_path: Path) -> None:
 def test_a_half_written_file_beside_is_not_looked_at(name: str, tmp_path: Path) -> None:
     store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
-    (store.folder / f".{name}.new").write_bytes(b'{"regi')
+    (store.folder / f".{name}.{os.getpid()}.new").write_bytes(b'{"regi')
     assert FileStore(tmp_path).read() == register
     store.swap(with_line(register, commit(2)))
 

@@ -1,0 +1,147 @@
+"""The code that a forward pass runs through: what a program may depend on besides its model's classes and values.
+
+    code = forward_code(model, batch)
+    code.words()     ->  "net.py, helper.py, transformers 5.1.0"
+    code.lines()     ->  what goes into a key: equal while the same code would run
+
+Files count by their bytes, those of installed packages also by the package's version; code without a file, as of a
+notebook, by its instructions and constants. Of the global names that a function of the user's uses, plain values and
+tensors count too. torch and Python itself are known by their versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_INSTALLED = ("site-packages", "dist-packages")
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class ForwardCode:
+    """`files`: by digest; `packages`: name -> version; `values`: of code without a file, and of global names."""
+
+    files: Mapping[Path, str]
+    packages: Mapping[str, str]
+    values: tuple[str, ...]
+
+    def lines(self) -> tuple[str, ...]:
+        """The same for the same code, wherever it lies."""
+        files = sorted(f"file {path.name} {digest}" for path, digest in self.files.items())
+        return (*files, *(f"package {name} {version}" for name, version in self.packages.items()), *self.values)
+
+    def words(self) -> str:
+        """What was found, for the user."""
+        own = sorted(path.name for path in self.files if not _is_installed(path))
+        shown = [*own[:_MOST_NAMES], *([f"{len(own) - _MOST_NAMES} more files"] if len(own) > _MOST_NAMES else [])]
+        return ", ".join([*shown, *(f"{name} {version}" for name, version in self.packages.items())]) or "torch alone"
+
+
+def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> ForwardCode:
+    """Run the model once on a batch and look at what runs. A forward pass that fails is looked at as far as it comes:
+    whoever captures it says what is wrong."""
+    found: dict[CodeType, dict[str, Any]] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            found.setdefault(frame.f_code, frame.f_globals)
+
+    before = sys.getprofile()
+    with torch.random.fork_rng(), torch.no_grad(), contextlib.suppress(Exception):
+        inputs = {name: tensor.clone() for name, tensor in batch.items()}
+        sys.setprofile(note)
+        try:
+            model(**inputs)
+        finally:
+            sys.setprofile(before)
+    return _described(found)
+
+
+def _described(found: Mapping[CodeType, dict[str, Any]]) -> ForwardCode:
+    files: set[Path] = set()
+    values: set[str] = set()
+    for code, names in found.items():
+        path = Path(code.co_filename)
+        if _is_known(path, names):
+            continue
+        if path.is_file():
+            files.add(path)
+        else:
+            values.add(f"code {code.co_qualname} {_instructions(code)}")
+        if not _is_installed(path):
+            values.update(_globals_of(code, names))
+            files.update(_modules_of(code, names))
+    packages = {name: _version(name) for name in sorted({_package(path) for path in files if _is_installed(path)})}
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    return ForwardCode(digests, packages, tuple(sorted(values)))
+
+
+def _is_known(path: Path, names: Mapping[str, Any]) -> bool:
+    """Whether it is torch's or Python's own: versions stand for those."""
+    top = str(names.get("__name__", "")).split(".")[0]
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return top == "torch" or str(path).startswith("<frozen") or (library in path.parents and not _is_installed(path))
+
+
+def _is_installed(path: Path) -> bool:
+    return any(part in _INSTALLED for part in path.parts)
+
+
+def _package(path: Path) -> str:
+    """The top folder or file of an installed package."""
+    place = max(path.parts.index(part) for part in _INSTALLED if part in path.parts)
+    return Path(path.parts[place + 1]).stem
+
+
+def _version(name: str) -> str:
+    found = getattr(sys.modules.get(name), "__version__", None)
+    if isinstance(found, str):
+        return found
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _instructions(code: CodeType) -> str:
+    """A digest of what code does, its inner functions' included."""
+    digest = hashlib.sha256(code.co_code + repr(code.co_names).encode())
+    for constant in code.co_consts:
+        digest.update((_instructions(constant) if isinstance(constant, CodeType) else repr(constant)).encode())
+    return digest.hexdigest()
+
+
+def _globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
+    """The global constants that code names."""
+    for name in code.co_names:
+        value = names.get(name)
+        if isinstance(value, torch.Tensor):
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            yield f"value {name} {value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+        elif _is_plain(value) or (isinstance(value, tuple) and all(map(_is_plain, value))):
+            yield f"value {name} {value!r}"
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype))
+
+
+def _modules_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[Path]:
+    """The files of the user's modules that code names: it may read constants of theirs."""
+    for name in code.co_names:
+        value = names.get(name)
+        source = getattr(value, "__file__", None) if isinstance(value, ModuleType) else None
+        if source is not None and not _is_installed(Path(source)) and not _is_known(Path(source), vars(value)):
+            yield Path(source)

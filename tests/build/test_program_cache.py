@@ -1,0 +1,86 @@
+"""Programs from the cache are whole, import nothing that the recipe does not name, and heal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.build.builder import build
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.program.artifact import Artifact
+
+
+def words(cache: Path) -> list[str]:
+    return ["recipe=two_tower", "data=synthetic", "data.layout=halves", f"cache.dir={cache}"]
+
+
+def truncate(folder: Path) -> None:
+    text = (folder / "artifact.json").read_text()
+    (folder / "artifact.json").write_text(text[: len(text) // 2])
+
+
+def edit(folder: Path) -> None:
+    path = folder / "constants.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def import_something(folder: Path) -> None:
+    body = json.loads((folder / "artifact.json").read_text())
+    first = next(iter(body["programs"].values()))
+    first["instructions"][0]["op"] = "mine::operator"
+    Artifact.save(
+        Artifact(**{**_fields(folder), "modules": ("antigravity",), "programs": body["programs"]}),
+        _aside(folder),
+        Artifact.load_constants(folder),
+    )
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    _aside(folder).rename(folder)
+
+
+def _fields(folder: Path) -> dict[str, object]:
+    return dict(vars(Artifact.load(folder)))
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name("aside")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": truncate,
+    "empty": lambda folder: (folder / "artifact.json").write_text(""),
+    "edited": edit,
+    "missing": lambda folder: (folder / "constants.safetensors").unlink(),
+    "no digests": lambda folder: (folder / "digests.json").unlink(),
+    "costs": lambda folder: (folder / "costs.json").write_text("{"),
+    "foreign import": import_something,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_program_is_captured_again(name: str, tmp_path: Path) -> None:
+    config = load_config(words(tmp_path / "cache"))
+    first = build(config, None)
+    text = (first.artifact / "artifact.json").read_text()
+    DAMAGES[name](first.artifact)
+    second = build(config, None)
+    assert (second.origin, second.artifact) == ("program captured", first.artifact)
+    assert any(f"{first.artifact} is damaged" in note for note in second.notes)
+    body, before = json.loads((second.artifact / "artifact.json").read_text()), json.loads(text)
+    assert body["programs"] == before["programs"] and body["modules"] == []
+    third = build(config, None)
+    assert third.origin == "program from the cache" and len(third.notes) == 1
+    assert [path.name for path in (tmp_path / "cache" / "programs").iterdir()] == [first.artifact.name]
+
+
+def test_a_cache_that_cannot_be_written_costs_a_capture(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    built = build(load_config(words(tmp_path / "file" / "cache")), tmp_path / "run")
+    assert built.origin == "program captured" and built.artifact.parent == tmp_path / "run"
+    assert any("cannot be written" in note and "not kept" in note for note in built.notes)
