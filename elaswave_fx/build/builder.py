@@ -279,6 +279,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             seed=config.seed,
             image_shape=image_shape,  # type: ignore[arg-type]
             classes=dataset.classes,
+            tokenizer=dataset.tokenizer,
             init_from=config.init_from,
         )
     except (MemoryError, RuntimeError) as error:

@@ -25,7 +25,7 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
     target = spec.get("_target_")
     try:
         found = hydra.utils.get_object(str(target))
-        parameters = _parameters(found)
+        parameters = parameters_of(found)
         extra = {name: value for name, value in (offered or {}).items() if name in parameters and name not in spec}
         arguments = {**spec, **extra}
         if inspect.isfunction(found) and _lacks(parameters, arguments):
@@ -47,7 +47,8 @@ def _lacks(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, 
     )
 
 
-def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function or class by name; none of what has no signature."""
     try:
         return inspect.signature(target).parameters
     except (ValueError, TypeError):  # A built-in has no signature.

@@ -22,7 +22,7 @@ Loaded = TypeVar("Loaded")
 
 def load_batch(dataset: Dataset, order: Order, first: int, count: int) -> Batch:
     """The samples at global positions [first, first + count), stacked along dimension 0."""
-    return dataset.batch(order.indices(first, count))
+    return dataset.batch(order.indices(first, count), order.keys(first, count))
 
 
 def cast_inputs(batch: Batch, precision: str) -> Batch:

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elaswave_fx.data.order import Indices
+from elaswave_fx.config.targets import parameters_of
+from elaswave_fx.data.hashing import Words
+from elaswave_fx.data.order import Indices, keys_of
 from elaswave_fx.errors import DataError
 
 Sample = dict[str, Tensor]
@@ -36,16 +38,23 @@ class Dataset(ABC):
         """Number of labels, for classification."""
         return None
 
+    @property
+    def tokenizer(self) -> str | None:
+        """The kind of the tokenizer that made tokens of text; None for ids that somebody else made."""
+        return None
+
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def sample(self, index: int) -> Sample:
-        """The sample at `index`, 0 <= index < len. Raises `DataError` if it is not of the promised kind."""
+    def sample(self, index: int, key: int | None = None) -> Sample:
+        """The sample at `index`, 0 <= index < len. `key` is for what is drawn anew whenever the sample comes; None: one
+        that follows from the index. Raises `DataError` if it is not of the promised kind."""
 
-    def batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         """The samples at `indices`, stacked; datasets that can do better than one at a time override this."""
-        samples = [self.sample(int(index)) for index in indices]
+        keys = keys_of(indices) if keys is None else keys
+        samples = [self.sample(int(index), int(key)) for index, key in zip(indices, keys, strict=True)]
         if not samples:
             return {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in self.sample(0).items()}
         for index, sample in zip(indices, samples, strict=True):
@@ -67,16 +76,20 @@ class ArrayDataset(Dataset):
     def __len__(self) -> int:
         return len(next(iter(self._tensors.values())))
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[index].clone() for name, tensor in self._tensors.items()}
 
-    def batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         rows = torch.from_numpy(indices)
         return {name: tensor.index_select(0, rows) for name, tensor in self._tensors.items()}
 
 
 class MapDataset(Dataset):
-    """A map-style dataset of the user; `fields` names the positions of tuples, or chooses from dicts."""
+    """A map-style dataset of the user; `fields` names the positions of tuples, or chooses from dicts.
+
+    A `__getitem__(index, key)` gets the key too, an integer of 64 bits: it is another one whenever the sample comes,
+    and the same for whoever computes a step again.
+    """
 
     def __init__(self, wrapped: Any, fields: Sequence[str], name: str) -> None:
         for method in ("__len__", "__getitem__"):
@@ -87,12 +100,16 @@ class MapDataset(Dataset):
         self._wrapped = wrapped
         self._fields = tuple(fields)
         self._name = name
+        self._keyed = "key" in parameters_of(type(wrapped).__getitem__)
 
     def __len__(self) -> int:
         return len(self._wrapped)
 
-    def sample(self, index: int) -> Sample:
-        item = self._wrapped[index]
+    def sample(self, index: int, key: int | None = None) -> Sample:
+        if self._keyed:
+            item = self._wrapped.__getitem__(index, int(keys_of(np.array([index]))[0]) if key is None else key)
+        else:
+            item = self._wrapped[index]
         named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
         return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named.items()}
 

@@ -31,7 +31,7 @@ class ColumnsDataset(Dataset):
     def __len__(self) -> int:
         return len(self._table)
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int, key: int | None = None) -> Sample:
         row = self._table[index]
         return {name: as_tensor(row[name], f"data.fields: column {name} of row {index}") for name in self._fields}
 

@@ -17,6 +17,8 @@ from elaswave_fx.data.hashing import Words, derive, mix
 Indices = npt.NDArray[np.int64]
 
 _ROUNDS = 8
+_KEYS = 0x6B657973
+"""Tells the seed of keys from those of permutations."""
 
 
 class Order(Protocol):
@@ -27,6 +29,10 @@ class Order(Protocol):
 
     def indices(self, first: int, count: int) -> Indices:
         """The sample indices at positions [first, first + count)."""
+        ...
+
+    def keys(self, first: int, count: int) -> Words:
+        """A key for each of these positions, for what is drawn anew whenever a sample comes."""
         ...
 
 
@@ -48,6 +54,10 @@ class SampleOrder:
             result[here] = permute(places[here].astype(np.uint64), self.num_samples, key).astype(np.int64)
         return result
 
+    def keys(self, first: int, count: int) -> Words:
+        """Another one at every position, so in every data epoch."""
+        return mix(np.arange(first, first + count, dtype=np.uint64) ^ np.uint64(derive(self.seed, _KEYS)))
+
 
 @dataclass(frozen=True)
 class HeldOutOrder:
@@ -58,6 +68,15 @@ class HeldOutOrder:
 
     def indices(self, first: int, count: int) -> Indices:
         return self.first_sample + np.arange(first, first + count, dtype=np.int64) % self.num_samples
+
+    def keys(self, first: int, count: int) -> Words:
+        """A sample's own: every evaluation sees the same."""
+        return keys_of(self.indices(first, count))
+
+
+def keys_of(indices: Indices) -> Words:
+    """Keys that follow from samples alone."""
+    return mix(indices.astype(np.uint64))
 
 
 def permute(places: Words, size: int, key: int) -> Words:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from elaswave_fx.config.targets import instantiate
 from elaswave_fx.config.types import Config
@@ -85,7 +86,8 @@ def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer |
     else:
         key = digest(chosen.key, *documents)
         tokens = cached_array(cache and cache / "tokens", "tokens", key, lambda: chosen.encode(documents))
-    return TokenDataset(ArrayTokens(tokens), config.seq_len, chosen.vocab_size, f"data={config.data.kind}")
+    kind = "bytes" if isinstance(chosen, ByteTokenizer) else "bpe"
+    return TokenDataset(ArrayTokens(tokens), config.seq_len, chosen.vocab_size, f"data={config.data.kind}", kind)
 
 
 def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None) -> Dataset:
@@ -107,8 +109,25 @@ def _user_dataset(config: Config) -> Dataset:
     dataset = MapDataset(wrapped, config.data.fields, name)
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
-    dataset.sample(0)  # wrong fields are refused now rather than in a worker
+    for index in sorted({0, len(dataset) // 2, len(dataset) - 1}):  # wrong fields are refused now, not by a worker
+        _refuse_unsteady(dataset, index, name)
     return dataset
+
+
+def _refuse_unsteady(dataset: Dataset, index: int, name: str) -> None:
+    """Refuse a dataset whose item differs when it is read twice: whoever computes a step again has to see the same."""
+    first, again = dataset.sample(index), dataset.sample(index)
+    for field, tensor in first.items():
+        if field not in again or not _same(tensor, again[field]):
+            raise DataError(
+                f"data._target_={name}: {field} of sample {index} is another one when it is read again, but a step "
+                "that is done again has to see the same samples; a way out is __getitem__(self, index, key), drawing "
+                "from np.random.default_rng(key): the key is another one whenever the sample comes"
+            )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def _largest_batch(samples: int, granule: int) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from elaswave_fx.data.dataset import ArrayDataset, Batch, Dataset, Sample
 from elaswave_fx.data.digits import arrange
-from elaswave_fx.data.hashing import derive, mix, uniform
+from elaswave_fx.data.hashing import Words, derive, mix, uniform
 from elaswave_fx.data.order import Indices
 
 _NOISE_SHARE = 0.125
@@ -31,10 +31,10 @@ class SyntheticTokens(Dataset):
     def __len__(self) -> int:
         return self._samples
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[0] for name, tensor in self.batch(np.array([index], np.int64)).items()}
 
-    def batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         rows = indices.astype(np.uint64)[:, None]
         columns = np.arange(self._seq_len + 1, dtype=np.uint64)[None, :]
         size = np.uint64(self._vocab_size)

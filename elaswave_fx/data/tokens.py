@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from elaswave_fx.data.dataset import Batch, Dataset, Sample
+from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import DataError
 
@@ -88,7 +89,9 @@ class JoinedTokens:
 class TokenDataset(Dataset):
     """Windows of `seq_len` tokens; `vocab_size` None is measured when somebody asks. `name` is for messages."""
 
-    def __init__(self, stream: TokenStream, seq_len: int, vocab_size: int | None, name: str) -> None:
+    def __init__(
+        self, stream: TokenStream, seq_len: int, vocab_size: int | None, name: str, tokenizer: str | None = None
+    ) -> None:
         if len(stream) < seq_len + 1:
             longest = max(len(stream) - 1, 0)
             advice = f"nearest valid: seq_len={longest}" if longest else "give more data"
@@ -99,6 +102,11 @@ class TokenDataset(Dataset):
         self._seq_len = seq_len
         self._vocab_size = vocab_size
         self._name = name
+        self._tokenizer = tokenizer
+
+    @property
+    def tokenizer(self) -> str | None:
+        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -111,10 +119,10 @@ class TokenDataset(Dataset):
     def __len__(self) -> int:
         return (len(self._stream) - 1) // self._seq_len
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[0] for name, tensor in self.batch(np.array([index], np.int64)).items()}
 
-    def batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         """`input_ids` and `labels`, int64 (len(indices), seq_len). Raises `DataError` for a token out of range."""
         windows = np.empty((len(indices), self._seq_len + 1), np.int64)
         for row, index in enumerate(indices):

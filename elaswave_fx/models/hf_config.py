@@ -25,6 +25,9 @@ TASKS: Mapping[str, str] = {
 }
 # These keys of a `config.json` say how its weights were stored, not what the model is.
 _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
+MOST_OF_BYTES = 512
+"""A vocabulary of bytes: 256 of them, special tokens, and what rounds it up."""
+
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 
@@ -131,6 +134,12 @@ def _text_values(default: Any, given: Mapping[str, Any], task: str, sizes: DataS
             why = ", the mask one more" if task == "masked_lm" else ""
             raise ConfigError(
                 f"model.config.vocab_size={vocab_size}: is too small, the tokenizer has {sizes.vocab_size} tokens{why}"
+            )
+        elif sizes.tokenizer == "bytes" and vocab_size > MOST_OF_BYTES:
+            raise ConfigError(
+                f"tokenizer=bytes: the model has {vocab_size} tokens of a tokenizer of its own, and would read bytes "
+                "as if they were these; give ids that its tokenizer made (data=memmap, data=hf with a column of ids), "
+                f"or train from scratch with model.config.vocab_size={least}"
             )
     if vocab_size is not None:
         values.extend((key, None) for key in _SPECIAL_TOKENS if _out_of_range(getattr(default, key, None), vocab_size))

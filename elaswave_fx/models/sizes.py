@@ -8,10 +8,11 @@ class DataSizes:
     """Sizes of the samples that a model will see; None where the data has no such thing.
 
     `vocab_size` counts the tokenizer's tokens, `seq_len` the tokens of a sample, `image_shape` is (channels, height,
-    width), `classes` the number of labels.
+    width), `classes` the number of labels, `tokenizer` the kind of our tokenizer that made tokens of text.
     """
 
     vocab_size: int | None = None
     seq_len: int | None = None
     image_shape: tuple[int, int, int] | None = None
     classes: int | None = None
+    tokenizer: str | None = None

@@ -10,6 +10,7 @@ import torch
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Dataset, load_batch, open_data, open_source
+from elaswave_fx.data.source import Source
 from elaswave_fx.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
@@ -284,3 +285,51 @@ def test_other_recipes_open(recipe: str, tmp_path: Path) -> None:
     source = open_source(load_config([f"recipe={recipe}", "data.limit_mb=0.3"] if recipe == "hf_llama"
                                      else [f"recipe={recipe}", "cache.enabled=false"]))  # fmt: skip
     assert len(source.dataset) > 64
+
+
+class Drawn:
+    """Items with noise: of the key, of the index, or of nothing."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        seed = index if self.by == "index" else None
+        return {"x": np.array([index], np.float32), "noise": np.random.default_rng(seed).random(3, np.float32)}
+
+
+class Keyed(Drawn):
+    def __getitem__(self, index: int, key: int) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {"x": np.array([index], np.float32), "noise": np.random.default_rng(key).random(3, np.float32)}
+
+
+def drawn(kind: str, by: str = "index") -> Source:
+    words = [f"data._target_={__name__}.{kind}", f"data.by={by}", "model._target_=torch.nn.Identity"]
+    return open_source(load_config([*words, "global_batch=4"]))
+
+
+def test_a_dataset_that_reads_otherwise_the_next_time_is_refused() -> None:
+    with pytest.raises(DataError, match=r"noise of sample 0 is another one when it is read again.*__getitem__\(self"):
+        drawn("Drawn", by="nothing")
+    drawn("Drawn")
+
+
+def test_items_of_a_key_are_new_whenever_they_come_and_the_same_for_whoever_asks() -> None:
+    source = drawn("Keyed")
+    twice = load_batch(source.dataset, source.train, 0, 16)
+    halves = [load_batch(source.dataset, source.train, first, 8) for first in (0, 8)]
+    assert torch.equal(twice["noise"], torch.cat([half["noise"] for half in halves])), "however it is divided"
+    order = [half["x"].flatten().argsort() for half in halves]
+    first, second = (half["noise"][places] for half, places in zip(halves, order, strict=True))
+    assert not torch.equal(first, second), "the second data epoch draws anew"
+    other = open_source(
+        load_config(
+            [f"data._target_={__name__}.Keyed", "data.by=index", "model._target_=torch.nn.Identity",
+             "global_batch=4", "seed=1"]
+        )
+    )  # fmt: skip
+    again = load_batch(other.dataset, other.train, 0, 16)
+    assert not torch.equal(again["noise"], twice["noise"]), "another seed"
