@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.checkpoint.folder import set_aside
@@ -272,7 +273,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
     if "image" in sample and sample["image"].dim() == 3:
         image_shape = tuple(sample["image"].shape)
     try:
-        return build_model(
+        model = build_model(
             config.model,
             vocab_size=dataset.vocab_size,
             seq_len=config.seq_len if "input_ids" in sample else None,
@@ -288,6 +289,13 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
         raise ConfigError(
             f"model={config.model.kind}: there is no memory for it ({str(error).partition(chr(10))[0]})"
         ) from error
+    lazy = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ConfigError(
+            f"model={config.model.kind}: {lazy[0]} has no shape yet, as in a LazyLinear; give its sizes, or call the "
+            "module once at the end of its constructor"
+        )
+    return model
 
 
 def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ find_start(config, run_dir)   ->  Start(step=50, path=RUN/checkpoints/step-50, s
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,13 +35,15 @@ ANEW = Start()
 def checkpoint_folder(config: Config, run_dir: Path) -> Path | None:
     """Return the folder of this run's checkpoints; None if it makes none."""
     if config.checkpoint.dir is not None:
-        return Path(config.checkpoint.dir).resolve()
+        return _resolved("checkpoint.dir", config.checkpoint.dir)
     return run_dir / "checkpoints" if config.checkpoint.every else None
 
 
 def find_start(config: Config, run_dir: Path) -> Start:
     """The start that `resume` asks for. Raises ConfigError for a checkpoint that is not there or does not fit."""
     folder = checkpoint_folder(config, run_dir)
+    if config.checkpoint.dir is not None and folder is not None:
+        _try(folder)
     start = ANEW
     if config.resume == "auto":
         found = complete(folder or run_dir / "checkpoints")
@@ -84,9 +87,26 @@ def _start_at(config: Config, path: Path, run_dir: Path) -> Start:
     return Start(manifest.step, path, same_run, lines)
 
 
+def _resolved(key: str, words: str) -> Path:
+    try:
+        return Path(words).resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{key}={words}: its symbolic links lead in a circle") from error
+
+
+def _try(folder: Path) -> None:
+    """Refuse a folder for checkpoints that cannot be written, while nothing has been computed yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise ConfigError(f"checkpoint.dir={folder}: cannot be written ({error.strerror})") from error
+
+
 def _named(words: str) -> Path:
     """A checkpoint, a folder of checkpoints, or a run directory with such a folder in it."""
-    path = Path(words).resolve()
+    path = _resolved("resume", words)
     if (path / MANIFEST).is_file():
         return path
     for folder in (path, path / "checkpoints"):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
@@ -196,6 +197,10 @@ def _translated(words: Sequence[str], config_name: str) -> Iterator[None]:
         yield
     except MissingConfigException as error:
         raise ConfigError(_missing_config(error)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "a recipe"
+        raise ConfigError(f"{place}: is no YAML ({error.problem})") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_bad_override(error, config_name)) from error
     except ValueError as error:

@@ -107,10 +107,20 @@ def _user_dataset(config: Config) -> Dataset:
     name = config.data.name
     wrapped = instantiate("data", config.data.spec)
     dataset = MapDataset(wrapped, config.data.fields, name)
-    if len(dataset) == 0:
+    try:
+        count = len(dataset)
+    except Exception as error:
+        raise DataError(f"data._target_={name}: has no length ({type(error).__name__}: {error})") from error
+    if count == 0:
         raise DataError(f"data._target_={name}: is empty")
-    for index in sorted({0, len(dataset) // 2, len(dataset) - 1}):  # wrong fields are refused now, not by a worker
-        _refuse_unsteady(dataset, index, name)
+    for index in sorted({0, count // 2, count - 1}):  # wrong fields are refused now, not by a worker
+        try:
+            _refuse_unsteady(dataset, index, name)
+        except DataError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise DataError(f"data._target_={name}: sample {index} cannot be read ({reason})") from error
     return dataset
 
 

@@ -101,3 +101,53 @@ def test_killed_workers_are_named_and_when_all_are_gone_the_run_ends(tmp_path: P
     assert "SIGKILL" in output + errors
     for child in children:
         await_true(lambda pid=child: not Path(f"/proc/{pid}").exists(), "the rank is gone", 10)
+
+
+BAD = """
+import torch
+from torch import nn
+class Data:
+    def __len__(self): return 64
+    def __getitem__(self, index): return {"x": torch.full((3,), float(index))}
+class Negative(Data):
+    def __len__(self): return -3
+class Broken(Data):
+    def __getitem__(self, index): raise RuntimeError("no disk")
+class Drawn(Data):
+    def __getitem__(self, index): return {"x": torch.rand(3)}
+class Net(nn.Module):
+    def __init__(self, layer=nn.Linear(3, 1)):
+        super().__init__()
+        self.layer = layer
+    def forward(self, x): return self.layer(x).square().sum(), x.shape[0]
+class Lazy(Net):
+    def __init__(self): super().__init__(nn.LazyLinear(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "words", "error"),
+    [
+        ("Negative", "Net", (), "data._target_=bad.Negative: has no length (ValueError: __len__() should return >= 0)"),
+        ("Broken", "Net", (), "data._target_=bad.Broken: sample 0 cannot be read (RuntimeError: no disk)"),
+        ("Drawn", "Net", (), "data._target_=bad.Drawn: x of sample 0 is another one when it is read again"),
+        ("Data", "Lazy", (), "model=target: layer.weight has no shape yet"),
+        ("Data", "Net", ("resume=loop",), "resume=loop: its symbolic links lead in a circle"),
+        ("Data", "Net", ("checkpoint.dir=file/x",), "checkpoint.dir=FOLDER/file/x: cannot be written"),
+        ("Data", "Net", ("recipe=broken", "--config-dir", "."), "FOLDER/recipe/broken.yaml, line 2, column 5: is no"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)  # fmt: skip
+def test_input_of_the_user_that_cannot_work(
+    data: str, model: str, words: tuple[str, ...], error: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "broken.yaml").write_text("steps: [1\nseed: {a\n")
+    targets = () if "--config-dir" in words else (f"data._target_=bad.{data}", f"model._target_=bad.{model}")
+    code, output = train(tmp_path, *targets, "global_batch=8", "steps=1", *words)
+    lines = [line for line in output.splitlines() if line != "building"]
+    assert code == 2 and len(lines) == 1, output
+    assert lines[0].startswith(f"error: {error.replace('FOLDER', str(tmp_path))}")

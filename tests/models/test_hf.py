@@ -146,10 +146,10 @@ def test_bytes_are_not_the_tokens_of_a_vocabulary_that_a_model_brings():
     sizes = {"vocab_size": 256, "seq_len": 8, "seed": 0, "tokenizer": "bytes"}
     gpt2 = {**GPT2, "vocab_size": 50257}
     with pytest.raises(ConfigError, match="tokenizer=bytes: the model has 50257 tokens of a tokenizer of its own"):
-        build_model(ModelConfig(kind="hf", name="gpt2", options=gpt2), **sizes)
+        build_model(ModelConfig(kind="hf", task=None, name="gpt2", options=gpt2), **sizes)
     for options in ({**GPT2, "vocab_size": 384}, GPT2):
-        build_model(ModelConfig(kind="hf", name="gpt2", options=options), **sizes)
-    build_model(ModelConfig(kind="hf", name="gpt2", options=gpt2), **{**sizes, "tokenizer": None})
+        build_model(ModelConfig(kind="hf", task=None, name="gpt2", options=options), **sizes)
+    build_model(ModelConfig(kind="hf", task=None, name="gpt2", options=gpt2), **{**sizes, "tokenizer": None})
 
 
 def test_the_architectures_own_output_is_refused_by_name():
