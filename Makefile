@@ -43,6 +43,10 @@ test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
 chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every way (ARGS='--only host --seed 1')
 	$(RUN) -m tests.recovery.chaos $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(STAMPS)/ready ## Give a million damaged inputs to every parser of outside bytes (ARGS='--only plan --seed 7')
+	$(RUN) -m tests.fuzz $(ARGS)
+
 .PHONY: bench
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)

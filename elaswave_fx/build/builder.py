@@ -140,7 +140,7 @@ def _foreign_import(config: Config, model: nn.Module, folder: Path) -> str | Non
         return None
     try:
         artifact = Artifact.load(folder)
-    except (PlanError, ValueError, KeyError, TypeError) as error:
+    except (PlanError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"it is no program ({error})"
     own = defining_modules(artifact, (*map(type, model.modules()), *user_pass_classes(config.passes)))
     foreign = sorted(set(artifact.modules) - set(own))

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.config.schema import show
 from elaswave_fx.config.types import Config
@@ -47,11 +49,6 @@ class Contents:
     frozen: Mapping[str, str]
     samples: int
     data_digest: str
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Contents:
-        tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in data["tensors"].items()}
-        return Contents(data["program"], tensors, dict(data["frozen"]), data["samples"], data["data_digest"])
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         claimed = body.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(
             f"resume={folder}: {MANIFEST} cannot be read, it is truncated or edited ({error})"
         ) from error
@@ -98,8 +95,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise ConfigError(f"resume={folder}: has checkpoint format {body.get('format')}, this version reads {FORMAT}")
     if claimed != _digest(body):
         raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} was edited, its digest differs")
-    files = {name: (size, sha) for name, (size, sha) in body["files"].items()}
-    return Manifest(body["step"], body["run_dir"], body["config"], Contents.from_json(body["contents"]), files)
+    try:
+        return msgspec.convert(body, Manifest)
+    except msgspec.ValidationError as error:
+        raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} is no manifest ({error})") from error
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -35,7 +35,7 @@ from elaswave_fx.control.protocol.messages import (
     Prepared,
 )
 from elaswave_fx.control.stream import Hello, Stream
-from elaswave_fx.errors import CommError
+from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Rank
 
 OfRank = Heartbeat | Prepared | Ended
@@ -92,7 +92,7 @@ def decode(body: bytes) -> Message:
     try:
         kind, fields = _ENVELOPE.decode(body)
         return _DECODERS[kind].decode(fields)
-    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+    except (msgspec.MsgspecError, KeyError, ValueError, PlanError, RecursionError) as error:
         raise CommError(f"control: a body of {len(body)} bytes is no message ({error})") from error
 
 

@@ -141,7 +141,7 @@ class Plan:
             if found != FORMAT:
                 raise PlanError(f"plan: format {found} is not readable here; this version reads {FORMAT}")
             return _plan_of(_DECODER.decode(text))
-        except (msgspec.MsgspecError, IndexError) as error:
+        except (msgspec.MsgspecError, IndexError, RecursionError) as error:
             raise PlanError(f"plan: the text is not a plan ({type(error).__name__}: {error})") from error
 
 

@@ -159,7 +159,7 @@ class Artifact:
                     return f"{name} is not as it was written"
             if (folder / _COSTS).is_file():
                 json.loads((folder / _COSTS).read_text())
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             return f"it cannot be read ({error})"
         return None
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -102,7 +103,7 @@ class Checkpoints:
         links = Links(context.rank, ranks, endpoint, group)
         if links.is_first:
             sweep(folder)  # before anybody's first step, hence before anybody writes
-        contents = Contents.from_json(context.build.data["contents"])
+        contents = msgspec.convert(context.build.data["contents"], Contents)
         manifest = Manifest(0, str(context.run_dir), plain_config(config), contents, {})
         pieces = tuple(owned_pieces(artifact, plan, rank, _state_tensors(optimizer)) for rank in ranks)
         target = Target(folder, config.checkpoint.every, config.checkpoint.keep, manifest)

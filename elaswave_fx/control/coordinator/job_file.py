@@ -60,5 +60,5 @@ class JobFile:
             return msgspec.json.decode(file.read_bytes(), type=JobFile)
         except OSError as error:
             raise ConfigError(f"{path}: holds no job that runs ({error.strerror})") from error
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: is no job file ({error})") from error

@@ -38,6 +38,7 @@ import msgspec
 from elaswave_fx.control.protocol.register import Register, Swap, swap
 from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
+from elaswave_fx.errors import PlanError
 from elaswave_fx.files import replace_file, sync, write_at
 from elaswave_fx.plan.topology import Epoch
 
@@ -225,7 +226,7 @@ class FileStore:
             saved = msgspec.json.decode(self._register.read_bytes(), type=_Saved)
             text = self._committed.read_bytes() if self._committed.exists() else b""
             since = msgspec.json.decode(text, type=_Since) if text else None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, PlanError, RecursionError) as error:
             raise OSError(f"store: {self.folder} cannot be read ({error})") from error
         register = saved.register
         if since is None or since.epoch != register.epoch or since.committed.version < register.committed.version:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elaswave_fx.control.protocol.types import Certificate, WorkSpan
+from elaswave_fx.errors import PlanError
 from elaswave_fx.observe.metrics import coverage
 from elaswave_fx.plan.box import Span
 
@@ -61,7 +62,7 @@ class Payload:
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Nothing said gives zeros. Raises `ValueError` for a payload that breaks off, or has too many spans."""
+        """Nothing said gives zeros. Raises `ValueError` for one that breaks off, or has too many spans or wrong ones."""
         if not data:
             return Payload()
         if len(data) < _FIXED or len(data) % _WORD:
@@ -70,6 +71,10 @@ class Payload:
         if spans > MOST_SPANS:
             raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
         edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
+        try:
+            consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges)
+        except PlanError as error:
+            raise ValueError(f"ledger: a vote's payload says what no rank consumes ({error})") from error
         squares = struct.unpack_from(f"<{(len(data) - _FIXED) // _WORD}d", data, _FIXED)
         return Payload(
             loss,
@@ -78,7 +83,7 @@ class Payload:
             flags,
             content | content_high << 64,
             state | state_high << 64,
-            tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges),
+            consumed,
             squares,
         )
 
