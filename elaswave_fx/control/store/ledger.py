@@ -62,7 +62,7 @@ class Payload:
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Nothing said gives zeros. Raises `ValueError` for one that breaks off, or has too many spans or wrong ones."""
+        """Nothing said gives zeros. Raises `ValueError` for one that breaks off, or has too many or wrong spans."""
         if not data:
             return Payload()
         if len(data) < _FIXED or len(data) % _WORD:
