@@ -12,6 +12,7 @@ tensors count too. torch and Python itself are known by their versions.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import sys
 import sysconfig
@@ -59,7 +60,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
             found.setdefault(frame.f_code, frame.f_globals)
 
     before = sys.getprofile()
-    with torch.random.fork_rng(), torch.no_grad(), contextlib.suppress(Exception):
+    with torch.random.fork_rng(), torch.no_grad(), _without_collections(), contextlib.suppress(Exception):
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
         sys.setprofile(note)
         try:
@@ -67,6 +68,18 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
         finally:
             sys.setprofile(before)
     return _described(found)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collecting garbage may run code of anybody's, at any moment."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _described(found: Mapping[CodeType, dict[str, Any]]) -> ForwardCode:

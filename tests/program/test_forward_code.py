@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,20 @@ def test_installed_packages_count_by_version_too() -> None:
     assert code.packages["transformers"] == transformers.__version__
     assert any(path.name == "modeling_gpt2.py" for path in code.files)
     assert f"transformers {transformers.__version__}" in code.words()
+
+
+def test_code_that_a_collection_of_garbage_runs_is_not_the_models() -> None:
+    def callback(phase: str, info: object) -> None: ...
+
+    gc.callbacks.append(callback)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        code = forward_code(nn.Linear(3, 3), {"input": torch.ones(1, 3)})
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(callback)
+    assert code.words() == "torch alone" and gc.isenabled()
 
 
 def test_looking_changes_nothing() -> None:
