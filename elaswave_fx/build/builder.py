@@ -94,8 +94,9 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         save_file(initial_state(model), state)
     clock.lap("model")
     batches = example_batches(config, source)
+    model_print = fingerprint(model)  # before it runs, which may leave traces in it
     code = forward_code(model, batches[0])
-    key = program_key(config, model, batches[0], code)
+    key = program_key(config, model_print, batches[0], code)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
     damage = Artifact.damage(target) or _foreign_import(config, model, target)
@@ -314,16 +315,16 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
     )
 
 
-def program_key(config: Config, model: nn.Module, batch: Batch, code: ForwardCode) -> str:
-    """What the program depends on: the model, the code that it runs and the batch, options, versions, and the code that
-    compiles."""
+def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCode) -> str:
+    """What the program depends on: the model by its fingerprint, the code that it runs, the batch, options, versions, and
+    the code that compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
         config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
         config.passes.options, config.passes.extra, user_pass_sources(config.passes),
         torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
-    key = hashlib.sha256(json.dumps([fingerprint(model), code.lines(), inputs, options]).encode())
+    key = hashlib.sha256(json.dumps([model_print, code.lines(), inputs, options]).encode())
     key.update(_code_digest())
     return key.hexdigest()[:24]
 

@@ -308,7 +308,7 @@ class CoordinatorSocket:
         """A rank that has opened a newer stream is not told of its older one."""
         self._drop(connection)
         rank = connection.rank
-        if rank is None or self._of_rank[rank] is not connection:
+        if rank is None or self._of_rank.get(rank) is not connection:
             return []
         del self._of_rank[rank]
         return [Disconnected(rank)]
@@ -347,6 +347,9 @@ def _drain(streams: list[Stream], linger_s: float) -> None:
         left_s = by_s - time.monotonic()
         if left_s <= 0:
             return
-        select.select([], waiting, [], left_s)
+        poll = select.poll()
+        for each in waiting:
+            poll.register(each, select.POLLOUT)
+        poll.poll(1e3 * left_s)
         for each in waiting:
             each.flush()

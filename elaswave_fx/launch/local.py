@@ -24,7 +24,7 @@ from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
-from elaswave_fx.control.store.file_store import FileStore, settle_dead_jobs
+from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
 from elaswave_fx.control.store.ledger import covers_once, restored_alike, standing
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
@@ -50,6 +50,7 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     """
     check_ports(spec.port, spec.ranks)
     settle_dead_jobs()
+    refuse_foreign(spec.run_dir)
     RunDirectory.prepare(spec.run_dir)
     with RunDirectory.claimed(spec.run_dir), lasting_console():
         return _launch(spec, progress)

@@ -16,7 +16,7 @@ import gc
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -53,11 +53,11 @@ class ForwardCode:
 def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> ForwardCode:
     """Run the model once on a batch and look at what runs. A forward pass that fails is looked at as far as it comes:
     whoever captures it says what is wrong."""
-    found: dict[CodeType, dict[str, Any]] = {}
+    found: dict[tuple[int, str, CodeType], dict[str, Any]] = {}  # Code of two files may be equal.
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            found.setdefault(frame.f_code, frame.f_globals)
+            found.setdefault((id(frame.f_globals), frame.f_code.co_filename, frame.f_code), frame.f_globals)
 
     before = sys.getprofile()
     with torch.random.fork_rng(), torch.no_grad(), _without_collections(), contextlib.suppress(Exception):
@@ -67,7 +67,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
             model(**inputs)
         finally:
             sys.setprofile(before)
-    return _described(found)
+    return _described([(code, names) for (_, _, code), names in found.items()])
 
 
 @contextlib.contextmanager
@@ -82,10 +82,10 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _described(found: Mapping[CodeType, dict[str, Any]]) -> ForwardCode:
+def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCode:
     files: set[Path] = set()
     values: set[str] = set()
-    for code, names in found.items():
+    for code, names in found:
         path = Path(code.co_filename)
         if _is_known(path, names):
             continue
@@ -140,7 +140,7 @@ def _globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """The global constants that code names."""
     for name in code.co_names:
         value = names.get(name)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type != "meta":
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             yield f"value {name} {value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
         elif _is_plain(value) or (isinstance(value, tuple) and all(map(_is_plain, value))):

@@ -13,6 +13,7 @@ from elaswave_fx.build.pipeline import make_pipeline, user_pass_sources, user_pa
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
 from passes.find_cuts import FindCuts
 from passes.pipeline import BUILT_IN, STANDARD, Pipeline
@@ -108,7 +109,7 @@ def test_a_recipe_with_a_pass_that_does_not_exist(tmp_path: Path) -> None:
 
 def key(*overrides: str) -> str:
     model, batch = Classifier(), vectors(2, 2)
-    return program_key(load_config(overrides), model, batch, forward_code(model, batch))
+    return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch))
 
 
 def test_options_and_sources_of_passes_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,9 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store import file_store
-from elaswave_fx.control.store.file_store import FileStore, _Lines, settle_dead_jobs
+from elaswave_fx.control.store.file_store import FileStore, _Lines, refuse_foreign, settle_dead_jobs
 from elaswave_fx.control.store.ledger import Payload, covers_once
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -224,6 +225,25 @@ def test_a_job_whose_processes_were_all_killed_is_settled_by_another(tmp_path: P
     assert not folder.exists() and not (tmp_path / "killed" / "control").is_symlink()
     assert [line["step"] for line in json_lines(tmp_path / "killed" / "ledger.jsonl")] == [0]
     assert living.read() == START
+
+
+def test_a_folder_of_the_user_with_that_name_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "mine.py").write_text("")
+    with pytest.raises(ConfigError, match="has a control of yours"):
+        create(tmp_path)
+    assert (tmp_path / "control" / "mine.py").exists()
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "control").write_text("")
+    with pytest.raises(ConfigError, match="has a control of yours"):
+        refuse_foreign(tmp_path / "file")
+
+
+def test_a_late_end_leaves_a_newer_job_alone(tmp_path: Path) -> None:
+    old = create(tmp_path)
+    new = create(tmp_path)
+    old.settle()
+    assert new.read() == START and FileStore(tmp_path).folder == new.folder
 
 
 def test_lines_that_nobody_could_write_are_taken_over_by_the_next_run(tmp_path: Path) -> None:

@@ -70,6 +70,19 @@ def test_an_edit_of_what_the_model_calls_is_seen(name: str, old: str, new: str, 
     assert seen().lines() != before.lines()
 
 
+def test_equal_functions_of_two_files_are_two(folder: Path) -> None:
+    text = "FACTOR = 1.0\ndef scaled(x): return x * FACTOR\n"
+    for name in ("helper", "inner"):
+        (folder / f"{name}.py").write_text(text)
+    net = NET.replace("from helper import loss_of", "import helper, inner")
+    net = net.replace("loss_of(self.layer(x))", "inner.scaled(helper.scaled(self.layer(x))).sum()")
+    (folder / "net.py").write_text(net)
+    before = seen()
+    (folder / "inner.py").write_text(text.replace("1.0", "3.0"))
+    assert seen().lines() != before.lines()
+    assert "helper.py" in before.words() and "inner.py" in before.words()
+
+
 def test_the_files_are_named(folder: Path) -> None:
     assert seen().words() == "constants.py, helper.py, inner.py, net.py"
 

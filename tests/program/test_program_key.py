@@ -6,13 +6,14 @@ import pytest
 
 from elaswave_fx.build.builder import program_key
 from elaswave_fx.config.compose import load_config
+from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
 from tests.passes.models import Classifier, vectors
 
 
 def key(*overrides: str, samples: int = 2, model: Classifier | None = None) -> str:
     model, batch = model or Classifier(), vectors(samples, samples)
-    return program_key(load_config(overrides), model, batch, forward_code(model, batch))
+    return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ from elaswave_fx.control.protocol.rank_state import (
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, RankSocket
+from elaswave_fx.errors import CommError
 from elaswave_fx.plan.topology import Rank
 
 __all__ = ["LIMITS", "Agent", "ControlAddress", "Decision", "Excluded", "Go", "Holdings", "Over", "Progress"]
@@ -282,7 +283,11 @@ class Agent:
     def _probe(self, socket: RankSocket) -> None:
         try:
             register = self._store.read()
-        except OSError:
+        except OSError as error:
+            if not self._address.folder.exists():
+                raise CommError(
+                    f"control: {self._address.folder} was removed, without which no job can go on"
+                ) from error
             return
         self._feed(socket, StoreSeen(register.term, register.epoch, register.members))
 

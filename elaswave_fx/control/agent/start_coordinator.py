@@ -11,14 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress
 
 
 def start_coordinator(address: ControlAddress) -> None:
-    """Returns at once. It ends by itself, at once if there is a coordinator."""
+    """Returns at once. It ends by itself, at once if there is a coordinator. A system that has no room for another
+    process is asked again by the caller."""
     command = [sys.executable, "-m", "elaswave_fx.coordinator", "--if-missing", str(address.job_file)]
-    with _log(address) as log:
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with contextlib.suppress(OSError), _log(address) as log:
+        own = FileStore(address.store, address.folder).alive_descriptors()
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=own)
 
 
 @contextlib.contextmanager

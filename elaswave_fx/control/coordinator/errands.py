@@ -5,13 +5,14 @@ errands = Errands(); errands.do(partial(print, "epoch 1 …", flush=True)); erra
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 
 
 class Errands:
-    """One thread's list of things to do, each of which handles its own errors."""
+    """One thread's list of things to do. What a disk refuses is over for this errand, and the next one is tried."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -29,4 +30,5 @@ class Errands:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work()
+            with contextlib.suppress(OSError):  # a line of the log for which there is no room
+                work()

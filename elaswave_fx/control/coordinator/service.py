@@ -48,8 +48,14 @@ LINGER_S = 0.2
 ALONE_S = 10.0
 """Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
 
+SURE_S = 0.5
+"""What is still left of a job after so long belongs to it: whoever looks for dead jobs looks for a moment."""
+
 OVER_S = 2.0
 """The same once the job is over."""
+
+PAUSED_S = 1.0
+"""A look at the clock that comes so late says that this process did not run."""
 
 LAST_ERRANDS_S = 5.0
 """At its end a coordinator waits so long for the disk. What is not written then stays in the store."""
@@ -103,13 +109,13 @@ def run_coordinator(spec: CoordinatorSpec, channel: Channel | None, *, waits: bo
 
 
 def _take_address(spec: CoordinatorSpec, channel: Channel | None, waits: bool) -> CoordinatorSocket | None:
-    """The job's address, as soon as no other coordinator has it; None when the launcher is gone before."""
+    """The job's address, as soon as no other coordinator has it; None when the launcher, or the job, is gone before."""
     said = False
     while True:
         try:
             return CoordinatorSocket(spec.address)
         except CommError as error:
-            if not waits:
+            if not waits or not spec.address.folder.exists():
                 return None
             if not said:
                 print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
@@ -150,6 +156,8 @@ class Service:
             poll.poll(max(0, math.ceil(1e3 * (due_s - time.monotonic()))))
             now = time.monotonic()
             self._driver.turn(now, due_s)
+            if now - due_s > PAUSED_S:
+                self._heard_s = now  # Nobody could be heard: all of the job may have been frozen.
             # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
             while said := self._socket.receive():
                 self._heard_s = now
@@ -272,7 +280,8 @@ class Service:
             left = self._store.processes()
             if self._spec.address.launcher in left:
                 return
-            for pid in left:
+            time.sleep(SURE_S if left else 0.0)
+            for pid in set(left).intersection(self._store.processes()):
                 print(f"process {pid} is left of the job, and is ended", flush=True)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

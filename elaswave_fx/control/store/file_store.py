@@ -38,12 +38,12 @@ import msgspec
 from elaswave_fx.control.protocol.register import Register, Swap, swap
 from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
-from elaswave_fx.errors import PlanError
+from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import replace_file, sync, write_at
 from elaswave_fx.plan.topology import Epoch
 
-MEMORY = Path("/dev/shm")
-"""Where a system keeps files in memory. Without it the job's folder lies where temporary files do."""
+MEMORY, ELSE = Path("/dev/shm"), Path("/tmp")
+"""Where a system keeps files in memory, and where the job's folder lies without that; a socket's path is short."""
 
 LOCK_S = 2.0
 """How long another process may hold the lock: it does for milliseconds, unless it is stopped."""
@@ -53,6 +53,9 @@ MOST_WAITING = 1 << 14
 
 _LOCK_RETRY_S = 0.002
 _PREFIX, _RUN, _ALIVE = "elaswave-", "run", "alive"
+_LEFT = {"register.json", "committed.json", "lock", "job.json"}
+"""What an ended job may have left in `control`, today's or one of an earlier version."""
+
 _PLAN = re.compile(r"plan-(\d+)\.json")
 
 
@@ -101,18 +104,20 @@ class FileStore:
 
     @staticmethod
     def create(run_dir: Path, register: Register, plan: str) -> FileStore:
-        """A new job's store. Ledger lines of steps before `register.committed` stay, if the run directory has some."""
+        """A new job's store. Ledger lines of steps before `register.committed` stay, if the run directory has some.
+        Raises `ConfigError` if it has a `control` that is no run's."""
+        refuse_foreign(run_dir)
         old = FileStore(run_dir)
         kept = [line for line in old._lines() if line.get("step", -1) < register.committed.version]
         text = "".join(json.dumps(line) + "\n" for line in kept).encode()
         old._remove()
         run_dir.mkdir(parents=True, exist_ok=True)
-        old._link.symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+        old._link.symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else ELSE))
         replace_file(old._ledger, text)
         store = FileStore(run_dir)
         (store.folder / _RUN).symlink_to(run_dir.absolute())
         store._alive = os.open(store.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(store._alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(store._alive, fcntl.LOCK_EX)  # Somebody who looks for dead jobs may have it for a moment.
         store.write_plan(register.epoch, plan)
         with store._locked():
             replace_file(store._register, msgspec.json.encode(_Saved(register, _Lines(len(text)))))
@@ -170,11 +175,15 @@ class FileStore:
 
         When the disk does not take it, it stays where it is, for the next run. Called again, it does nothing.
         """
-        if self._alive != -1:
-            os.close(self._alive)
-            self._alive = -1
-        if not self._link.is_symlink():
-            return
+        try:
+            if self._is_linked():
+                self._settle()
+        finally:
+            if self._alive != -1:
+                os.close(self._alive)
+                self._alive = -1
+
+    def _settle(self) -> None:
         self.flush()
         beside = self._run_dir / ".control.new"
         shutil.rmtree(beside, ignore_errors=True)
@@ -186,8 +195,12 @@ class FileStore:
     def processes(self) -> list[int]:
         """The job's processes but for this one: whoever made the store, and what it has forked since. The system shows
         only this user's."""
-        alive = os.stat(self.folder / _ALIVE)
-        return [pid for pid in _processes() if pid != os.getpid() and _holds(pid, (alive.st_dev, alive.st_ino))]
+        others = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid())
+        return [pid for pid in others if _descriptors(pid, self.folder / _ALIVE)]
+
+    def alive_descriptors(self) -> tuple[int, ...]:
+        """What shows that this process is one of the job's, to be handed on to one that it executes."""
+        return _descriptors(os.getpid(), self.folder / _ALIVE)
 
     # --- Ledger ---
 
@@ -238,9 +251,13 @@ class FileStore:
         news = _Since(register.epoch, register.committed, register.previous, register.last, lines)
         replace_file(self._committed, msgspec.json.encode(news))
 
+    def _is_linked(self) -> bool:
+        """Whether the run directory leads to this store, and not to a newer one, or to what an ended job has left."""
+        return self._link.is_symlink() and self._link.resolve() == self.folder
+
     def _remove(self) -> None:
         """The folder in memory and the link to it, or the folder that an ended job has left."""
-        if self._link.is_symlink():
+        if self._is_linked():
             self._link.unlink()
             if self.folder.name.startswith(_PREFIX):
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -266,19 +283,26 @@ class FileStore:
             os.close(file)
 
 
-def _processes() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+def refuse_foreign(run_dir: Path) -> None:
+    """Raise `ConfigError` if the run directory has a `control` that no run has made: it would be removed."""
+    place = run_dir / "control"
+    if place.is_symlink() or not place.exists():
+        return
+    names = {path.name for path in place.iterdir()} if place.is_dir() else {"control"}
+    if not names <= _LEFT:
+        raise ConfigError(f"hydra.run.dir={run_dir}: has a control of yours, and a run needs that name; choose another")
 
 
-def _holds(pid: int, file: tuple[int, int]) -> bool:
-    """Whether a process has a file open; not for one that is gone, or another user's."""
+def _descriptors(pid: int, path: Path) -> tuple[int, ...]:
+    """The descriptors by which a process has a file open; none of one that is gone, or another user's."""
+    wanted, numbers = path.stat(), []
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 found = entry.stat()
-                if (found.st_dev, found.st_ino) == file:
-                    return True
-    return False
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    numbers.append(int(entry.name))
+    return tuple(numbers)
 
 
 def settle_dead_jobs() -> None:
