@@ -6,6 +6,7 @@ json_lines(run_dir / "ledger.jsonl")  ->  [{"step": 0, …}, {"step": 1, …}]
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -43,6 +44,12 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

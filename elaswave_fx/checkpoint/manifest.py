@@ -25,11 +25,9 @@ from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.config.schema import show
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
+from elaswave_fx.files import file_digest
 
 FORMAT = 1
-
-
-_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -151,15 +149,6 @@ def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:
     """`key=new (was old)` for what differs from the checkpoint's run and may: for the user to see."""
     about_training = ("steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model")
     return _differences(manifest.config, plain_config(config), about_training)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            total.update(chunk)
-    return total.hexdigest()
 
 
 def _check_optimizer(then: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:

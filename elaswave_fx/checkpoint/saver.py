@@ -25,9 +25,10 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.checkpoint import folder as folders
 from elaswave_fx.checkpoint.layout import MASTER, Piece, Slice
-from elaswave_fx.checkpoint.manifest import Manifest, file_digest, write_manifest
+from elaswave_fx.checkpoint.manifest import Manifest, write_manifest
 from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
 from elaswave_fx.errors import CheckpointError, CommError
+from elaswave_fx.files import file_digest
 
 WRITE_S = 3600.0
 """Bound of every wait for a disk. A lost peer ends such a wait at once."""

@@ -11,7 +11,6 @@ It depends on the model and its options, never on ranks, stages or the cluster.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.files import replace_file, sync
+from elaswave_fx.files import file_digest, replace_file, sync
 
 FORMAT = 6
 _PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
@@ -140,7 +139,9 @@ class Artifact:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / _PROGRAMS).write_text(json.dumps(dataclasses.asdict(self)))
         save_file({name: tensor.contiguous() for name, tensor in constants.items()}, partial / _CONSTANTS)
-        (partial / _DIGESTS).write_text(json.dumps({name: _digest(partial / name) for name in (_PROGRAMS, _CONSTANTS)}))
+        (partial / _DIGESTS).write_text(
+            json.dumps({name: file_digest(partial / name) for name in (_PROGRAMS, _CONSTANTS)})
+        )
         for path in (*partial.iterdir(), partial):
             sync(path)
         try:
@@ -155,7 +156,7 @@ class Artifact:
             return None
         try:
             for name, digest in json.loads((folder / _DIGESTS).read_text()).items():
-                if _digest(folder / name) != digest:
+                if file_digest(folder / name) != digest:
                     return f"{name} is not as it was written"
             if (folder / _COSTS).is_file():
                 json.loads((folder / _COSTS).read_text())
@@ -182,11 +183,6 @@ class Artifact:
     def load_constants(folder: Path) -> dict[str, torch.Tensor]:
         """The lifted constants by name."""
         return load_file(folder / _CONSTANTS)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _frozen(value: Any) -> Any:

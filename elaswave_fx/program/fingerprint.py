@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from elaswave_fx.files import file_digest
+
 _DEPTH = 6
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -53,7 +55,7 @@ def class_sources(kind: type) -> str:
             waiting += [str(_module_name(value)) for value in vars(sys.modules[name]).values()]
     digest = hashlib.sha256()
     for name, path in sorted(found.items()):
-        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        digest.update(f"{name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -73,7 +75,7 @@ def _lines(model: nn.Module) -> Iterator[str]:
         hidden = ("_parameters", "_buffers", "_modules")
         yield from (f"{name}.{key} = {_plain(value)}" for key, value in _items(module, hidden))
     for path in _source_files(model):
-        yield f"source {path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        yield f"source {path.name} {file_digest(path)}"
 
 
 def _class_name(kind: type) -> str:

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from elaswave_fx.files import file_digest
+
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST_NAMES = 4
 
@@ -97,7 +99,7 @@ def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCo
             values.update(_globals_of(code, names))
             files.update(_modules_of(code, names))
     packages = {name: _version(name) for name in sorted({_package(path) for path in files if _is_installed(path)})}
-    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    digests = {path: file_digest(path) for path in sorted(files)}
     return ForwardCode(digests, packages, tuple(sorted(values)))
 
 

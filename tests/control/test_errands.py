@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from elaswave_fx.control.coordinator.errands import Errands
+from tests.waiting import await_true
 
 
 def test_what_a_disk_refuses_does_not_end_the_thread() -> None:
@@ -24,8 +25,11 @@ def test_what_a_disk_refuses_does_not_end_the_thread() -> None:
 
 def test_nobody_waits_for_a_disk_that_hangs() -> None:
     release = threading.Event()
+    done: list[str] = []
     errands = Errands()
     errands.do(release.wait)
-    errands.do(lambda: None)
+    errands.do(lambda: done.append("after it"))
     errands.close(within_s=0.01)
+    assert done == []
     release.set()
+    await_true(lambda: done == ["after it"], "what came after it is done")

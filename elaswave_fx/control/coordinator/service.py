@@ -5,7 +5,7 @@ it (written before the swap that makes the epoch), ACTIVATE to the ranks, events
 the ledger and the log, is written by a thread of its own. Nothing here is needed to commit a step, and all of it can be
 started again at any time.
 
-    run_coordinator(CoordinatorSpec(address=…, run_dir=…, planning=Planner(copies=1)), channel)  ->  0
+    run_coordinator(CoordinatorSpec(address=…, planning=Planner(copies=1)), channel)  ->  0
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ LINGER_S = 0.2
 ALONE_S = 10.0
 """Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
 
-SURE_S = 0.5
-"""What is still left of a job after so long belongs to it: whoever looks for dead jobs looks for a moment."""
-
 OVER_S = 2.0
 """The same once the job is over."""
+
+SURE_S = 0.5
+"""What is still left of a job after so long belongs to it: whoever looks for dead jobs looks for a moment."""
 
 PAUSED_S = 1.0
 """A look at the clock that comes so late says that this process did not run."""
@@ -132,7 +132,7 @@ class Service:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store, spec.address.folder)
         self._errands = Errands()
-        self._flushes = False  # The thread has been asked to.
+        self._unwritten = True  # The store may hold what the thread has not been asked to write yet.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
@@ -186,9 +186,9 @@ class Service:
             self._tell("alive")
 
     def _look_after_disk(self) -> None:
-        """The ledger follows with every look at the clock, unless the disk is not done with the one before."""
-        if not self._flushes:
-            self._flushes = True
+        """The ledger follows with the next look at the clock after a swap."""
+        if self._unwritten:
+            self._unwritten = False
             self._errands.do(self._flush)
         if self._trouble != self._told_trouble:
             self._told_trouble = self._trouble
@@ -257,6 +257,7 @@ class Service:
             if isinstance(action, Swap):
                 self._write_plan(action.new)
                 register = self._store.swap(action)
+                self._unwritten = True
             else:
                 register = self._store.read()
         except OSError as error:
@@ -267,11 +268,11 @@ class Service:
     # --- In the thread of the errands ---
 
     def _flush(self) -> None:
-        self._flushes = False
         try:
             self._store.flush()
             self._trouble = None
         except OSError as error:
+            self._unwritten = True
             self._trouble = f"store: not written ({error}); what is missing is kept until it can be"
 
     def _settle(self) -> None:
