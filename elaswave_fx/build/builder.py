@@ -40,6 +40,7 @@ from elaswave_fx.models.build import build_model
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, trace_update
+from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import local_topology
@@ -230,6 +231,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
+            _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
             *start.lines,
         ),
     )
@@ -239,6 +241,16 @@ def _memory_line(plan: Plan, mode: str) -> str:
     parts = per_parameter(plan, mode)
     words = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
     return f"memory per parameter, all ranks: {sum(parts.values()):.1f} bytes on the host ({words}), none on a device"
+
+
+def _copies_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
+    """Which losses cost more than the step in flight, and what they cost in this run."""
+    if has_checkpoint:
+        cost = "the run would go back to its last checkpoint"
+    else:
+        cost = "the run makes no checkpoints and would "
+        cost += "begin again from step 0" if config.recovery.allow_rollback else "end (recovery.allow_rollback=false)"
+    return f"copies: {fatal_words(plan, cost)}"
 
 
 def _checkpoint_fields(

@@ -24,6 +24,9 @@ _COSTS_THE_RANK = ("Excluded", "UpdateFailed")
 """Errors that nobody would have who does the rank's work from here on. Any other is likely to come again, so it ends
 the run."""
 
+_OF_THE_JOB = ("JobOver",)
+"""Errors that every rank has alike, and whose message is all that there is to say: nothing in the code has failed."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -48,8 +51,19 @@ class Failure:
     @property
     def reason(self) -> str:
         """One line."""
+        if self._is_of_the_job:
+            return " ".join(self.message.split())
         kind = f"{self.classes[0]}: " if self.classes else ""
         return f"{self.name.replace('-', ' ')}: {kind}{' '.join(self.message.split())}"
+
+    @property
+    def _is_of_the_job(self) -> bool:
+        return any(kind in _OF_THE_JOB for kind in self.classes)
+
+    @property
+    def story(self) -> str:
+        """What is told before the reason: the traceback, or the end of a log; empty if the reason says all."""
+        return "" if self._is_of_the_job else self.details.rstrip()
 
     def expected(self) -> errors.ElasWaveError | None:
         """The error as the entry points know it, when it is the user's to mend (`ConfigError` and its kin)."""

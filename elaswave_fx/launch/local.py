@@ -213,7 +213,8 @@ def _say(failure: Failure) -> int:
     expected = failure.expected()
     if expected is not None:
         raise expected
-    print(failure.details.rstrip(), file=sys.stderr)
+    if failure.story:
+        print(failure.story, file=sys.stderr)
     print(f"error: {failure.reason}", file=sys.stderr, flush=True)
     return 1
 

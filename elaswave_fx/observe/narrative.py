@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elaswave_fx.plan.words import rank_words
+
 Fields = Mapping[str, Any]
 
 
@@ -91,7 +93,7 @@ def _over(epoch: int, fields: Fields) -> str:
 
 
 def _numbers(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+    return rank_words(ranks) if ranks else ""
 
 
 _WORDS: Mapping[str, Callable[[int, Fields], str]] = {

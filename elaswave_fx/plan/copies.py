@@ -5,19 +5,20 @@ In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and h
     bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
     first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
     choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
+    fatal_losses                                          ->  (0, 2), (1, 3): no copy is left of something without both
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Bucket, Workload
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
-from elaswave_fx.plan.topology import Host, Rank, Topology
+from elaswave_fx.plan.topology import Rank, Topology
 
 BOXES = 512
 """About as many boxes does a large program have: two for each of 256 ranks, eight times the 32 that start a large job
@@ -80,35 +81,81 @@ def _bucket_readers(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[Rank, ...]:
 def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], copies: int) -> tuple[Box, ...]:
     """The boxes with `copies` holders each out of `ranks`, as far as there are ranks besides the owner.
 
-    Preferred are other hosts than the owner's, then hosts that have no copy yet, then ranks that read the box (they
-    can be promoted without a transfer), then whoever holds least of that owner (so that many share its work when it is
-    lost), then whoever holds least.
+    All boxes of an owner have the same holders, so that few sets of ranks have all copies of something, and few losses
+    at once are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are other hosts than the owner's, then hosts
+    that have no copy yet, then ranks that read what the owner owns (they can be promoted without a transfer), then
+    whoever holds least. Two that hold each other's boxes are one fatal pair instead of two.
     """
-    host = {rank: topology.member(rank).host for rank in ranks}
-    held: Counter[Rank] = Counter()
-    pairs: Counter[tuple[Rank, Rank]] = Counter()
-    chosen = []
-    for box in boxes:
-        holders: list[Rank] = []
-        hosts: set[Host] = {host[box.owner]}
-        while len(holders) < min(copies, len(ranks) - 1):
-            holder = min(
-                (rank for rank in ranks if rank != box.owner and rank not in holders),
-                key=lambda r: (
-                    host[r] == host[box.owner],
-                    host[r] in hosts,
-                    r not in box.readers,
-                    pairs[box.owner, r],
-                    held[r],
-                    r,
-                ),
-            )
-            holders.append(holder)
-            hosts.add(host[holder])
-            held[holder] += len(box.span)
-            pairs[box.owner, holder] += len(box.span)
-        chosen.append(replace(box, holders=tuple(holders)))
-    return tuple(chosen)
+    partners = _Partners(topology, boxes, ranks)
+    for _ in range(min(copies, len(ranks) - 1)):
+        partners.add_round()
+    return tuple(replace(box, holders=tuple(partners.of[box.owner])) for box in boxes)
+
+
+class _Partners:
+    """Owner -> the ranks that hold its boxes, one more with every round."""
+
+    def __init__(self, topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank]) -> None:
+        self._host = {rank: topology.member(rank).host for rank in ranks}
+        self._ranks = ranks
+        self._owned: Counter[Rank] = Counter()
+        self._held: Counter[Rank] = Counter()
+        self._readers: dict[Rank, frozenset[Rank]] = {}  # of every box of the owner
+        for box in boxes:
+            self._owned[box.owner] += len(box.span)
+            self._readers[box.owner] = self._readers.get(box.owner, frozenset(ranks)) & frozenset(box.readers)
+        self.of: dict[Rank, list[Rank]] = {owner: [] for owner in sorted(self._owned)}
+        self._rounds = 0
+
+    def add_round(self) -> None:
+        """One more holder for every owner: pairs first, then the rest where least is held."""
+        for owner, holders in self.of.items():
+            if len(holders) > self._rounds:
+                continue
+            holder = self._best(owner)
+            self._give(owner, holder)
+            waits = holder in self.of and len(self.of[holder]) == self._rounds and owner not in self.of[holder]
+            if waits and self._place(holder, owner) <= self._place(holder, self._best(holder)):
+                self._give(holder, owner)
+        while (move := self._best_move()) is not None:
+            owner, target = move
+            self._held[self.of[owner].pop()] -= self._owned[owner]
+            self._give(owner, target)
+        self._rounds += 1
+
+    def _best(self, owner: Rank) -> Rank:
+        """Of hosts as good, the one with most ranks that still wait comes first, lest those of one host are left."""
+        free = [rank for rank in self._ranks if rank != owner and rank not in self.of[owner]]
+        waiting = Counter(self._host[rank] for rank in free if len(self.of.get(rank, ())) == self._rounds)
+        return min(free, key=lambda r: (*self._place(owner, r), self._held[r], -waiting[self._host[r]], r))
+
+    def _give(self, owner: Rank, holder: Rank) -> None:
+        self.of[owner].append(holder)
+        self._held[holder] += self._owned[owner]
+
+    def _place(self, owner: Rank, rank: Rank, beside: int | None = None) -> tuple[bool, bool, bool]:
+        """How good a place `rank` is for a copy beside the first `beside` ones; the smaller, the better."""
+        host, hosts = self._host, {self._host[r] for r in self.of[owner][:beside]}
+        return host[rank] == host[owner], host[rank] in hosts, rank not in self._readers[owner]
+
+    def _best_move(self) -> tuple[Rank, Rank] | None:
+        """The newest copies of one owner to a place as good that holds less, where that lessens the larger load: of an
+        odd number of ranks, pairs leave one that holds nothing."""
+        held, owned = self._held, self._owned
+        for target in sorted(self._ranks, key=lambda r: (held[r], r)):
+            for owner, (*others, holder) in self.of.items():
+                if target in (owner, holder, *others) or held[target] + owned[owner] >= held[holder]:
+                    continue
+                beside = len(others)
+                if self._place(owner, target, beside) <= self._place(owner, holder, beside):
+                    return owner, target
+        return None
+
+
+def fatal_losses(boxes: Sequence[Box]) -> tuple[tuple[Rank, ...], ...]:
+    """The smallest sets of ranks, ascending, whose loss at once takes all copies of a box."""
+    sets = {frozenset(box.local_materializers) for box in boxes}
+    return tuple(sorted(tuple(sorted(s)) for s in sets if not any(other < s for other in sets)))
 
 
 def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
@@ -142,7 +189,7 @@ def reassign_boxes(boxes: Sequence[Box], by: CopySources) -> tuple[Box, ...]:
 
 
 class _Reassignment:
-    """Greedy, in order of boxes: whoever keeps least so far, of that owner or at all, gets the next."""
+    """Greedy, in order of boxes: whoever keeps least so far gets the next, among few ranks for every owner."""
 
     def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
         self._boxes = boxes
@@ -153,7 +200,7 @@ class _Reassignment:
         self._readers = [frozenset(box.readers) for box in boxes]
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
-        self._pairs: Counter[tuple[Rank, Rank]] = Counter()
+        self._partners: defaultdict[Rank, set[Rank]] = defaultdict(set)  # owner -> holders of any of its boxes
 
     def result(self) -> tuple[Box, ...]:
         owners = self._owners()
@@ -200,7 +247,7 @@ class _Reassignment:
 
     def _hold(self, number: int, owner: Rank, rank: Rank) -> None:
         self._held[rank] += len(self._boxes[number].span)
-        self._pairs[owner, rank] += len(self._boxes[number].span)
+        self._partners[owner].add(rank)
 
     def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> Box:
         new: list[Rank] = []
@@ -212,8 +259,14 @@ class _Reassignment:
         return replace(self._boxes[number], owner=owner, holders=holders, catching_up=catching_up)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
-        """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least."""
+        """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least.
+
+        Of ranks that are as good, the boxes of an owner go to two per copy: to one, and it would keep much more than
+        others; to many, and many losses of two ranks at once would be fatal.
+        """
         host, readers, before = self._host, self._readers[number], self._boxes[number].holders
+        partners = self._partners[owner]
+        enough = len(partners) >= 2 * self._wanted
         orphan = owner not in readers and readers.isdisjoint(taken)
         hosts = {host[rank] for rank in taken}
         return min(
@@ -224,7 +277,7 @@ class _Reassignment:
                 host[r] in hosts,
                 r not in readers,
                 r not in before,
-                self._pairs[owner, r],
+                enough and r not in partners,
                 self._held[r] + self._owned[r],
                 r,
             ),

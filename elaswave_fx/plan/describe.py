@@ -1,4 +1,4 @@
-"""A plan as a table for people: stages, units, samples, cost, memory, bytes; and words for ranks and numbers.
+"""A plan as a table for people: stages, units, samples, cost, memory, bytes.
 
 In: a plan. Out: stable text, the same for the same plan.
 
@@ -7,11 +7,14 @@ In: a plan. Out: stable text, the same for the same plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from elaswave_fx.plan.copies import fatal_losses
 from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.words import NAMED, number_ranges, rank_words
 
 HEADINGS = (
     "rank",
@@ -28,9 +31,6 @@ HEADINGS = (
     "copy",
     "gather",
 )
-
-NAMED = 6
-"""Runs of numbers that `number_ranges` names before it leaves off."""
 
 
 def describe(plan: Plan) -> str:
@@ -50,30 +50,24 @@ def describe(plan: Plan) -> str:
         f"{len(plan.hops)} hops of {len(work.values)} values, "
         f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
         _box_line(plan),
+        fatal_words(plan),
     ]
     return "\n".join(lines) + "\n"
 
 
-def listed(numbers: Sequence[int]) -> str:
-    """0, 2, 3"""
-    return ", ".join(str(number) for number in numbers)
-
-
-def rank_words(ranks: Sequence[int]) -> str:
-    """rank 2, or ranks 0, 2, 3"""
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
-
-
-def number_ranges(numbers: Sequence[int]) -> str:
-    """0-3, 7: the first of ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    named = [f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs[:NAMED]]
-    return ", ".join(named) + (", ..." if len(runs) > NAMED else "")
+def fatal_words(plan: Plan, cost: str = "") -> str:
+    """Which losses at once leave no copy of something, so that the state is lost with them; and what that costs."""
+    ranks, hosts = plan.ranks, {m.rank: m.host for m in plan.topology.members}
+    sets = [lost for lost in fatal_losses(plan.boxes) if len(lost) < len(ranks)]
+    if not sets:
+        return "the state outlives every loss that leaves a rank"
+    fewest = min(map(len, sets))
+    few = [lost for lost in sets if len(lost) == fewest]
+    named = "; ".join(rank_words(lost) for lost in few[:NAMED]) + ("; ..." if len(few) > NAMED else "")
+    at_once = f" at once ({len(few)} of {math.comb(len(ranks), fewest)} such losses)" if fewest > 1 else ""
+    whole = sorted({hosts[lost[0]] for lost in sets if len({hosts[rank] for rank in lost}) == 1})
+    of_hosts = f", and with all of host {number_ranges(whole)}" if whole and fewest > 1 else ""
+    return f"the state is lost with {named}{at_once}{of_hosts}{f'; {cost}' if cost else ''}"
 
 
 def _box_line(plan: Plan) -> str:

@@ -295,14 +295,23 @@ class Checker:
         previous = self.history.get(Version(stamp.version - 1))
         return copy.stamp == stamp or (copy.stamp == previous and record is not None and record.stamp == stamp)
 
+    def over(self) -> None:
+        """The coordinator says that nobody goes on."""
+        if self.register.checkpoint != SEED:
+            raise Violation(f"the job is over, though {self.register.checkpoint} was saved")
+        if self._all_copies_live(max(self.history)):
+            raise Violation("the job is over while a copy of each box lives")
+
+    def _all_copies_live(self, version: Version) -> bool:
+        memories, stamp, boxes = list(self.living()), self.history[version], self.boxes[self.register.epoch]
+        return all(any(self._has(m, box, stamp, m.content.get(box)) for m in memories) for box in boxes)
+
     def _rolls_back(self, resume: Stamp, ledgered: Version) -> None:
         if self.history.get(resume.version) != resume:
             raise Violation(f"rolled back to {resume}, which was never committed")
         if resume.version < ledgered:
-            memories, stamp = list(self.living()), self.history[ledgered]
-            boxes = self.boxes[self.register.epoch]
-            if all(any(self._has(m, box, stamp, m.content.get(box)) for m in memories) for box in boxes):
-                raise Violation(f"rolled back from {stamp} to {resume} while a copy of each box lives")
+            if self._all_copies_live(ledgered):
+                raise Violation(f"rolled back from {ledgered} to {resume} while a copy of each box lives")
             self.rollbacks += 1
             for version in [v for v in self.history if v > resume.version]:
                 del self.history[version]

@@ -16,7 +16,7 @@ from random import Random
 
 from elaswave_fx.control.agent.agent import LIMITS
 from elaswave_fx.control.protocol import rank as protocol
-from elaswave_fx.control.protocol.events import EVENT_TYPES, Waiting, label
+from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Waiting, label
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
@@ -311,6 +311,8 @@ class World:
         self.said[name] += 1
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {said}")
+        if isinstance(said, Over):
+            self.checker.over()
         if isinstance(said, Waiting):
             for rank in said.ranks:
                 self.push(self.now + BLOCKED_S, STORE, partial(self._help, rank), STORE)

@@ -14,6 +14,7 @@ from elaswave_fx.control.protocol.decide import (
 )
 from elaswave_fx.control.protocol.register import Absent, Register, Swap, swap
 from elaswave_fx.control.protocol.types import (
+    SEED,
     Activation,
     BoxId,
     Certificate,
@@ -26,6 +27,7 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment, replan
@@ -114,6 +116,16 @@ def test_a_box_that_is_gone_rolls_back_to_the_checkpoint() -> None:
     assert isinstance(verdict, Proceed)
     assert verdict.activation.rollback and verdict.activation.resume == CHECKPOINT
     assert verdict.how is Resumption.BACK and BoxId(0) in verdict.lost
+
+
+def test_without_a_checkpoint_nobody_begins_again_unless_it_is_allowed() -> None:
+    gone = frozenset(map(Rank, replica_ranks(0)))
+    bare = replace(register(), checkpoint=SEED)
+    with pytest.raises(PlanError, match=r"all copies of \d+ of \d+ boxes are lost with ranks .*no checkpoint"):
+        decide(bare, without_box(0), gone, replan)
+    assert isinstance(decide(bare, without_box(0), NOBODY, replan), Blocked), "a holder may be alive"
+    verdict = decide(bare, without_box(0), gone, replan, allow_rollback=True)
+    assert isinstance(verdict, Proceed) and verdict.activation.resume == SEED
 
 
 def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:

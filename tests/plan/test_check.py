@@ -187,7 +187,7 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "memory": (
         lambda p: with_memory(p, 5000),
-        "plan 0: rank 0 needs 5232 bytes and has 5000; a tile fits in the memory of its rank",
+        "plan 0: rank 0 needs 5280 bytes and has 5000; a tile fits in the memory of its rank",
     ),
     "deadlock": (
         lambda p: with_bound(

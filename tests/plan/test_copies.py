@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import ALIGNMENT, BOXES, cut_bucket, least_elements, with_readers
+from elaswave_fx.plan.copies import ALIGNMENT, BOXES, cut_bucket, fatal_losses, least_elements, with_readers
 from elaswave_fx.plan.cost import Bucket
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
@@ -47,15 +49,44 @@ def test_holders_read_the_bucket_where_another_host_does() -> None:
     assert all(box.holders[0] in box.readers for box in plan.boxes)
 
 
-def test_copies_of_one_rank_spread_over_several_holders() -> None:
-    plan = planned(6, 1, units=24)
+@pytest.mark.parametrize(("dp", "pp", "hosts_of"), [(6, 1, 2), (4, 1, 1), (3, 1, 1), (5, 1, 1), (4, 4, 2), (2, 2, 2)])
+def test_few_losses_at_once_are_fatal_and_all_ranks_hold_as_much(dp: int, pp: int, hosts_of: int) -> None:
+    plan = planned(dp, pp, units=24, ranks_per_host=hosts_of)
     held: Counter[Rank] = Counter()
-    holders_of: dict[Rank, Counter[Rank]] = {r: Counter() for r in plan.ranks}
     for box in plan.boxes:
         held[box.holders[0]] += len(box.span)
-        holders_of[box.owner][box.holders[0]] += len(box.span)
-    assert max(held.values()) - min(held.values()) <= 2 * max(len(b.span) for b in plan.boxes)
-    assert all(len(spread) == 4 for spread in holders_of.values())
+    owned = [sum(len(b.span) for b in plan.boxes if b.owner == rank) for rank in plan.ranks]
+    assert max(held.values()) - min(held.values()) <= max(owned) - min(owned) + max(len(b.span) for b in plan.boxes)
+    odd_ring = 3 * pp if dp % 2 else 0
+    assert len(fatal_losses(plan.boxes)) == (dp * pp - odd_ring) // 2 + odd_ring
+
+
+def test_losses_that_cost_the_state_are_those_of_all_copies() -> None:
+    plan = planned(3, 2, copies=2)
+    fatal = fatal_losses(plan.boxes)
+    for size in range(1, 6):
+        for lost in itertools.combinations(plan.ranks, size):
+            is_lost = any(set(box.replica_ranks) <= set(lost) for box in plan.boxes)
+            assert is_lost == any(set(least) <= set(lost) for least in fatal), lost
+    behind = tuple(replace(box, catching_up=box.holders) for box in plan.boxes)
+    assert fatal_losses(behind) == tuple((rank,) for rank in plan.ranks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 2, 1, 2), "the state is lost with ranks 0, 2; ranks 1, 3 at once (2 of 6 such losses); it ends"),
+        ((2, 1, 1, 2), "the state outlives every loss that leaves a rank"),
+        ((2, 1, 0, 2), "the state is lost with rank 0; rank 1; it ends"),
+        (
+            (4, 1, 1, 4),
+            "the state is lost with ranks 0, 1; ranks 2, 3 at once (2 of 6 such losses), "
+            "and with all of host 0; it ends",
+        ),
+    ],
+)
+def test_it_is_said_which_losses_cost_the_state(shape: tuple[int, int, int, int], words: str) -> None:
+    assert fatal_words(planned(*shape), "it ends") == words
 
 
 def test_the_second_copy_lies_on_a_third_host() -> None:

@@ -23,15 +23,15 @@ from tests.recovery.fault_matrix import Layout
 from tests.recovery.harness import Finished, Job, finish, job_config, lines_of, signal_process
 from tests.recovery.invariants import assert_every_step_once, assert_same_arithmetic, assert_survived
 from tests.recovery.references import References
-from tests.recovery.scenarios import Scenario, strike_later
+from tests.recovery.scenarios import Scenario, assert_survived_or_lost, strike_later
 from tests.waiting import await_true
 
 
 def no_copies(layout: Layout, rank: int, checkpoints: bool) -> Scenario:
-    """`copies.count=0`: the run goes back to its newest checkpoint or to the seed, says so, and ends well."""
+    """`copies.count=0`: the run goes back to its newest checkpoint, or to the seed if that is allowed, and says so."""
 
     def check(folder: Path, references: References) -> Finished:
-        words = ("steps=20", "copies.count=0", *(("checkpoint.every=4",) if checkpoints else ()))
+        words = ("steps=20", "copies.count=0", "checkpoint.every=4" if checkpoints else "recovery.allow_rollback=true")
         plain = job_config(layout, *words)
         run = finish(job_config(layout, *words, cases.faults_at([(14, rank, "backward")])), folder)
         assert_survived(run, references.of(plain), {rank}, rolled_back=True)
@@ -42,6 +42,20 @@ def no_copies(layout: Layout, rank: int, checkpoints: bool) -> Scenario:
         return run
 
     return Scenario("no copies", f"{cases.name_of(layout)}-rank{rank}-{'checkpoint' if checkpoints else 'seed'}", check)
+
+
+def all_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
+    """Both ranks that hold each other's boxes, at once and without a checkpoint: the run ends and says why."""
+
+    def check(folder: Path, references: References) -> Finished:
+        faults = cases.faults_at([(6, rank, "backward") for rank in ranks])
+        run = finish(job_config(layout, "steps=20", faults), folder)
+        assert "the state is lost with ranks 0, 2; ranks 1, 3 at once" in run.console, "it was said at the start"
+        assert run.code == 1, f"nobody may begin again, in {folder}"
+        assert_survived_or_lost(run, run, set(ranks))
+        return run
+
+    return Scenario("all copies", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
 
 
 def two_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:

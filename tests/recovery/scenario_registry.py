@@ -12,6 +12,7 @@ import signal
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
 from tests.recovery.lifecycle_faults import (
+    all_copies,
     checkpointing,
     evaluating,
     handing_back,
@@ -67,6 +68,7 @@ def settings() -> list[Scenario]:
         no_copies((2, 2), 3, checkpoints=True),
         no_copies((2, 2), 0, checkpoints=False),
         no_copies((1, 3), 1, checkpoints=True),
+        all_copies((2, 2), (1, 3)),
         two_copies((3, 2), (0, 2)),
         two_copies((2, 3), (1, 4)),
     ]

@@ -176,6 +176,16 @@ def test_an_update_that_fails_ends_its_rank_and_loses_nothing(seed: int) -> None
     assert outcome.rollbacks == 0
 
 
+@pytest.mark.parametrize("seed", [2, 18, 23, 25])
+def test_when_all_copies_are_gone_a_job_ends_unless_it_has_a_checkpoint(seed: int) -> None:
+    """Ranks 0 and 2 hold each other's boxes. Nothing is saved when they die early; nobody tells that they died late."""
+    early, late = (tuple(fault("crash", 0.2, rank=r, told_s=told_s) for r in (0, 2)) for told_s in (0.001, UNTOLD_S))
+    outcome = World(seed, faults=early).run()
+    assert outcome.violation is None and outcome.said["over"] == 1 and outcome.epochs == 0
+    outcome = World(seed, faults=late).run()
+    assert outcome.violation is None and outcome.said["waiting"] == outcome.rollbacks == 1
+
+
 def test_a_corrupted_copy_costs_the_step_that_computed_with_it() -> None:
     outcome = World(3, faults=(fault("corrupt", 0.06),)).run()
     assert outcome.violation is None and outcome.said["copy differs"] == 1 and outcome.said["done again"] == 1

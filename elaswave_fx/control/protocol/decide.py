@@ -5,7 +5,7 @@ In: the register, the reports of the ranks that will go on, the ranks known to b
     all votes of v among the reports           -> Proceed(resume v): roll forward
     a vote missing, every box has a copy       -> Proceed(resume v-1): v is dropped and done again
     a box without copy, its holder may be alive -> Blocked(for that holder)
-    a box without copy, all its holders gone   -> Proceed(resume checkpoint, rollback)
+    a box without copy, all its holders gone   -> Proceed(resume checkpoint, rollback); PlanError if there is none
     no member of the epoch before              -> Blocked for one; all gone: Proceed(resume the ledger's last)
 """
 
@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from elaswave_fx.control.protocol.register import Absent, Register
 from elaswave_fx.control.protocol.types import (
+    SEED,
     Activation,
     Assignment,
     BoxId,
@@ -25,8 +26,10 @@ from elaswave_fx.control.protocol.types import (
     Stamp,
     Version,
 )
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.words import rank_words
 
 Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]
 """(members, ranks with a copy of each box, the assignment before) -> the next one; the planner, made abstract.
@@ -123,7 +126,11 @@ def decide(
     replan: Replan,
     allow_rollback: bool = False,
 ) -> Verdict:
-    """The next epoch of exactly the ranks in `reports`, or whom to wait for."""
+    """The next epoch of exactly the ranks in `reports`, or whom to wait for.
+
+    PlanError if there is no plan for them, or no state: what no rank has, no checkpoint has either, and nobody has
+    allowed to begin again from the seed.
+    """
     lines = committed_since(register, reports)
     resume = lines[-1].stamp if lines else register.committed
     previous = (lines[-2].stamp if len(lines) > 1 else register.committed) if lines else register.previous
@@ -148,6 +155,8 @@ def decide(
         if blockers and not allow_rollback and not fresh:
             return Blocked(lost, blockers)
         target = resume if fresh else register.checkpoint
+        if target == SEED and not fresh and not allow_rollback:
+            raise PlanError(_nothing_left(register, members, len(lost)))
         everyone = dict.fromkeys(held, members)
         activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
         return Proceed(activation, lines, (), Resumption.BACK, lost)
@@ -157,6 +166,16 @@ def decide(
     else:
         how = Resumption.FORWARD if lines else Resumption.AGAIN
     return Proceed(activation, lines, absent, how)
+
+
+def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> str:
+    """Why nobody can go on, for the user."""
+    gone = [rank for rank in register.members if rank not in members]
+    who = f"with {rank_words(gone)}" if gone else "to damage in memory"
+    return (
+        f"all copies of {boxes} of {len(register.activation.assignment.boxes)} boxes are lost {who}, and no checkpoint "
+        "was written (checkpoint.every); recovery.allow_rollback=true would begin again from step 0"
+    )
 
 
 def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:

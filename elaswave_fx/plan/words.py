@@ -1,0 +1,34 @@
+"""Words for ranks and numbers, in reasons, events and errors.
+
+rank_words((0, 2, 3))           ->  "ranks 0, 2, 3"
+number_ranges((0, 1, 2, 3, 7))  ->  "0-3, 7"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NAMED = 6
+"""Runs of numbers that `number_ranges` names before it leaves off."""
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """0, 2, 3"""
+    return ", ".join(str(number) for number in numbers)
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """rank 2, or ranks 0, 2, 3"""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """0-3, 7: the first of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    named = [f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs[:NAMED]]
+    return ", ".join(named) + (", ..." if len(runs) > NAMED else "")
