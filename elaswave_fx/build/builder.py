@@ -37,6 +37,7 @@ from elaswave_fx.devices.emulated import scaled_costs
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
+from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, trace_update
@@ -218,6 +219,8 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         "update": update_program(config),
         "eval_batches": eval_batches,
     }
+    assert built.state is not None, "a job has a state"
+    RunDirectory.reserve(run_dir, built.state.stat().st_size)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
     return BuildResult(

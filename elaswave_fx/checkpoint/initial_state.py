@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.program.artifact import Artifact, BucketSpec
@@ -75,13 +74,6 @@ def params_digest(artifact: Artifact, digests: Mapping[str, bytes]) -> str:
     for info in sorted(artifact.params, key=lambda info: info.name):
         total.update(digests[info.name])
     return total.hexdigest()
-
-
-def write_model(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """All logical parameters and buffers as one safetensors file; a reader never sees half of it."""
-    partial = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-    partial.replace(path)
 
 
 def gather_parameters(

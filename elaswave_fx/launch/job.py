@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.recorder import Recorder
+
+_KEPT = 4096
+"""So many of a rank's last reports are kept for the case that the launcher has not read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +59,16 @@ class WorkerContext:
 
     The rank's `Agent` takes `control` and `first`; in the first epoch everybody loads the seed or the checkpoint. The
     rank listens on `port` (0: any free one) of `host`, and `host_id` names the emulated host that it is on. `faults`
-    are those of this rank. Reports are dropped once the launcher is gone; the worker is to end then, see `stop_wanted`.
+    are those of this rank. Once the launcher is gone the worker is to end, see `stop_wanted`; the one that has a share
+    of the summary then writes down what the launcher can no more.
     """
 
     def __init__(
         self, *, rank: int, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
         channel: Channel, control: ControlAddress, first: Activation, faults: tuple[Fault, ...] = (),
+        began_s: float = 0.0,
     ) -> None:  # fmt: skip
+        """`began_s`: when the launcher began, by the monotonic clock."""
         self.rank, self.world = rank, len(hosts)
         self.host, self.host_id = "127.0.0.1", hosts[rank]
         self.port = port
@@ -69,6 +77,8 @@ class WorkerContext:
         self.control, self.first, self.faults = control, first, faults
         self._peers: dict[int, Peer] | None = None
         self._halted = False
+        self._began_s = began_s
+        self._said: deque[Message] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
 
     def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
         """Say where this rank listens, wait until all have, and return every rank's place, one's own included.
@@ -105,11 +115,13 @@ class WorkerContext:
 
     def report_step(self, report: StepReport) -> None:
         """Report a committed step. Every rank reports every step, in order, and the first to do so is heard."""
-        self._send("step", **dataclasses.asdict(report))
+        self._said.append(Message("step", dataclasses.asdict(report)))
+        self._send("step", **self._said[-1].fields)
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
         """Report the mean held-out loss over `count` targets after `step` steps; one rank does."""
-        self._send("eval", step=step, loss=loss, count=count)
+        self._said.append(Message("eval", {"step": step, "loss": loss, "count": count}))
+        self._send("eval", **self._said[-1].fields)
 
     def report_share(self, share: Mapping[str, Any]) -> None:
         """Report what this rank adds to `summary.json`, before its end: it may be lost until then."""
@@ -117,18 +129,46 @@ class WorkerContext:
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
-        self._send("event", event=kind, epoch=epoch, at_s=time.monotonic(), **fields)
+        event = Message("event", {"event": kind, "epoch": epoch, "at_s": time.monotonic(), **fields})
+        if not self._send("event", **event.fields):
+            self._said.append(event)
+
+    def report_end(self, share: Mapping[str, Any], steps: int) -> None:
+        """Report that this rank has done its work in a run of `steps` steps. If the launcher is gone, the rank that has
+        a share of the summary completes the run's files in its place. Raises `ChannelClosed` then."""
+        if self._send("done", summary=dict(share)):
+            return
+        if share:
+            self._finish_record(share, steps)
+        raise ChannelClosed("the launcher is gone")
+
+    def _finish_record(self, share: Mapping[str, Any], steps: int) -> None:
+        recorder = Recorder.rejoin(self.run_dir, self.first.resume.version, self._began_s)
+        for kind, fields in ((message.kind, dict(message.fields)) for message in self._said):
+            if kind == "step":
+                recorder.step(StepReport.from_fields(fields))
+            elif kind == "eval":
+                recorder.evaluation(**fields)
+            else:
+                recorder.event(fields.pop("event"), rank=self.rank, **fields)
+        recorder.ended(self.rank, share)
+        if recorder.steps >= steps:
+            recorder.finish("completed", None)
+        else:
+            recorder.finish("interrupted", f"the launcher ended after {recorder.steps} of {steps} steps")
 
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
         """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
         what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 
-    def _send(self, kind: str, **fields: Any) -> None:
+    def _send(self, kind: str, **fields: Any) -> bool:
+        """Whether it was sent."""
         try:
             self.channel.send(kind, **fields)
         except ChannelClosed:
             self.channel.closed = True
+        return not self.channel.closed
 
     def _take(self, message: Message | None) -> None:
         if message is None:

@@ -53,7 +53,10 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     refuse_foreign(spec.run_dir)
     RunDirectory.prepare(spec.run_dir)
     with RunDirectory.claimed(spec.run_dir), lasting_console():
-        return _launch(spec, progress)
+        try:
+            return _launch(spec, progress)
+        finally:
+            RunDirectory.release(spec.run_dir)
 
 
 def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
@@ -145,7 +148,7 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
             coordination.start(())
             for rank in range(spec.ranks):
                 name = f"rank-{rank}"
-                body = _worker_body(spec, built, job, first, rank, liveness)
+                body = _worker_body(spec, built, job, first, rank, liveness, recorder.began_s)
                 others = (*workers, *coordination.children())
                 workers.append(fork_child(name, body, recorder.directory.log(name), others))
     except OSError:
@@ -162,7 +165,13 @@ def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
 
 
 def _worker_body(
-    spec: JobSpec, built: BuildResult, job: JobFile, first: Activation, rank: int, liveness: LivenessTable
+    spec: JobSpec,
+    built: BuildResult,
+    job: JobFile,
+    first: Activation,
+    rank: int,
+    liveness: LivenessTable,
+    began_s: float,
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
         liveness.hold(rank)
@@ -177,9 +186,9 @@ def _worker_body(
             control=job.address(),
             first=first,
             faults=tuple(fault for fault in spec.faults if fault.rank == rank),
+            began_s=began_s,
         )
-        summary = spec.worker(context)
-        channel.send("done", summary=dict(summary))
+        context.report_end(spec.worker(context), spec.steps)
 
     return body
 
@@ -203,7 +212,10 @@ def _finish(recorder: Recorder, outcome: str, reason: str | None) -> bool:
     try:
         recorder.finish(outcome, reason)
     except OSError as error:
-        print(f"error: {recorder.directory.path}: cannot be written ({error.strerror})", file=sys.stderr, flush=True)
+        if recorder.directory.path.is_dir():
+            print(
+                f"error: {recorder.directory.path}: cannot be written ({error.strerror})", file=sys.stderr, flush=True
+            )
         return False
     return True
 
@@ -243,6 +255,8 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
 
     `early`: the user ended it, maybe before a worker could say anything of what it had done.
     """
+    if not spec.run_dir.is_dir():
+        return f"{spec.run_dir}: was removed while the run went on"
     if recorder.steps < spec.steps and not early:
         return f"the workers ended after {recorder.steps} of {spec.steps} steps"
     for fault in spec.faults:

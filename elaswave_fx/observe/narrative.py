@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elaswave_fx.plan.words import rank_words
+from elaswave_fx.words import rank_words
 
 Fields = Mapping[str, Any]
 
@@ -88,6 +88,10 @@ def _emulated(epoch: int, fields: Fields) -> str:
     )
 
 
+def _model(epoch: int, fields: Fields) -> str:
+    return f"{fields['run_dir']}: the model cannot be written there; it is in {fields['path']}"
+
+
 def _over(epoch: int, fields: Fields) -> str:
     return f"the job is over: {fields['reason']}"
 
@@ -109,5 +113,6 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "resumed": _resumed,
     "coordinator": _coordinator,
     "emulated": _emulated,
+    "model": _model,
     "over": _over,
 }

@@ -30,7 +30,7 @@ class Recorder:
     ) -> None:
         self.directory = directory
         self.steps = self._first_step = first_step  # `steps` counts the committed ones.
-        self._clock, self._started = clock, clock() if began_s is None else began_s
+        self._clock, self.began_s = clock, clock() if began_s is None else began_s
         self._book: StepBook | None = None
         self._first: StepLine | None = None
         self._last: StepLine | None = None
@@ -41,7 +41,8 @@ class Recorder:
         self._eval_loss: float | None = next((line["loss"] for line in evaluated), None)
         self._eval_step = next((line["step"] for line in evaluated), -1)
         self._ends: dict[int, Mapping[str, Any]] = {}
-        self.recoveries = Recoveries()
+        events = directory.lines("events.jsonl")
+        self._recoveries = Recoveries(_recovery_of(line) for line in events if line["kind"] == "recovery")
         self.faults: set[int] = set()  # These ranks have had theirs.
         self.gave_up: str | None = None  # why the workers end the run
         self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
@@ -55,27 +56,47 @@ class Recorder:
         """
         return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step, began_s=began_s)
 
+    @staticmethod
+    def rejoin(run_dir: Path, first_step: int, began_s: float) -> Recorder:
+        """Go on with the record of a run whose launcher is gone, after the last step in it. Raises `OSError`."""
+        directory = RunDirectory.rejoin(run_dir)
+        done = max((line["step"] + 1 for line in directory.lines("metrics.jsonl")), default=first_step)
+        recorder = Recorder(directory, done, began_s=began_s)
+        for line in directory.lines("events.jsonl"):
+            if line["kind"] == "planned" and "units" in line:
+                recorder._expect(line["units"], line["samples"])
+        return recorder
+
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
         """Write the first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
-        self.plane = (units, samples)
-        self._book = StepBook(units, samples, self._first_step)
+        self._expect(units, samples)
         self.event("planned", units=units, samples=samples, world_size=world)
         if self._first_step:
             self.event("resumed", step=self._first_step)
+
+    def _expect(self, units: int, samples: int) -> None:
+        self.plane = (units, samples)
+        self._book = StepBook(units, samples, self._first_step)
 
     def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> None:
         """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
         moment at which it happened, if another process tells of it."""
         at_s = self._clock() if at_s is None else at_s
-        self.directory.event(1e3 * (at_s - self._started), kind, epoch, **fields)
-        self.recoveries.event(kind, epoch, at_s, fields)
+        self.directory.event(1e3 * (at_s - self.began_s), kind, epoch, **fields)
+        self._recovery(self._recoveries.event(kind, epoch, at_s, fields))
         if kind == "fault":
             self.faults.add(fields["rank"])
         if kind == "gave_up":
             self.gave_up = fields["reason"]
         if kind == "agreed" and "rolled_back_to" in fields:
             self._rewind(fields["rolled_back_to"])
+
+    def _recovery(self, entry: Mapping[str, Any] | None) -> None:
+        """Write a recovery down when it has ended, so that it outlives the launcher, and a run that goes on has it."""
+        if entry is not None:
+            fields = {key: value for key, value in entry.items() if key != "epoch"}
+            self.directory.event(1e3 * (self._clock() - self.began_s), "recovery", entry["epoch"], **fields)
 
     def step(self, report: StepReport) -> tuple[StepLine, ...]:
         """Take a rank's report of a committed step. Lines that it brings are written and returned."""
@@ -89,7 +110,7 @@ class Recorder:
             self._last, self._loss_last = line, line.loss
             self.steps += 1
             self._tokens += line.tokens
-            self.recoveries.step(line.step_ms, report.alive_at_s)
+            self._recoveries.step(line.step_ms, report.alive_at_s)
         return lines
 
     def _rewind(self, step: int) -> None:
@@ -118,6 +139,7 @@ class Recorder:
         for rank in sorted(self._ends, reverse=True):
             extra.update(self._ends[rank])
         covered = self._covered()
+        self._recovery(self._recoveries.unfinished())
         self.event("finished", outcome=outcome, steps=self.steps)
         self.directory.summary(
             Summary(
@@ -128,11 +150,11 @@ class Recorder:
                 samples_duplicated=covered.duplicated,
                 samples_skipped=covered.skipped,
                 params_digest=extra.pop("params_digest", None),
-                recoveries=self.recoveries.entries(),
+                recoveries=self._recoveries.entries(),
                 eval_loss_last=self._eval_loss,
                 outcome=outcome,
                 reason=reason,
-                wall_s=round(self._clock() - self._started, 3),
+                wall_s=round(self._clock() - self.began_s, 3),
                 extra=extra,
             )
         )
@@ -156,3 +178,7 @@ class Recorder:
             f"{self.steps} steps{earlier}: loss {self._first.loss:.4f} -> {self._last.loss:.4f}{held_out}, "
             f"{spent:.1f} s, {self._tokens / max(spent, 1e-9):,.0f} tokens/s; {self.directory.path}"
         )
+
+
+def _recovery_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in ("t_ms", "kind")}

@@ -1,6 +1,7 @@
 """This module makes recoveries of a run's events: what was lost, how long each part took, what was done again.
 
-In: events as they come, with the sender's time, and the durations of steps. Out: `summary.json`'s `recoveries`.
+In: events as they come, with the sender's time, and the durations of steps. Out: `recovery` events, which are the
+`recoveries` of `summary.json`.
 
     fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step, redone}
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +78,12 @@ class _Open:
 class Recoveries:
     """All recoveries of a run; the recorder feeds it."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Iterable[dict[str, Any]] = ()) -> None:
+        """`earlier`: those of the parts of the run before."""
+        self._closed = list(earlier)
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._alive_s: float | None = None
         self._open: _Open | None = None
-        self._closed: list[dict[str, Any]] = []
         self._settled: set[int] = set()  # The others have gone on without these ranks.
 
     def step(self, step_ms: float, alive_at_s: float | None = None) -> None:
@@ -92,14 +94,18 @@ class Recoveries:
         if alive_at_s is not None:
             self._alive_s = alive_at_s
 
-    def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
-        """Take one event; those that have nothing to do with recovery are passed over."""
+    def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take one event, and return the recovery that ends with it; those that have nothing to do with recovery are
+        passed over."""
         if kind == "started":
             self._alive_s = at_s
         elif kind in ("fault", "left", "detected"):
             self._on_sign(kind, at_s, fields)
+        elif self._open is not None and kind == "resumed":
+            return self._close(self._open, at_s, fields)
         elif self._open is not None:
             self._on_part(self._open, kind, epoch, at_s, fields)
+        return None
 
     def _on_sign(self, kind: str, at_s: float, fields: Mapping[str, Any]) -> None:
         if kind == "left" and fields["rank"] in self._settled:
@@ -140,11 +146,13 @@ class Recoveries:
             self._add(now, edit_ms=fields["ms"])
         elif kind == "transferred":
             self._add(now, transfer_ms=fields["ms"], bytes_moved=fields["bytes"])
-        elif kind == "resumed":
-            now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone"))
-            self._closed.append(_entry(now, at_s))
-            self._settled.update(now.ranks)
-            self._open = None
+
+    def _close(self, now: _Open, at_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone"))
+        self._settled.update(now.ranks)
+        self._open = None
+        self._closed.append(_entry(now, at_s))
+        return self._closed[-1]
 
     def _add(self, now: _Open, **parts: float) -> None:
         """Add to the parts. Those of superseded epochs count too: they passed before the job went on."""
@@ -152,8 +160,13 @@ class Recoveries:
             now.fields[name] = now.fields.get(name, 0) + value
 
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """Return every recovery so far; one that never came to a committed step has no `mttr_ms`."""
-        return (*self._closed, *([_entry(self._open, None)] if self._open is not None else ()))
+        """Return every recovery so far, the one under way included."""
+        unfinished = self.unfinished()
+        return (*self._closed, *([unfinished] if unfinished is not None else ()))
+
+    def unfinished(self) -> dict[str, Any] | None:
+        """Return the recovery under way, which has come to no committed step and has no `mttr_ms`."""
+        return _entry(self._open, None) if self._open is not None else None
 
 
 def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:

@@ -7,19 +7,24 @@ directory.summary(summary)    # summary.json: written beside, then renamed
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines, replace_file
 from elaswave_fx.observe.metrics import StepLine, Summary
+from elaswave_fx.words import size_text
+
+MODEL = "model.safetensors"
+_RESERVATION = ".model.reserved"
 
 _OF_EARLIER_RUNS = (
     "metrics.jsonl",
@@ -30,11 +35,12 @@ _OF_EARLIER_RUNS = (
     "plan-*.json",
     "logs/rank-*.log",
     "logs/coordinator*.log",
-    "model.safetensors",
+    MODEL,
 )
 
 
-_OF_THE_END = ("summary.json", "model.safetensors", "plan-*.json")
+_OF_THE_END = ("summary.json", "plan-*.json")
+"""These say how the earlier part of a run went, and are kept in `earlier/` when it is gone on with."""
 
 
 class RunDirectory:
@@ -54,7 +60,7 @@ class RunDirectory:
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
 
     @staticmethod
-    @contextmanager
+    @contextlib.contextmanager
     def claimed(path: Path) -> Iterator[None]:
         """Have the directory to ourselves until the end, or for as long as a child that is forked meanwhile lives.
 
@@ -71,6 +77,24 @@ class RunDirectory:
             os.close(descriptor)
 
     @staticmethod
+    def reserve(path: Path, size: int) -> None:
+        """Take `size` bytes for the model, until it is written or given up. Raises `ConfigError` if there are none."""
+        try:
+            with (path / _RESERVATION).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        except OSError as error:
+            RunDirectory.release(path)
+            raise ConfigError(
+                f"hydra.run.dir={path}: has no room for the model of {size_text(size)} ({error.strerror})"
+            ) from error
+
+    @staticmethod
+    def release(path: Path) -> None:
+        """Give up what was reserved, if there is any."""
+        with contextlib.suppress(OSError):
+            (path / _RESERVATION).unlink()
+
+    @staticmethod
     def holds_run(path: Path) -> bool:
         """Whether an earlier run has left something there."""
         return (path / "metrics.jsonl").exists()
@@ -80,23 +104,45 @@ class RunDirectory:
         """Make the directory, and remove what an earlier run left in it.
 
         If the earlier run is gone on with at step `goes_on_at`, only what lies behind it is removed: the lines of steps
-        from there on, which are done again, the summary and the model. Raises `ConfigError`.
+        from there on, which are done again, and the model. Its summary and plans go to `earlier/`. Raises
+        `ConfigError`.
         """
         RunDirectory.prepare(path)
         directory = RunDirectory(path)
         try:
-            for pattern in _OF_EARLIER_RUNS if goes_on_at is None else _OF_THE_END:
-                for old in path.glob(pattern):
-                    old.unlink()
             if goes_on_at is not None:
+                directory._set_aside()
+                (path / MODEL).unlink(missing_ok=True)
                 directory._keep("metrics.jsonl", lambda line: line["step"] < goes_on_at)
                 directory._keep("eval.jsonl", lambda line: line["step"] <= goes_on_at)
                 directory._keep("events.jsonl", lambda line: True)
+            else:
+                shutil.rmtree(path / "earlier", ignore_errors=True)
+                for old in (old for pattern in _OF_EARLIER_RUNS for old in path.glob(pattern)):
+                    old.unlink()
             for name in ("metrics.jsonl", "events.jsonl"):
                 directory._open(name)
         except OSError as error:
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
         return directory
+
+    @staticmethod
+    def rejoin(path: Path) -> RunDirectory:
+        """Go on with the files of a run whose launcher is gone, from their last whole lines. Raises `OSError`."""
+        directory = RunDirectory(path)
+        for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
+            directory._keep(name, lambda line: True)
+        return directory
+
+    def _set_aside(self) -> None:
+        """Keep what the part of the run that ends here has left, as `earlier/1`, `earlier/2` and so on."""
+        found = [old for pattern in _OF_THE_END for old in self.path.glob(pattern)]
+        if found:
+            number = 1 + sum(1 for _ in self.path.glob("earlier/*"))
+            folder = self.path / "earlier" / str(number)
+            folder.mkdir(parents=True)
+            for old in found:
+                old.rename(folder / old.name)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return the whole lines of a file, none if there is no such file."""

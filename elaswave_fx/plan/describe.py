@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 
 from elaswave_fx.plan.copies import fatal_losses
-from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
-from elaswave_fx.plan.words import NAMED, number_ranges, rank_words
+from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
 
 HEADINGS = (
     "rank",

@@ -125,13 +125,3 @@ def _prefix(values: list[int]) -> list[int]:
 
 def _between(prefix: list[int], units: Span) -> int:
     return prefix[units.hi] - prefix[units.lo]
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: 78.1 KiB."""
-    if size < 1024:
-        return f"{size} B"
-    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
-        if size >= 1024**exponent:
-            return f"{size / 1024**exponent:.1f} {unit}"
-    return f"{size / 1024:.1f} KiB"

@@ -16,11 +16,12 @@ from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.layout_candidates import Shaped, cut_columns, cut_rows, micro_batch_sizes, speeds, unit_seconds
-from elaswave_fx.plan.memory import MemoryTable, size_text
+from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Tiling, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology, local_topology
+from elaswave_fx.words import size_text
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
-from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.resplit_samples import SMALLER, Shape, keep_units, new_shapes, order_by_units
 from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
-from elaswave_fx.plan.words import listed, number_ranges, rank_words
+from elaswave_fx.words import listed, number_ranges, rank_words, size_text
 
 Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""

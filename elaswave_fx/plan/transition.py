@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.cost import GRADIENT_BYTES
-from elaswave_fx.plan.memory import size_text
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.plan.words import listed, number_ranges, rank_words
+from elaswave_fx.words import listed, number_ranges, rank_words, size_text
 
 Link = tuple[Rank, Rank]
 """Two ranks that exchange anything, the lower one first."""

@@ -17,12 +17,12 @@ from elaswave_fx.checkpoint.initial_state import (
     gather_parameters,
     params_digest,
     tensor_digest,
-    write_model,
 )
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.worker.model_file import write_model
 
 _TAG = 7 << 56  # the kind of tag for handing state back, apart from those of a step
 
@@ -33,7 +33,8 @@ def export_model(
 ) -> Mapping[str, Any]:  # fmt: skip
     """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
 
-    Raises CommError when a peer is lost before its part has arrived; it may be called again then.
+    Raises CommError when a peer is lost before its part has arrived, and may be called again then; JobOver when the
+    model can be written nowhere.
     """
     first = plan.ranks[0]
     engine.sync(timeout_s)
@@ -44,9 +45,10 @@ def export_model(
     if rank != first:
         return {}
     tensors = gather_parameters(artifact, initial, flat.get, engine.read)  # every rank keeps every mutable buffer
-    write_model(run_dir / "model.safetensors", tensors)
+    path = write_model(run_dir, tensors)
     digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
     return {
+        "model": str(path),
         "params_digest": params_digest(artifact, digests),
         "memory_per_parameter": {"host": per_parameter(plan, copy_mode), "device": {}},
     }

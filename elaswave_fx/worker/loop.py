@@ -267,6 +267,8 @@ class Training:
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
             worker.context.run_dir, worker.config.copies.mode, _FLOOR_S,
         )  # fmt: skip
+        if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
+            worker.context.report_event("model", path=share["model"], run_dir=str(worker.context.run_dir))
         emulated = self._emulation.report(worker.plan, worker.rank, worker.group) if self._emulation is not None else {}
         if emulated and worker.is_first:
             worker.context.report_event("emulated", **emulated)

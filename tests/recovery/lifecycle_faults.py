@@ -188,17 +188,30 @@ def launcher(layout: Layout, seed: int, checkpoints: bool) -> Scenario:
             job.await_empty()
             killed = job.wait()
         assert killed.code == -signal.SIGKILL
+        assert_recorded(killed)
         if not checkpoints:
             return killed
         found = complete(folder / "checkpoints")
-        assert found and max(found) >= len(killed.metrics), f"{sorted(found)} saved, in {folder}"
+        assert found and max(found) == len(killed.metrics), f"{sorted(found)} saved, in {folder}"
         steps = max(found) + 6
         again = finish(job_config(layout, f"steps={steps}", "resume=auto", *words), folder)
         assert again.code == 0, f"exit code {again.code}, in {folder}:\n{again.console[-3000:]}"
         assert [line["step"] for line in standing(again.ledger)] == list(range(steps)), folder
+        assert [line["step"] for line in again.metrics] == list(range(steps)), folder
         return again
 
     return Scenario("launcher", f"{cases.name_of(layout)}-{'saves' if checkpoints else 'ends'}-seed{seed}", check)
+
+
+def assert_recorded(killed: Finished) -> None:
+    """A run whose launcher was killed has a line for every step, a model and a summary, as if it had been stopped."""
+    steps = len(killed.metrics)
+    assert [line["step"] for line in killed.metrics] == list(range(steps)), killed.folder
+    summary = killed.summary
+    assert (summary["outcome"], summary["steps"]) == ("interrupted", steps), summary
+    assert "launcher" in summary["reason"] and summary["params_digest"] is not None, summary
+    assert (summary["loss_first"], summary["loss_last"]) == (killed.metrics[0]["loss"], killed.metrics[-1]["loss"])
+    assert (killed.folder / "model.safetensors").exists(), killed.folder
 
 
 def launcher_and_more(layout: Layout, rank: int, how: signal.Signals, coordinator: bool) -> Scenario:
@@ -215,12 +228,13 @@ def launcher_and_more(layout: Layout, rank: int, how: signal.Signals, coordinato
             job.await_empty()
             killed = job.wait()
         assert not memory.exists() and not (folder / "control" / "job.json").exists(), folder
-        assert (folder / "model.safetensors").exists()
+        assert_recorded(killed)
         saved = max(complete(folder / "checkpoints"))
-        assert saved >= len(killed.metrics), f"{saved} saved, in {folder}"
+        assert saved == len(killed.metrics), f"{saved} saved, in {folder}"
         again = finish(job_config(layout, f"steps={saved + 6}", "resume=auto", *words), folder)
         assert again.code == 0, f"exit code {again.code}, in {folder}:\n{again.console[-3000:]}"
         assert [line["step"] for line in standing(again.ledger)] == list(range(saved + 6)), folder
+        assert [line["step"] for line in again.metrics] == list(range(saved + 6)), folder
         return again
 
     who = "launcher-coordinator" if coordinator else "launcher"

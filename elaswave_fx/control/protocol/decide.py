@@ -29,7 +29,7 @@ from elaswave_fx.control.protocol.types import (
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.plan.words import rank_words
+from elaswave_fx.words import rank_words
 
 Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]
 """(members, ranks with a copy of each box, the assignment before) -> the next one; the planner, made abstract.

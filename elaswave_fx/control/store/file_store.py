@@ -173,11 +173,14 @@ class FileStore:
     def settle(self) -> None:
         """The job is over: all that is to be kept goes to the run directory, in which `control` is a folder then.
 
-        When the disk does not take it, it stays where it is, for the next run. Called again, it does nothing.
+        When the disk does not take it, or the run directory is gone, it stays where it is, for the next run, and the
+        `OSError` is raised. Called again, it does nothing.
         """
         try:
             if self._is_linked():
                 self._settle()
+            else:
+                self._run_dir.stat()
         finally:
             if self._alive != -1:
                 os.close(self._alive)

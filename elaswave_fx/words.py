@@ -1,4 +1,4 @@
-"""Words for ranks and numbers, in reasons, events and errors.
+"""Words for ranks, numbers and sizes, in reasons, events and errors.
 
 rank_words((0, 2, 3))           ->  "ranks 0, 2, 3"
 number_ranges((0, 1, 2, 3, 7))  ->  "0-3, 7"
@@ -32,3 +32,13 @@ def number_ranges(numbers: Sequence[int]) -> str:
             runs.append([number, number])
     named = [f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs[:NAMED]]
     return ", ".join(named) + (", ..." if len(runs) > NAMED else "")
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: 78.1 KiB."""
+    if size < 1024:
+        return f"{size} B"
+    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
+        if size >= 1024**exponent:
+            return f"{size / 1024**exponent:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"
