@@ -20,6 +20,10 @@ class DataError(ConfigError):
     """The data is missing, empty, too short or of the wrong kind."""
 
 
+class SampleError(ElasWaveError):
+    """A sample could not be read while training, or not in time; whoever reads it next would have the same."""
+
+
 class DamagedCheckpoint(ConfigError):
     """What is on disk is not what was written; names the file."""
 

@@ -166,6 +166,8 @@ REFUSALS = [
     (["model=gpt", "model._target_=my.Net"], "model._target_=my.Net: cannot be mixed with model=gpt"),
     (["data=files"], "data.paths: is missing, data=files needs at least one path"),
     (["data=digits", "data.layout=tokens"], "data.layout=tokens: must be one of image, flat, halves; "),
+    (["data._target_=my.Data", "data.deadline_s=0"], "data.deadline_s=0.0: must be above 0"),
+    (["data._target_=my.Data", "data.deadline_s=1e99"], "data.deadline_s=1e+99: must be at most 2147483647; nearest"),
     (["tokenizer.vocab_size=300"], "tokenizer.vocab_size=300: tokenizer=bytes has 256 tokens; nearest valid: 256"),
     (["tokenizer=bpe", "tokenizer.vocab_size=9"], "tokenizer.vocab_size=9: must hold 256 bytes and the end mark; "),
     (["checkpoint.every=-1"], "checkpoint.every=-1: must be at least 0; nearest valid: 0"),

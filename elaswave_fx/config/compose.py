@@ -153,7 +153,7 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
     """The command line with what Hydra wants spelled out.
 
     `model._target_=C model.hidden=8` becomes `model=target ++model._target_=C ++model.hidden=8`, and keys under
-    `model.config.`, which belong to transformers, may be given with or without the `+`.
+    `model.config.` and `data.transform.`, which belong to others, may be given with or without the `+`.
     """
     groups = [group for group in _TARGET_GROUPS if any(_key(word) == f"{group}._target_" for word in words)]
     prepared = [f"{group}=target" for group in groups if not any(_key(word) == group for word in words)]
@@ -162,7 +162,7 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
         if word == "recipe=null":
             word = "~recipe"  # Hydra spells it so.
         opened = any(key.startswith(f"{group}.") for group in groups)
-        if (opened or key.startswith("model.config.")) and not word.startswith(("~", "++")):
+        if (opened or key.startswith(("model.config.", "data.transform."))) and not word.startswith(("~", "++")):
             word = "++" + word.lstrip("+")
         prepared.append(word)
     return _before_flags(prepared, len(prepared) - len(words))

@@ -116,10 +116,16 @@ def _model(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("data", "kind", node):
-        name, options = _split_target("data", node, typed=("kind", "fields"))
-        return {"kind": "target", "name": name, "fields": node.get("fields") or (), "options": options}
+        typed = keys_of_kind(DataConfig, "target") - {"name", "options"}
+        if not isinstance(node.get("transform"), Mapping) or "_target_" not in node["transform"]:
+            typed -= {"transform"}  # It is an argument of the class, by that name.
+        name, options = _split_target("data", node, typed=typed)
+        kept = {key: node[key] for key in typed if key in node}
+        _check_transform(kept.get("transform"))
+        return {**kept, "fields": node.get("fields") or (), "name": name, "options": options}
     kind = _kind("data", "kind", node, DATA_KINDS)
     schema.refuse_unknown(node, keys_of_kind(DataConfig, kind), "data")
+    _check_transform(node.get("transform"))
     if kind in ("files", "memmap", "hf") and not node.get("paths"):
         raise ConfigError(
             f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]"
@@ -131,6 +137,16 @@ def _data(node: Mapping[str, Any]) -> dict[str, Any]:
             best = nearest(layout, layouts) or layouts[0]
             raise ConfigError(f"data.layout={layout}: must be one of {', '.join(layouts)}; nearest valid: {best}")
     return dict(node)
+
+
+def _check_transform(node: object) -> None:
+    if node is None:
+        return
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ConfigError(
+            f"data.transform={show(node)}: needs an import path, such as data.transform._target_=package.Class"
+        )
+    _split_target("data.transform", node, typed=())
 
 
 def _optimizer(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,16 +27,32 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
         found = hydra.utils.get_object(str(target))
         parameters = parameters_of(found)
         extra = {name: value for name, value in (offered or {}).items() if name in parameters and name not in spec}
-        arguments = {**spec, **extra}
-        if inspect.isfunction(found) and _lacks(parameters, arguments):
-            arguments["_partial_"] = True
-        return hydra.utils.instantiate(arguments, _convert_="all")
+        return hydra.utils.instantiate(completed({**spec, **extra}), _convert_="all")
     except (InstantiationException, ImportError, AttributeError, ValueError, TypeError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
         if isinstance(cause, ConfigError):
             raise cause from error
         reason = " ".join(str(cause).split())
         raise ConfigError(f"{key}._target_={target}: cannot be built: {type(cause).__name__}: {reason}") from error
+
+
+def completed(spec: Mapping[str, object]) -> dict[str, object]:
+    """`spec` such that a function that lacks arguments is not called. Raises what an import may raise."""
+    import hydra.utils
+
+    found = hydra.utils.get_object(str(spec.get("_target_")))
+    lacks = inspect.isfunction(found) and _lacks(parameters_of(found), spec)
+    return {**spec, "_partial_": True} if lacks else dict(spec)
+
+
+def takes_argument(target: str, name: str) -> bool:
+    """Whether the class or function of that import path has a parameter `name`; one that is not there has none."""
+    import hydra.utils
+
+    try:
+        return name in parameters_of(hydra.utils.get_object(target))
+    except (ImportError, ValueError):
+        return False
 
 
 def _lacks(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, object]) -> bool:

@@ -62,6 +62,10 @@ class DataConfig:
     """The samples. `paths`, `dtype`, … are set where the kind has them (`conf/data/`), `options` for "target"."""
 
     kind: str
+    transform: Options | None = constrained(default=None)
+    """The import path (`_target_`) of what makes a sample of a sample, and its arguments."""
+    deadline_s: float = constrained(above=0, at_most=MOST, default=60.0)
+    """Code of the user may take so long for a sample: a dataset as well as a transform."""
     paths: tuple[str, ...] = constrained(kinds=("files", "memmap", "hf"), default=())
     limit_mb: float | None = constrained(above=0, kinds=("stdlib", "files"), default=None)
     """Reading stops after so many megabytes."""

@@ -11,6 +11,7 @@ from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.order import HeldOutOrder, Order, SampleOrder
 from elaswave_fx.data.source import Source, open_data, open_source
 from elaswave_fx.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
+from elaswave_fx.data.user_code import UserCode
 
 __all__ = [
     "Batch",
@@ -24,6 +25,7 @@ __all__ = [
     "SampleOrder",
     "Source",
     "Tokenizer",
+    "UserCode",
     "cast_inputs",
     "load_batch",
     "open_data",

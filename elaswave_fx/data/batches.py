@@ -53,16 +53,23 @@ class Prefetcher(Generic[Loaded]):
         self._last: tuple[int, Loaded] | None = None  # a step that failed is done again
         self._start(first_step)
 
-    def take(self, step: int) -> Loaded:
-        """The batch of `step`, waiting for it if need be."""
+    def await_ready(self, step: int, timeout_s: float) -> bool:
+        """Whether `take` would give `step`, or raise what loading it raised, at once. It waits so long for that."""
         assert step < self._last_step, f"step {step} is not before {self._last_step}"
         if self._last is not None and self._last[0] == step:
-            return self._last[1]
+            return True
         if step != self._next or self._failed:
             self.close()
             self._start(step)
         with self._changed:
-            self._changed.wait_for(lambda: self._ready)
+            return self._changed.wait_for(lambda: bool(self._ready), timeout_s)
+
+    def take(self, step: int) -> Loaded:
+        """The batch of `step`, waiting for it if need be."""
+        self.await_ready(step, threading.TIMEOUT_MAX)
+        if self._last is not None and self._last[0] == step:
+            return self._last[1]
+        with self._changed:
             batch = self._ready.popleft()
             self._changed.notify_all()
         if isinstance(batch, _Failure):

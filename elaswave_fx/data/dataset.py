@@ -2,7 +2,7 @@
 
 In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, giving dicts or tuples). Out: `Dataset`.
 
-    as_dataset([(image, 3), …], fields=("image", "label")).sample(0)   ->  {"image": float32[…], "label": int64[]}
+    MapDataset([(image, 3), …], fields=("image", "label"), …).sample(0)   ->  {"image": float32[…], "label": int64[]}
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from elaswave_fx.config.targets import parameters_of
 from elaswave_fx.data.hashing import Words
-from elaswave_fx.data.order import Indices, keys_of
+from elaswave_fx.data.order import Indices, key_of, keys_of
+from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
 
 Sample = dict[str, Tensor]
@@ -61,6 +62,52 @@ class Dataset(ABC):
             _refuse_unlike(samples[0], sample, int(indices[0]), int(index))
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
+    def for_evaluation(self) -> "Dataset":
+        """The same samples as an evaluation sees them."""
+        return self
+
+
+class WrappedDataset(Dataset):
+    """Another dataset, but for its samples."""
+
+    def __init__(self, wrapped: Dataset) -> None:
+        self._wrapped = wrapped
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self._wrapped.vocab_size
+
+    @property
+    def classes(self) -> int | None:
+        return self._wrapped.classes
+
+    @property
+    def tokenizer(self) -> str | None:
+        return self._wrapped.tokenizer
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+
+class TimedDataset(WrappedDataset):
+    """A dataset that runs code of the user, which has to be done with every sample in time."""
+
+    def __init__(self, wrapped: Dataset, code: UserCode) -> None:
+        super().__init__(wrapped)
+        self._code = code
+
+    def __len__(self) -> int:
+        return self._code.run(lambda: len(self._wrapped))
+
+    def sample(self, index: int, key: int | None = None) -> Sample:
+        return self._code.run(lambda: self._wrapped.sample(index, key))
+
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
+        return self._code.run(lambda: self._wrapped.batch(indices, keys))
+
+    def for_evaluation(self) -> Dataset:
+        return TimedDataset(self._wrapped.for_evaluation(), self._code)
+
 
 class ArrayDataset(Dataset):
     """Arrays of equal length, dimension 0 counting samples, held in memory."""
@@ -91,7 +138,7 @@ class MapDataset(Dataset):
     and the same for whoever computes a step again.
     """
 
-    def __init__(self, wrapped: Any, fields: Sequence[str], name: str) -> None:
+    def __init__(self, wrapped: Any, fields: Sequence[str], name: str, code: UserCode) -> None:
         for method in ("__len__", "__getitem__"):
             if not hasattr(wrapped, method):
                 raise DataError(
@@ -100,16 +147,19 @@ class MapDataset(Dataset):
         self._wrapped = wrapped
         self._fields = tuple(fields)
         self._name = name
+        self._code = code
         self._keyed = "key" in parameters_of(type(wrapped).__getitem__)
 
     def __len__(self) -> int:
-        return len(self._wrapped)
+        with self._code.watched(f"data._target_={self._name}", "its length"):
+            return len(self._wrapped)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
-        if self._keyed:
-            item = self._wrapped.__getitem__(index, int(keys_of(np.array([index]))[0]) if key is None else key)
-        else:
-            item = self._wrapped[index]
+        with self._code.watched(f"data._target_={self._name}", f"sample {index}"):
+            if self._keyed:
+                item = self._wrapped.__getitem__(index, key_of(index) if key is None else key)
+            else:
+                item = self._wrapped[index]
         named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
         return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named.items()}
 

@@ -79,6 +79,11 @@ def keys_of(indices: Indices) -> Words:
     return mix(indices.astype(np.uint64))
 
 
+def key_of(index: int) -> int:
+    """That of one sample."""
+    return int(keys_of(np.array([index]))[0])
+
+
 def permute(places: Words, size: int, key: int) -> Words:
     """The images of `places` (each below `size`) under the permutation of 0..size-1 that `key` names.
 

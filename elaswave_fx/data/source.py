@@ -4,30 +4,34 @@ are enough of them. Every complaint about data is made here or below, before a w
     open_source(config)   ->  Source(dataset, train order, held-out order, eval batches)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.targets import completed, instantiate, takes_argument
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
-from elaswave_fx.data.dataset import Dataset, MapDataset
+from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, TimedDataset
 from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from elaswave_fx.data.tokens import ArrayTokens, TokenDataset
+from elaswave_fx.data.transform import Transform, TransformedDataset, open_transform
+from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
 
 
 @dataclass(frozen=True)
 class Source:
-    """The data of a run. Training reads `train`, evaluation the first `eval_batches` global batches of `held_out`."""
+    """The data of a run. Training reads `train`, evaluation the first `eval_batches` global batches of `held_out` from
+    the dataset as it is for evaluation."""
 
     dataset: Dataset
     train: SampleOrder
@@ -35,9 +39,9 @@ class Source:
     eval_batches: int  # this is 0 if nothing is evaluated
 
 
-def open_source(config: Config, tokenizer: Tokenizer | None = None) -> Source:
+def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Source:
     """Open the data and split it; raises `DataError` if a batch needs more samples than there are."""
-    dataset = open_data(config, tokenizer)
+    dataset = open_data(config, tokenizer, code)
     total, batch = len(dataset), config.global_batch
     held = int(total * config.eval.fraction)
     if total - held < batch:
@@ -55,9 +59,26 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None) -> Source:
     return Source(dataset, SampleOrder(config.seed, total - held), HeldOutOrder(total - held, held), eval_batches)
 
 
-def open_data(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
+def open_data(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Dataset:
     """The dataset that `config.data` names. Text goes through `tokenizer`, or the one that `config.tokenizer` names,
-    trained on that text. Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
+    trained on that text; `code` runs what is the user's, and None stands for one whose errors are the user's to mend.
+    Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
+    data, code = config.data, code or UserCode(config.data.deadline_s, DataError)
+    if data.transform is None:
+        return _untransformed(config, tokenizer, code)
+    transform = open_transform(data.transform)
+    if data.kind == "target" and not transform.draws and takes_argument(data.name, "transform"):
+        return _user_dataset(config, {**data.spec, "transform": completed(data.transform)}, code)
+    return _transformed(config, _untransformed(config, tokenizer, code), transform, code)
+
+
+def _untransformed(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Dataset:
+    if config.data.kind == "target":
+        return _user_dataset(config, config.data.spec, code)
+    return _own_dataset(config, tokenizer)
+
+
+def _own_dataset(config: Config, tokenizer: Tokenizer | None) -> Dataset:
     data, cache = config.data, config.cache.path
     if data.kind == "stdlib":
         return _text_dataset(config, stdlib_documents(data.limit_mb), tokenizer)
@@ -70,11 +91,9 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
         return _hf_dataset(config, cache, tokenizer)
     if data.kind == "digits":
         return open_digits(data.layout, cache)
-    if data.kind == "synthetic":
-        if data.layout == "tokens":
-            return SyntheticTokens(data.samples, config.seq_len, data.vocab_size or config.tokenizer.vocab_size)
-        return synthetic_images(data.samples, data.classes, data.layout)
-    return _user_dataset(config)
+    if data.layout == "tokens":
+        return SyntheticTokens(data.samples, config.seq_len, data.vocab_size or config.tokenizer.vocab_size)
+    return synthetic_images(data.samples, data.classes, data.layout)
 
 
 def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer | None) -> TokenDataset:
@@ -103,37 +122,57 @@ def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None)
     return TokenDataset(ArrayTokens(tokens), config.seq_len, config.data.vocab_size, "data=hf")
 
 
-def _user_dataset(config: Config) -> Dataset:
+def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
+    """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
-    wrapped = instantiate("data", config.data.spec)
-    dataset = MapDataset(wrapped, config.data.fields, name)
-    try:
-        count = len(dataset)
-    except Exception as error:
-        raise DataError(f"data._target_={name}: has no length ({type(error).__name__}: {error})") from error
-    if count == 0:
+    dataset = TimedDataset(MapDataset(instantiate("data", spec), config.data.fields, name, code), code)
+    if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
-    for index in sorted({0, count // 2, count - 1}):  # wrong fields are refused now, not by a worker
-        try:
-            _refuse_unsteady(dataset, index, name)
-        except DataError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DataError(f"data._target_={name}: sample {index} cannot be read ({reason})") from error
+    _refuse_unsteady(
+        dataset, f"data._target_={name}", "__getitem__(self, index, key), drawing from np.random.default_rng(key): the "
+        "key is another one whenever the sample comes; or data.transform, with an argument rng to draw from",
+    )  # fmt: skip
     return dataset
 
 
-def _refuse_unsteady(dataset: Dataset, index: int, name: str) -> None:
-    """Refuse a dataset whose item differs when it is read twice: whoever computes a step again has to see the same."""
-    first, again = dataset.sample(index), dataset.sample(index)
-    for field, tensor in first.items():
-        if field not in again or not _same(tensor, again[field]):
+def _transformed(config: Config, dataset: Dataset, transform: Transform, code: UserCode) -> Dataset:
+    transformed = TimedDataset(TransformedDataset(dataset, transform, code), code)
+    cure = "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes"
+    _refuse_unsteady(transformed, transform.name, cure)
+    if config.eval.every:
+        _refuse_unsteady(transformed.for_evaluation(), transform.name, cure)
+        _refuse_other_held_out(transformed, transform.name)
+    return transformed
+
+
+def _refuse_unsteady(dataset: Dataset, place: str, cure: str) -> None:
+    """Refuse samples that differ when they are read twice: whoever computes a step again has to see the same."""
+    count = len(dataset)
+    for index in sorted({0, count // 2, count - 1}):
+        first, again = dataset.sample(index), dataset.sample(index)
+        for field, tensor in first.items():
+            if field not in again or not _same(tensor, again[field]):
+                raise DataError(
+                    f"{place}: {field} of sample {index} is another one when it is read again, but a step that is done "
+                    f"again has to see the same samples; a way out is {cure}"
+                )
+
+
+def _refuse_other_held_out(dataset: Dataset, place: str) -> None:
+    """Refuse held-out samples of another form: one program computes with both."""
+    last = len(dataset) - 1
+    train, held_out = (_form(each.sample(last)) for each in (dataset, dataset.for_evaluation()))
+    for field in sorted({*train, *held_out}):
+        if train.get(field) != held_out.get(field):
             raise DataError(
-                f"data._target_={name}: {field} of sample {index} is another one when it is read again, but a step "
-                "that is done again has to see the same samples; a way out is __getitem__(self, index, key), drawing "
-                "from np.random.default_rng(key): the key is another one whenever the sample comes"
+                f"{place}: {field} is {train.get(field, 'missing')} in samples that train, and "
+                f"{held_out.get(field, 'missing')} in held-out ones; a transform with an argument rng is called for "
+                "the former only, one with rng=None for both, without a generator for the latter"
             )
+
+
+def _form(sample: Sample) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in sample.items()}
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -27,6 +27,9 @@ the run."""
 _OF_THE_JOB = ("JobOver",)
 """Errors that every rank has alike, and whose message is all that there is to say: nothing in the code has failed."""
 
+_FOR_USERS = ("SampleError",)
+"""Errors of code of the user, whose message says which, so that no name of a class is needed."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -41,29 +44,29 @@ class Failure:
     @property
     def follows(self) -> bool:
         """Whether it is likely the consequence of another rank's failure."""
-        return any(kind in _FOLLOWS for kind in self.classes)
+        return self._is(_FOLLOWS)
 
     @property
     def costs_the_rank_alone(self) -> bool:
         """Whether the others can go on, as after the loss of its process."""
-        return any(kind in _COSTS_THE_RANK for kind in self.classes)
+        return self._is(_COSTS_THE_RANK)
 
     @property
     def reason(self) -> str:
         """One line."""
-        if self._is_of_the_job:
-            return " ".join(self.message.split())
-        kind = f"{self.classes[0]}: " if self.classes else ""
-        return f"{self.name.replace('-', ' ')}: {kind}{' '.join(self.message.split())}"
+        words = " ".join(self.message.split())
+        if self._is(_OF_THE_JOB):
+            return words
+        kind = "" if not self.classes or self._is(_FOR_USERS) else f"{self.classes[0]}: "
+        return f"{self.name.replace('-', ' ')}: {kind}{words}"
 
-    @property
-    def _is_of_the_job(self) -> bool:
-        return any(kind in _OF_THE_JOB for kind in self.classes)
+    def _is(self, kinds: Sequence[str]) -> bool:
+        return any(kind in kinds for kind in self.classes)
 
     @property
     def story(self) -> str:
         """What is told before the reason: the traceback, or the end of a log; empty if the reason says all."""
-        return "" if self._is_of_the_job else self.details.rstrip()
+        return "" if self._is(_OF_THE_JOB) else self.details.rstrip()
 
     def expected(self) -> errors.ElasWaveError | None:
         """The error as the entry points know it, when it is the user's to mend (`ConfigError` and its kin)."""

@@ -32,7 +32,7 @@ from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
-from elaswave_fx.launch.ports import check_ports
+from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
@@ -48,15 +48,12 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     However it ends, no process of it is left, and the run directory has its summary. What an earlier run left there
     goes when everything is built, so that no mistake costs it.
     """
-    check_ports(spec.port, spec.ranks)
-    settle_dead_jobs()
-    refuse_foreign(spec.run_dir)
-    RunDirectory.prepare(spec.run_dir)
-    with RunDirectory.claimed(spec.run_dir), lasting_console():
-        try:
+    with claimed_ports(spec.port, spec.ranks):
+        settle_dead_jobs()
+        refuse_foreign(spec.run_dir)
+        RunDirectory.prepare(spec.run_dir)
+        with RunDirectory.claimed(spec.run_dir), lasting_console():
             return _launch(spec, progress)
-        finally:
-            RunDirectory.release(spec.run_dir)
 
 
 def _launch(spec: JobSpec, progress: StepProgress | None) -> int:

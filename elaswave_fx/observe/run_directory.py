@@ -72,7 +72,10 @@ class RunDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(f"hydra.run.dir={path}: another run goes on in it; wait for its end") from error
-            yield
+            try:
+                yield
+            finally:
+                RunDirectory.release(path)
         finally:
             os.close(descriptor)
 

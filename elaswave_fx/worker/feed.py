@@ -47,8 +47,13 @@ class InputFeed:
         self._names = input_names(artifact, plan, rank)
         self._vouched = tuple(name for name in self._names if readers[name] in tile.units)
         self._config, self._samples, self._source = config, tile.samples, source
+        self._held_out = source.dataset.for_evaluation()
         self._of_step = step_loader(source.dataset, source.train, config.global_batch, tile.samples.lo, tile.samples.hi)
         self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
+
+    def await_batch(self, step: int, timeout_s: float) -> bool:
+        """Whether what step `step` reads is here, waiting for so long for it."""
+        return self._ahead is None or self._ahead.await_ready(step, timeout_s)
 
     def next_batch(self, step: int) -> StepInputs:
         """What training step `step` reads."""
@@ -59,7 +64,7 @@ class InputFeed:
         if self._ahead is None:
             return {}
         first = number * self._config.global_batch + self._samples.lo
-        return self._select(load_batch(self._source.dataset, self._source.held_out, first, len(self._samples)))
+        return self._select(load_batch(self._held_out, self._source.held_out, first, len(self._samples)))
 
     def close(self) -> None:
         if self._ahead is not None:

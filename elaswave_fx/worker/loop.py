@@ -36,6 +36,7 @@ _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
 _READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
 _STORE_S = 1.0
+_LOOK_S = 0.1  # how soon a rank that waits for data hears that it is called off
 _FAILURES_MAX = 64
 """Without a commit in between: more is no loss of ranks, but something that cannot work."""
 
@@ -60,7 +61,7 @@ class Training:
     def __init__(self, worker: Worker, on_step: Callable[[StepReport], None] | None = None) -> None:
         """`on_step` hears of every committed step, right after the launcher; measurements are made with it."""
         self._worker, self._on_step = worker, on_step
-        self._deadline = Deadline()
+        self._deadline = Deadline(worker.config.data.deadline_s)
         self._fault = next(iter(worker.context.faults), None)  # a rank has one at most
         self._stopped = False  # all ranks have agreed to
         self._evaluated = -1  # version
@@ -145,9 +146,7 @@ class Training:
         """What is due after `committed` steps, the same on all ranks."""
         worker, config = self._worker, self._worker.config
         done = worker.committed.version
-        if worker.agent.stop_requested:
-            worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
-            raise Aborted(f"rank {worker.rank}: called off before step {done}")
+        self._leave_if_called_off()
         while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):
             continue
         if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
@@ -157,6 +156,12 @@ class Training:
             self._saved = done
             assert worker.checkpoints is not None
             worker.checkpoints.after_step(done)
+
+    def _leave_if_called_off(self) -> None:
+        worker = self._worker
+        if worker.agent.stop_requested:
+            worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
+            raise Aborted(f"rank {worker.rank}: called off before step {worker.committed.version}")
 
     def _evaluate(self, done: int) -> None:
         """Mean loss over the held-out batches; every rank computes its tile of each."""
@@ -175,6 +180,8 @@ class Training:
     def _step(self, step: int) -> None:
         worker, config = self._worker, self._worker.config
         assert worker.feed is not None
+        while not worker.feed.await_batch(step, _LOOK_S):
+            self._leave_if_called_off()
         fed = worker.feed.next_batch(step)
         options = _native.StepOptions(
             self._deadline.seconds,
@@ -301,9 +308,11 @@ def _phase_of(fault: Fault) -> str:
 
 
 class Deadline:
-    """How long a step may take before its peers are given up: many times what steps took lately, with a floor."""
+    """How long a step may take before its peers are given up: many times what steps took lately, with a floor, after
+    the time that one of them may need to read a sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, reading_s: float) -> None:
+        self._reading_s = reading_s
         self._recent: deque[float] = deque(maxlen=20)
 
     def measured(self, seconds: float) -> None:
@@ -312,4 +321,4 @@ class Deadline:
     @property
     def seconds(self) -> float:
         typical = statistics.median(self._recent) if self._recent else 0.0
-        return max(_FLOOR_S, _DEADLINE_OVER_STEP * typical)
+        return self._reading_s + max(_FLOOR_S, _DEADLINE_OVER_STEP * typical)

@@ -17,8 +17,9 @@ from elaswave_fx.control.agent.agent import Agent, Progress
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
-from elaswave_fx.data import Source, open_source
+from elaswave_fx.data import Source, UserCode, open_source
 from elaswave_fx.devices.emulated import kernels
+from elaswave_fx.errors import SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
@@ -117,10 +118,12 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         kernels if config.device == "emulated" else None,
     )  # fmt: skip
     initial.let_go()
+    code = UserCode(config.data.deadline_s, SampleError)
 
     def progress() -> Progress:
         now = engine.native.progress()
-        place = "" if now.instruction is None else f"{now.instruction} {now.number}"
+        # Data that is slow is another place every second, and no standstill: its own deadline ends it.
+        place = code.progress() if now.instruction is None else f"{now.instruction} {now.number}"
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def interrupt(reason: str) -> None:
@@ -135,7 +138,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     context.detach()
     worker = Worker(
         config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
-        open_source(config), agent, plan, context.first.resume,
+        open_source(config, code=code), agent, plan, context.first.resume,
     )  # fmt: skip
     worker.begin_epoch(plan)
     gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step

@@ -11,6 +11,7 @@ from elaswave_fx.control.protocol.decide import (
     decide,
     unreachable,
     wait_graph_sinks,
+    waiting_in_vain,
 )
 from elaswave_fx.control.protocol.register import Absent, Register, Swap, swap
 from elaswave_fx.control.protocol.types import (
@@ -182,6 +183,23 @@ def test_the_sink_of_the_wait_for_graph_is_suspected(
 ) -> None:
     graph = {Rank(r): None if w is None else Rank(w) for r, w in waits.items()}
     assert wait_graph_sinks(graph, frozenset(map(Rank, stalled))) == blamed
+
+
+@pytest.mark.parametrize(
+    ("waits", "stalled", "in_vain"),
+    [
+        ({0: 1, 1: 2, 2: None}, {0, 1, 2}, {0, 1, 2}),
+        ({0: 1, 1: 2, 2: None}, {0, 1}, set()),
+        ({0: 1, 1: 0, 2: None}, {0, 1}, {0, 1}),
+        ({0: 3, 1: 2, 2: None}, {0, 1}, {0}),
+    ],
+    ids=["the end hangs", "the end gets on", "a circle", "the end is unheard"],
+)
+def test_who_waits_for_one_that_gets_on_does_not_wait_in_vain(
+    waits: dict[int, int | None], stalled: set[int], in_vain: set[int]
+) -> None:
+    graph = {Rank(r): None if w is None else Rank(w) for r, w in waits.items()}
+    assert waiting_in_vain(graph, frozenset(map(Rank, stalled))) == in_vain
 
 
 def test_a_swap_needs_the_key_and_may_be_repeated() -> None:

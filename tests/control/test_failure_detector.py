@@ -218,3 +218,13 @@ def test_the_one_to_blame_is_found_though_it_stopped_a_heartbeat_after_the_one_t
     detector = FailureDetector(LIMITS, began_s=0.0).heartbeat(waits, 0.0).heartbeat(hangs, 0.2)
     found, stalled = detector.standing_still((Rank(0), Rank(1)), LIMITS.stalled_s + 0.1)
     assert stalled == (0, 1) and not found.is_alive(Rank(1), LIMITS.stalled_s + 0.1)
+
+
+def test_nobody_stands_still_who_waits_for_one_that_reads_slow_data() -> None:
+    reads = replace(BEAT, rank=Rank(1), awaited=None)
+    detector = FailureDetector(LIMITS, began_s=0.0).heartbeat(replace(BEAT, rank=Rank(0), awaited=Rank(1)), 0.0)
+    late = 2 * LIMITS.stalled_s
+    detector = detector.heartbeat(replace(reads, phase="reads sample 7 for 59 s"), late - 1)
+    assert detector.standing_still((Rank(0), Rank(1)), late) == (detector, ())
+    found, stalled = detector.standing_still((Rank(0), Rank(1)), late + LIMITS.stalled_s)
+    assert stalled == (0, 1) and not found.is_alive(Rank(1), late + LIMITS.stalled_s), "it does not get on any more"

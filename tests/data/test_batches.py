@@ -61,6 +61,22 @@ def test_loading_errors_come_out_of_take() -> None:
         assert int(ahead.take(5)["step"]) == 5
 
 
+def test_one_may_wait_for_a_step_in_turns() -> None:
+    may_load = threading.Event()
+
+    def load(step: int) -> Batch:
+        may_load.wait(30)
+        return numbered(step)
+
+    with Prefetcher(load, first_step=3, last_step=9) as ahead:
+        assert not ahead.await_ready(3, 0.01) and not ahead.await_ready(3, 0.01)
+        may_load.set()
+        assert ahead.await_ready(3, 30)
+        assert int(ahead.take(3)["step"]) == 3
+        assert ahead.await_ready(3, 0.0), "the last one is kept"
+        assert ahead.await_ready(7, 30) and int(ahead.take(7)["step"]) == 7
+
+
 def test_closing_ends_a_thread_that_waits_for_room() -> None:
     ahead = Prefetcher(numbered, first_step=0, last_step=1000, depth=1)
     ahead.close()

@@ -2,7 +2,7 @@
 
 Also a command, for tests that need a launcher in a process of its own:
 
-    python tests/launch/fake_job.py RUN_DIR [steps=N] [pause_s=S] [mode@rank=MODE]
+    python tests/launch/fake_job.py RUN_DIR [steps=N] [pause_s=S] [port=P] [builder=slow] [mode@rank=MODE]
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def main(words: list[str]) -> int:
     modes = {int(key.split("@")[1]): value for key, value in values.items() if "@" in key}
     builder = slow_builder if values.get("builder") == "slow" else None
     steps, pause_s = int(values.get("steps", "5")), float(values.get("pause_s", "0"))
-    return launch(job(Path(words[0]), ranks=3, steps=steps, pause_s=pause_s, modes=modes, builder=builder))
+    port = int(values.get("port", "0"))
+    return launch(job(Path(words[0]), ranks=3, steps=steps, pause_s=pause_s, modes=modes, builder=builder, port=port))
 
 
 if __name__ == "__main__":

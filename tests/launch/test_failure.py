@@ -70,6 +70,9 @@ def test_errors_come_back_as_their_class_when_the_user_can_mend_them() -> None:
     assert type(back(OwnError("x")).expected()) is errors.ConfigError
     assert back(errors.ExecError("x")).expected() is None
     assert back(KeyError("k")).reason == "rank 0: KeyError: 'k'"
+    assert back(errors.SampleError("mine.Points: sample 7 hangs")).reason == "rank 0: mine.Points: sample 7 hangs"
+    over = back(errors.JobOver("all copies are lost"))
+    assert (over.reason, over.story) == ("all copies are lost", "")
     lost = back(errors.PeerLost("gone", rank=3))
     assert (lost.follows, lost.lost_rank) == (True, 3)
 

@@ -14,6 +14,7 @@ import pytest
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.local import launch
+from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
 from tests.launch.fake_job import broken_builder, job
@@ -112,3 +113,38 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
         first.send_signal(signal.SIGINT)
     assert summary_of(tmp_path)["outcome"] == "interrupted"
     assert launch(job(tmp_path)) == 0
+
+
+@pytest.mark.parametrize("shift", [0, 2, -1], ids=["the same ports", "its last one", "its first one"])
+@pytest.mark.parametrize("words", [("builder=slow",), ("steps=1000000", "pause_s=0.005")], ids=["built", "running"])
+def test_ports_of_another_job_are_refused_before_anything_is_done(
+    words: tuple[str, ...], shift: int, tmp_path: Path
+) -> None:
+    """Also of one that is still being built, when none of its ranks listens. It does not notice."""
+    first, second, port = tmp_path / "first", tmp_path / "second", three_free_ports()
+    command = [*FAKE_JOB.split(), str(first), f"port={port}", *words]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as other:
+        try:
+            begun = first / ("logs/builder.log" if "builder=slow" in words else "metrics.jsonl")
+            await_true(begun.exists, "the first job has begun")
+            with pytest.raises(ConfigError, match=f"launch.port={port + shift}: port .* is busy; nearest valid: "):
+                launch(job(second, ranks=3, port=port + shift))
+            assert not second.exists()
+            if "builder=slow" not in words:
+                steps = len(lines_of(begun))
+                await_true(lambda: len(lines_of(begun)) > steps + 3, "the first job goes on")
+            assert other.poll() is None
+        finally:
+            other.send_signal(signal.SIGINT)
+    assert launch(job(second, ranks=3, port=port)) == 0, "they are free again"
+
+
+def three_free_ports() -> int:
+    """The first of three in a row, and one before them, that nobody uses."""
+    for port in range(21000, 29000, 10):
+        try:
+            with claimed_ports(port - 1, 5):
+                return port
+        except ConfigError:
+            continue
+    raise AssertionError("no ports are free")

@@ -189,14 +189,22 @@ def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:
         left.remove(worst)
 
 
+def waiting_in_vain(waits: Mapping[Rank, Rank | None], stalled: frozenset[Rank]) -> frozenset[Rank]:
+    """The stalled ranks but for those that wait, maybe through others, for one that gets on."""
+    ends = {rank: _end_of_wait(rank, waits) for rank in stalled}
+    return frozenset(rank for rank, end in ends.items() if end in stalled or end not in waits)
+
+
 def wait_graph_sinks(waits: Mapping[Rank, Rank | None], stalled: frozenset[Rank]) -> frozenset[Rank]:
     """Ends of the wait-for graph: stalled ranks that await nobody. Whoever waits for them is not to blame."""
-    found = set()
-    for rank in stalled:
-        seen = {rank}
-        while (next_rank := waits.get(rank)) is not None and next_rank not in seen:
-            seen.add(next_rank)
-            rank = next_rank
-        if waits.get(rank) is None and rank in stalled:
-            found.add(rank)
-    return frozenset(found)
+    ends = {_end_of_wait(rank, waits) for rank in stalled}
+    return frozenset(end for end in ends if waits.get(end) is None and end in stalled)
+
+
+def _end_of_wait(rank: Rank, waits: Mapping[Rank, Rank | None]) -> Rank:
+    """Whom the rank waits for through all others; in a circle, the last one before it closes."""
+    seen = {rank}
+    while (next_rank := waits.get(rank)) is not None and next_rank not in seen:
+        seen.add(next_rank)
+        rank = next_rank
+    return rank

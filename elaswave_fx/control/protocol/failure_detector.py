@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from elaswave_fx.control.protocol.decide import wait_graph_sinks
+from elaswave_fx.control.protocol.decide import wait_graph_sinks, waiting_in_vain
 from elaswave_fx.control.protocol.events import CauseKind
 from elaswave_fx.control.protocol.messages import Heartbeat
 from elaswave_fx.control.protocol.types import Report, Version
@@ -235,14 +235,15 @@ class FailureDetector:
         """Find the sinks of the wait-for graph among members that make no progress; and all who stand still.
 
         When one has stood still for too long, so have those who have done so for half of that: the one to blame may
-        have stopped a heartbeat later than whoever waits for it.
+        have stopped a heartbeat later than whoever waits for it. Who waits for one that gets on does not stand still.
         """
         here = {r: self.heard[r] for r in members if r in self.heard}
+        waits = {r: h.heartbeat.awaited for r, h in here.items()}
         stood_s = {r: now_s - max(h.since_s, self.began_s) for r, h in here.items()}
-        if max(stood_s.values(), default=0.0) <= self.timeouts.stalled_s:
+        stalled = waiting_in_vain(waits, frozenset(r for r, s in stood_s.items() if s > self.timeouts.stalled_s / 2))
+        if max((stood_s[r] for r in stalled), default=0.0) <= self.timeouts.stalled_s:
             return self, ()
-        stalled = frozenset(r for r, s in stood_s.items() if s > self.timeouts.stalled_s / 2)
-        hung = wait_graph_sinks({r: h.heartbeat.awaited for r, h in here.items()}, stalled)
+        hung = wait_graph_sinks(waits, stalled)
         return self._hung(hung), tuple(sorted(stalled))
 
     def _hung(self, ranks: Collection[Rank]) -> FailureDetector:

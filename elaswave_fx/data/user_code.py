@@ -1,0 +1,110 @@
+"""Code of the user that reads samples: it runs on a thread of its own, and is waited for up to a deadline.
+
+    code = UserCode(deadline_s=60, error=DataError)
+    code.run(lambda: reads(7))      # in which `with code.watched("data._target_=mine.Points", "sample 7"): …`
+      ->  DataError("data._target_=mine.Points: sample 7 has not been read after 60 s (data.deadline_s)")
+
+Nothing can end a thread from outside: one that hangs is left alone, and ends with its process.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from elaswave_fx.errors import ElasWaveError
+
+Result = TypeVar("Result")
+
+_LOOK_S = 1.0
+"""Between two looks at what the thread is at, while it is at nothing of the user's."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the user's code that has not returned."""
+
+    place: str
+    what: str
+    since_s: float
+
+
+class UserCode:
+    """One thread calls the user's code, so that a dataset need not stand several; any thread may wait for it.
+
+    `error`: raised in whoever waits, for a call that raises or takes longer than `deadline_s`.
+    """
+
+    def __init__(self, deadline_s: float, error: type[ElasWaveError]) -> None:
+        self._deadline_s, self._error = deadline_s, error
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._call: _Call | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, job: Callable[[], Result]) -> Result:
+        """What `job` gives or raises. The thread is started by the first one, which is to come after forking; a job
+        that runs another one does so itself."""
+        if threading.current_thread() is self._thread:
+            return job()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="user code", daemon=True)
+            self._thread.start()
+        future: Future[Result] = Future()
+        self._jobs.put((future, job))
+        left_s = self._left_s()
+        while not wait([future], left_s).done:
+            left_s = self._left_s()
+        return future.result()
+
+    @contextmanager
+    def watched(self, place: str, what: str) -> Iterator[None]:
+        """Around each call of the user's code, in a job: the deadline counts from here."""
+        self._call = _Call(place, what, time.monotonic())
+        try:
+            yield
+        except ElasWaveError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise self._error(f"{place}: {what} cannot be read ({reason})") from error
+        finally:
+            self._call = None
+
+    def progress(self) -> str:
+        """What is being read and for how many seconds; empty if nothing is."""
+        call = self._call
+        return f"reads {call.what} for {time.monotonic() - call.since_s:.0f} s" if call is not None else ""
+
+    def _left_s(self) -> float:
+        """Until the present call is overdue. Raises if it is."""
+        call = self._call
+        if call is None:
+            return _LOOK_S
+        left_s = call.since_s + self._deadline_s - time.monotonic()
+        if left_s > 0:
+            return left_s
+        error = self._error(
+            f"{call.place}: {call.what} has not been read after {self._deadline_s:g} s (data.deadline_s)"
+        )
+        error.add_note(f"It hangs here:\n{self._stack()}")
+        raise error
+
+    def _stack(self) -> str:
+        """Where the thread is, newest call last."""
+        thread = self._thread
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def _serve(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001 - not handled here: `run` raises it
+                future.set_exception(error)
