@@ -26,6 +26,8 @@ NATIVE_SOURCES := $(shell find native -mindepth 1 -path native/tests -prune -o \
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h' 2>/dev/null)
 # Threads of libraries fight with the ranks for the cores, and change bits.
 export OMP_NUM_THREADS ?= 1
+# As elaswave_fx sets it, for what imports torch first.
+export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 
 .PHONY: help
 help: ## Show the targets
@@ -116,8 +118,8 @@ $(STAMPS)/packages: pyproject.toml | $(STAMPS)/venv
 	@$(PIP) install --quiet $$($(RUN) .ci/requirements.py dev hf data plot bench)
 	@touch $@
 
-# Again when the metadata or the list of top-level packages changes; new modules inside them are found without it.
-$(STAMPS)/installed: $(STAMPS)/packages $(wildcard elaswave_fx/__init__.py passes/__init__.py)
+# Again when the metadata or the list of packages changes; new modules inside them are found without it.
+$(STAMPS)/installed: $(STAMPS)/packages elaswave_fx/__init__.py
 	@echo "Installing elaswave_fx into $(VENV), native build included (minutes the first time)"
 	@$(ON_PATH) flock $(NATIVE_LOCK) $(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@

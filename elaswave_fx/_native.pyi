@@ -79,7 +79,7 @@ class Group:
 
 @final
 class Program:
-    """A verified unit program; `passes.unit_program` makes its data."""
+    """A verified unit program; `elaswave_fx.passes.unit_program` makes its data."""
 
     def __init__(self, data: Mapping[str, Any]) -> None: ...
     @property

@@ -136,9 +136,9 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
 
     from elaswave_fx.build.builder import build
     from elaswave_fx.config.compose import load_config
+    from elaswave_fx.passes.assign_stages import make_workload
     from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
     from elaswave_fx.program.artifact import Artifact
-    from passes.assign_stages import make_workload
 
     torch.set_num_threads(1)
     config = load_config(list(overrides))

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from elaswave_fx.passes.differentiate import rewrite_joints
 from elaswave_fx.program import keys  # noqa: F401  registers torch.ops.elaswave
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
-from passes.differentiate import rewrite_joints
 
 _KERNELS: dict[str, tuple[Any, int]] = {
     "aten.gelu": (torch.ops.elaswave.gelu_tanh.default, 1),

@@ -18,6 +18,8 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from elaswave_fx.errors import CaptureError, PassError
+from elaswave_fx.passes.estimate_cost import VIEWS, elements
+from elaswave_fx.passes.rewrite_rng import refuse_hidden_randomness
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -34,8 +36,6 @@ from elaswave_fx.program.ir import (
     placeholders,
     value_of,
 )
-from passes.estimate_cost import VIEWS, elements
-from passes.rewrite_rng import refuse_hidden_randomness
 
 aten = torch.ops.aten
 

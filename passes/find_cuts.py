@@ -18,10 +18,10 @@ from torch import fx
 
 from elaswave_fx.config.schema import constrained
 from elaswave_fx.errors import PassError
+from elaswave_fx.passes.estimate_cost import value_bytes
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import Program, ResultKind, calls, flops_of, output_nodes, set_unit, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples
-from passes.estimate_cost import value_bytes
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+from elaswave_fx.passes.cut_units import draws_of
+from elaswave_fx.passes.estimate_cost import value_bytes
+from elaswave_fx.passes.evaluate import evaluation_graph, evaluation_results
+from elaswave_fx.passes.recompute import Derivative
+from elaswave_fx.passes.unit_program import lower_graph
 from elaswave_fx.program.artifact import (
     Artifact,
     Binding,
@@ -42,11 +47,6 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.samples import batch_symbol, fixed_shape
 from elaswave_fx.program.text import program_text
-from passes.cut_units import draws_of
-from passes.estimate_cost import value_bytes
-from passes.evaluate import evaluation_graph, evaluation_results
-from passes.recompute import Derivative
-from passes.unit_program import lower_graph
 
 GroupOf = Callable[[str, ParamSpec], int]
 

@@ -22,25 +22,25 @@ from typing import Any, ClassVar, Protocol
 
 from elaswave_fx.config.schema import hint, read
 from elaswave_fx.errors import ConfigError, PassError
+from elaswave_fx.passes.choose_kernels import ChooseKernels
+from elaswave_fx.passes.cut_units import CutUnits
+from elaswave_fx.passes.differentiate import Differentiate
+from elaswave_fx.passes.estimate_cost import EstimateCost
+from elaswave_fx.passes.expand_attention import ExpandAttention
+from elaswave_fx.passes.find_couplings import FindCouplings
+from elaswave_fx.passes.find_cuts import FindCuts
+from elaswave_fx.passes.fold_buffers import FoldBuffers
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.passes.pipeline_text import PassText, read_text, write_pass
+from elaswave_fx.passes.recognize_causal import RecognizeCausal
+from elaswave_fx.passes.recompute import Recompute
+from elaswave_fx.passes.replicate_invariants import ReplicateInvariants
+from elaswave_fx.passes.rewrite_rng import RewriteRng
+from elaswave_fx.passes.simplify import Simplify
+from elaswave_fx.passes.user_pass import load_pass_class
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
 from elaswave_fx.program.verify import verify
-from passes.choose_kernels import ChooseKernels
-from passes.cut_units import CutUnits
-from passes.differentiate import Differentiate
-from passes.estimate_cost import EstimateCost
-from passes.expand_attention import ExpandAttention
-from passes.find_couplings import FindCouplings
-from passes.find_cuts import FindCuts
-from passes.fold_buffers import FoldBuffers
-from passes.normalize import Normalize
-from passes.pipeline_text import PassText, read_text, write_pass
-from passes.recognize_causal import RecognizeCausal
-from passes.recompute import Recompute
-from passes.replicate_invariants import ReplicateInvariants
-from passes.rewrite_rng import RewriteRng
-from passes.simplify import Simplify
-from passes.user_pass import load_pass_class
 
 
 class Pass(Protocol):

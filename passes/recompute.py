@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import fx
 
+from elaswave_fx.passes.differentiate import Joint, joints_of
+from elaswave_fx.passes.estimate_cost import VIEWS
 from elaswave_fx.program.ir import Program, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 from elaswave_fx.program.keys import DRAWS
-from passes.differentiate import Joint, joints_of
-from passes.estimate_cost import VIEWS
 
 _HEAVY = (
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.native_layer_norm",

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from elaswave_fx.passes.differentiate import rewrite_joints
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
-from passes.differentiate import rewrite_joints
 
 aten = torch.ops.aten
 _TRANSPOSES = ("aten.t", "aten.transpose", "aten.permute")

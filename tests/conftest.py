@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import elaswave_fx  # noqa: F401  tells torch to load no extensions, before a test imports torch
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -38,8 +38,11 @@ def python_files() -> list[Path]:
 
 
 def module_parts(path: Path) -> tuple[str, ...]:
-    """elaswave_fx/plan/box.py -> ("elaswave_fx", "plan", "box"); a package's __init__ is the package itself."""
+    """elaswave_fx/plan/box.py -> ("elaswave_fx", "plan", "box"), passes/lower.py -> ("elaswave_fx", "passes", "lower");
+    a package's __init__ is the package itself."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "passes":
+        return ("elaswave_fx", *parts)
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
@@ -58,8 +61,6 @@ def imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str
 def layer_of(name: str) -> str | None:
     """The layer that a dotted name belongs to; None for other people's modules and for the bare package."""
     parts = name.split(".")
-    if parts[0] == "passes":
-        return "passes"
     return parts[1] if parts[0] == "elaswave_fx" and len(parts) > 1 else None
 
 
@@ -72,6 +73,8 @@ def violations(parts: tuple[str, ...], is_package: bool, source: str) -> list[st
         place, layer = f"{'.'.join(parts)}:{line} imports {name}", layer_of(name)
         if own in NO_TORCH and name.split(".")[0] == "torch":
             found.append(f"{place}; {own} is decided without torch")
+        if name.split(".")[0] == "passes":
+            found.append(f"{place}; that is a user's, ours is elaswave_fx.passes")
         if layer is None or layer in {own, "errors", "files", "words", "__version__"}:
             continue
         if own in ALLOWED and not any(f"{name}.".startswith(f"elaswave_fx.{each}.") for each in ALLOWED[own]):
@@ -130,10 +133,11 @@ def test_every_layer_of_the_rule_exists() -> None:
         ("elaswave_fx.plan.box", "from torch.fx import Graph", "decided without torch"),
         ("elaswave_fx.plan.box", "from ..worker import engine", "imports elaswave_fx.worker.engine"),
         ("elaswave_fx.plan.box", "def f():\n    from elaswave_fx import launch", "box:2 imports elaswave_fx.launch"),
-        ("elaswave_fx.program.ir", "import passes.lower", "imports passes.lower"),
+        ("elaswave_fx.program.ir", "import elaswave_fx.passes.lower", "imports elaswave_fx.passes.lower"),
+        ("elaswave_fx.build.compile", "from passes.lower import lower", "ours is elaswave_fx.passes"),
         ("elaswave_fx.worker.loop", "from ..train import main", "stands before the commands"),
-        ("passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe.metrics"),
-        ("passes.lower", "from elaswave_fx.config.types import Config", "imports elaswave_fx.config.types"),
+        ("elaswave_fx.passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe"),
+        ("elaswave_fx.passes.lower", "from elaswave_fx.config.types import Config", "imports elaswave_fx.config.types"),
     ],
 )
 def test_the_rule_sees(module: str, source: str, expected: str) -> None:
@@ -145,4 +149,4 @@ def test_the_rule_allows_the_right_direction() -> None:
     source = (
         "import torch\nfrom elaswave_fx.plan.box import Box\nfrom . import pipeline\nfrom elaswave_fx import errors"
     )
-    assert violations(("passes", "lower"), False, source) == []
+    assert violations(("elaswave_fx", "passes", "lower"), False, source) == []

@@ -40,9 +40,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_wheel_holds_the_two_packages_and_their_yaml(wheel: Path) -> None:
+def test_wheel_holds_the_package_its_passes_and_its_yaml(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"elaswave_fx", "passes"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"elaswave_fx"}
+    passes = {f"elaswave_fx/{path.relative_to(ROOT)}" for path in (ROOT / "passes").glob("*.py")}
+    assert {name for name in names if name.startswith("elaswave_fx/passes/")} == passes
     shipped = {name for name in names if name.endswith(".yaml")}
     wanted = {f"elaswave_fx/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     wanted |= {f"elaswave_fx/conf/recipe/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
@@ -61,7 +63,8 @@ def test_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     shown = subprocess.run(train, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "steps: 7" in shown.stdout.splitlines()
-    where = "import torch, elaswave_fx._native as n, elaswave_fx.train as t; print(n.__file__, t.__file__, sep='\\n')"
+    modules = "elaswave_fx._native", "elaswave_fx.train", "elaswave_fx.passes.lower"
+    where = f"import torch, {', '.join(modules)}; print({', '.join(f'{name}.__file__' for name in modules)})"
     files = subprocess.run([sys.executable, "-S", "-c", where], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert files.returncode == 0, files.stderr
     assert all(line.startswith(str(target)) for line in files.stdout.split()), files.stdout

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from elaswave_fx.bench.results import Entry, Options, Outcome, compare
 from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.models.gpt import Block
+from elaswave_fx.passes.lower import lower
+from elaswave_fx.passes.pipeline import STANDARD, run_passes
 from elaswave_fx.program.capture import capture
-from passes.lower import lower
-from passes.pipeline import STANDARD, run_passes
 
 _LAYERS = 4
 _HEADS = 4

@@ -41,6 +41,8 @@ from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, trace_update
+from elaswave_fx.passes import assign_stages
+from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
@@ -51,8 +53,6 @@ from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import ForwardCode, forward_code
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
-from passes import assign_stages
-from passes.assign_stages import AssignStages, make_workload
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
 """What torch says when a tensor is too large."""
@@ -162,7 +162,7 @@ def update_program(config: Config) -> Mapping[str, Any]:
     optimizer = make_optimizer(config.optimizer)
 
     def make() -> str:
-        from passes.unit_program import lower_graph
+        from elaswave_fx.passes.unit_program import lower_graph
 
         return json.dumps(lower_graph("update", trace_update(optimizer)))
 

@@ -24,15 +24,15 @@ from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.optim.optimizer import GROUPS, group_of
+from elaswave_fx.passes.evaluate import evaluation_agrees
+from elaswave_fx.passes.lower import lower
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.passes.pipeline import is_users, run_passes
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
-from passes.evaluate import evaluation_agrees
-from passes.lower import lower
-from passes.normalize import Normalize
-from passes.pipeline import is_users, run_passes
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]

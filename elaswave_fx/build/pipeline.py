@@ -12,9 +12,9 @@ from typing import Any
 from elaswave_fx.config.schema import read, refuse_unknown, show
 from elaswave_fx.config.types import PassesConfig
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.passes.pipeline_text import read_text, write_pass
+from elaswave_fx.passes.user_pass import PLACES, load_pass_class
 from elaswave_fx.program.fingerprint import class_sources
-from passes.pipeline_text import read_text, write_pass
-from passes.user_pass import PLACES, load_pass_class
 
 DEFAULT_PLACE = "normalize"
 """The pass after which a pass of the user's runs unless told otherwise: all others then see what it made."""
@@ -23,7 +23,7 @@ DEFAULT_PLACE = "normalize"
 def make_pipeline(config: PassesConfig) -> Any:
     """The `Pipeline` that was asked for. Raises ConfigError that names the key."""
     # Importing the passes takes seconds, which a program from the cache spares.
-    from passes.pipeline import BUILT_IN, Pipeline
+    from elaswave_fx.passes.pipeline import BUILT_IN, Pipeline
 
     refuse_unknown(config.options, BUILT_IN, "passes")
     pipeline = Pipeline(

@@ -41,17 +41,18 @@ def class_sources(kind: type) -> str:
 
     Files of other packages count where they define a base: those have versions, which whoever asks knows.
     """
-    file = getattr(sys.modules[kind.__module__.split(".")[0]], "__file__", None)
-    home = Path(file).parent if file is not None else None
+    top = sys.modules[kind.__module__.split(".")[0]]
+    file = getattr(top, "__file__", None)
+    homes = [Path(file).parent] if file is not None else [Path(folder) for folder in getattr(top, "__path__", ())]
     found: dict[str, Path] = {}
     waiting = [base.__module__ for base in kind.__mro__]
     while waiting:
         name = waiting.pop()
         source = getattr(sys.modules.get(name), "__file__", None)
-        if name in found or source is None or name.split(".")[0] in ("torch", "elaswave_fx", "passes"):
+        if name in found or source is None or name.split(".")[0] in ("torch", "elaswave_fx"):
             continue
         found[name] = Path(source)
-        if home in found[name].parents and "site-packages" not in found[name].parts:
+        if not set(homes).isdisjoint(found[name].parents) and "site-packages" not in found[name].parts:
             waiting += [str(_module_name(value)) for value in vars(sys.modules[name]).values()]
     digest = hashlib.sha256()
     for name, path in sorted(found.items()):

@@ -12,11 +12,11 @@ from elaswave_fx.build.builder import build, program_key
 from elaswave_fx.build.pipeline import make_pipeline, user_pass_sources, user_passes_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.passes.find_cuts import FindCuts
+from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, Pipeline
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
-from passes.find_cuts import FindCuts
-from passes.pipeline import BUILT_IN, STANDARD, Pipeline
 from tests.passes.models import Classifier, vectors
 
 OWN = "tests.passes.own_passes"
@@ -112,20 +112,25 @@ def key(*overrides: str) -> str:
     return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch))
 
 
-def test_options_and_sources_of_passes_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["", "passes."], ids=["file", "folder without __init__"])
+def test_options_and_sources_of_passes_are_part_of_the_key(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = (Path(__file__).parents[1] / "passes" / "own_passes.py").read_text()
-    (tmp_path / "spare.py").write_text("FACTOR = 2\ndef scaled(x): return x * FACTOR\n")
-    (tmp_path / "mine.py").write_text(f"{source}\nfrom spare import scaled\n")
+    folder = tmp_path / place.rstrip(".")
+    folder.mkdir(exist_ok=True)
+    (folder / "spare.py").write_text("FACTOR = 2\ndef scaled(x): return x * FACTOR\n")
+    (folder / "mine.py").write_text(f"{source}\nfrom {place}spare import scaled\n")
 
     def found(word: str) -> str:
         for module in ("mine", "spare"):
-            sys.modules.pop(module, None)
-        return key(f"passes.extra=[{{_target_:mine.Seen{word}}}]")
+            sys.modules.pop(f"{place}{module}", None)
+        return key(f"passes.extra=[{{_target_:{place}mine.Seen{word}}}]")
 
     first = found("")
     assert first not in (key(), found(",times:2"), found(",after:find_cuts")) and first == found("")
-    (tmp_path / "spare.py").write_text("FACTOR = 3\ndef scaled(x): return x * FACTOR\n")
+    (folder / "spare.py").write_text("FACTOR = 3\ndef scaled(x): return x * FACTOR\n")
     assert found("") != first, "a helper beside the pass has changed"
     assert user_pass_sources(load_config([f"passes.pipeline='normalize,{OWN}.Seen'"]).passes)[0][0] == f"{OWN}.Seen"
 

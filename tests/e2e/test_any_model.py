@@ -18,13 +18,13 @@ from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Column, columns
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
-from passes.assign_stages import make_workload
 from tests.e2e.test_training import run_with_plan
 from tests.reference import ReferenceRun, relative_difference
 from tests.runs import Run, reference, run_job

@@ -14,12 +14,12 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch
+from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import plan_columns, plan_rows
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.loop import run_worker
-from passes.assign_stages import make_workload
 from tests.reference import relative_difference
 from tests.runs import Run, reference, run_job, small_config
 

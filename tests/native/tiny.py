@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx import _native
+from elaswave_fx.passes.unit_program import lower_graph
 from elaswave_fx.plan import box as plan_box
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.engine_spec import (
@@ -29,7 +30,6 @@ from elaswave_fx.plan.engine_spec import (
     EngineValue,
 )
 from elaswave_fx.plan.topology import Rank
-from passes.unit_program import lower_graph
 
 ops = torch.ops.elaswave
 WIDTH, BATCH, SEED = 6, 8, 42

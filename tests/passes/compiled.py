@@ -16,13 +16,13 @@ import torch
 from torch import fx, nn
 
 from elaswave_fx.build.unit_sequence import UnitSequence
+from elaswave_fx.passes.lower import lower
+from elaswave_fx.passes.pipeline import STANDARD, run_passes
+from elaswave_fx.passes.recompute import Derivative, Policy, Recompute
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import graph_input
 from elaswave_fx.program.ir import Program, ResultKind, Role, Source, placeholders, source_of
-from passes.lower import lower
-from passes.pipeline import STANDARD, run_passes
-from passes.recompute import Derivative, Policy, Recompute
 
 Tensors = dict[str, torch.Tensor]
 MakeBatch = Callable[[int, int], Tensors]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.models.build import build_model
-from passes.evaluate import evaluation_agrees
+from elaswave_fx.passes.evaluate import evaluation_agrees
 from tests.passes.compiled import assert_bits, assert_same, compile_model, eager, run_native, run_units
 
 VOCABULARY, LENGTH, CLASSES = 32, 12, 4

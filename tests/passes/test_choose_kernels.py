@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx.errors import PassError
-from passes.choose_kernels import ChooseKernels, with_own_kernels
+from elaswave_fx.passes.choose_kernels import ChooseKernels, with_own_kernels
 from tests.passes.compiled import calls_of, compile_model
 from tests.passes.models import vectors
 

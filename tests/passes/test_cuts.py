@@ -14,13 +14,13 @@ from elaswave_fx.errors import PassError
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.models.two_tower import TwoTower
+from elaswave_fx.passes.cut_units import CutUnits, draws_of
+from elaswave_fx.passes.estimate_cost import EstimateCost, elements, value_bytes
+from elaswave_fx.passes.find_cuts import FindCuts
+from elaswave_fx.passes.pipeline import run_passes
 from elaswave_fx.program.ir import Program, ResultKind, Role, calls, flops_of, is_aten, unit_of, value_of
 from elaswave_fx.program.text import program_text
 from elaswave_fx.program.verify import verify
-from passes.cut_units import CutUnits, draws_of
-from passes.estimate_cost import EstimateCost, elements, value_bytes
-from passes.find_cuts import FindCuts
-from passes.pipeline import run_passes
 from tests.passes.compiled import MakeBatch, front
 from tests.passes.models import (
     TOKENS,

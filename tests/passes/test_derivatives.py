@@ -13,11 +13,11 @@ from torch import Tensor
 from elaswave_fx.errors import CaptureError, PassError
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum
+from elaswave_fx.passes.differentiate import differentiate_unit
+from elaswave_fx.passes.lower import lower
+from elaswave_fx.passes.recompute import Recompute
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.text import graph_text
-from passes.differentiate import differentiate_unit
-from passes.lower import lower
-from passes.recompute import Recompute
 from tests.passes.compiled import (
     artifact_of,
     assert_bits,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elaswave_fx.models.gpt import GPT
-from passes.evaluate import evaluation_agrees, evaluation_graph
+from elaswave_fx.passes.evaluate import evaluation_agrees, evaluation_graph
 from tests.passes.compiled import Compiled, calls_of, compile_model
 from tests.passes.models import TOKENS, Classifier, tokens, vectors
 from tests.passes.zoo import compiled

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.fold_buffers import FoldBuffers
+from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.ir import Program, ResultKind
 from elaswave_fx.program.text import graph_text
-from passes.fold_buffers import FoldBuffers
-from passes.normalize import Normalize
 from tests.passes.compiled import captured, run_graph, state_of
 from tests.passes.models import WIDTH, Classifier, ExponentialMean, Normed, vectors
 

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elaswave_fx.models.losses import token_loss_sum
+from elaswave_fx.passes.expand_attention import ExpandAttention
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.passes.recognize_causal import RecognizeCausal
+from elaswave_fx.passes.replicate_invariants import ReplicateInvariants
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import argument, calls, is_aten
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
-from passes.expand_attention import ExpandAttention
-from passes.normalize import Normalize
-from passes.recognize_causal import RecognizeCausal
-from passes.replicate_invariants import ReplicateInvariants
 from tests.passes.compiled import Program, calls_of, captured, run_graph
 from tests.passes.models import CLASSES, TOKENS, WIDTH, Classifier, vectors
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.normalize import Normalize, refuse_effects
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
-from passes.normalize import Normalize, refuse_effects
 from tests.passes.compiled import calls_of, captured, run_graph
 from tests.passes.models import WIDTH, Normed, vectors
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError, PassError
+from elaswave_fx.passes.assign_stages import AssignStages, make_workload
+from elaswave_fx.passes.cut_units import CutUnits
+from elaswave_fx.passes.find_cuts import FindCuts
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, Pipeline, render, run_passes
+from elaswave_fx.passes.recompute import Policy, Recompute
+from elaswave_fx.passes.user_pass import load_pass_class
 from elaswave_fx.plan.topology import local_topology
-from passes.assign_stages import AssignStages, make_workload
-from passes.cut_units import CutUnits
-from passes.find_cuts import FindCuts
-from passes.normalize import Normalize
-from passes.pipeline import BUILT_IN, STANDARD, Pipeline, render, run_passes
-from passes.recompute import Policy, Recompute
-from passes.user_pass import load_pass_class
 from tests.passes.compiled import artifact_of, captured
 from tests.passes.models import Classifier, vectors
 from tests.passes.own_passes import Everything, Forgetful, Seen, Silent
@@ -41,7 +41,7 @@ def test_every_pass_is_a_frozen_value_with_a_name_and_a_reason() -> None:
     assert [step.name for step in STANDARD.passes] == list(BUILT_IN) == ORDER
     for step in STANDARD.passes:
         assert dataclasses.is_dataclass(step) and (type(step).__doc__ or "").split("\n")[0].endswith(".")
-        assert type(step).__module__ == f"passes.{step.name}"
+        assert type(step).__module__ == f"elaswave_fx.passes.{step.name}"
         with pytest.raises(dataclasses.FrozenInstanceError):
             step.name = "other"  # type: ignore[misc]
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.passes.rewrite_rng import RewriteRng
 from elaswave_fx.program.ir import argument, calls, is_aten, output_node
 from elaswave_fx.program.keys import DROPOUT, draw_index, draws
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
-from passes.normalize import Normalize
-from passes.rewrite_rng import RewriteRng
 from tests import philox_numpy
 from tests.passes.compiled import Program, captured, front, keys_for, run_graph
 from tests.passes.models import TOKENS, WIDTH, Classifier, Fused, SequenceFirst, tokens, vectors

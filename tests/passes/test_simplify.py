@@ -8,9 +8,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx.errors import PassError
+from elaswave_fx.passes.differentiate import differentiate_unit
+from elaswave_fx.passes.simplify import Simplify, simplified
 from elaswave_fx.program.ir import calls, is_aten, placeholders, value_of
-from passes.differentiate import differentiate_unit
-from passes.simplify import Simplify, simplified
 from tests.passes.compiled import Compiled, calls_of, compile_model
 from tests.passes.models import Classifier, vectors
 

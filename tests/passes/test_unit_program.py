@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx import _native
 from elaswave_fx.errors import PassError
-from passes.unit_program import lower_graph
+from elaswave_fx.passes.unit_program import lower_graph
 
 aten = torch.ops.aten
 

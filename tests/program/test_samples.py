@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.dependence import Nature, gradient_nodes, natures
 from elaswave_fx.program.ir import Program, SampleAxis, calls, fixed_size, is_aten, value_of
 from elaswave_fx.program.samples import (
@@ -19,7 +20,6 @@ from elaswave_fx.program.samples import (
     sized_axis,
     split_samples,
 )
-from passes.normalize import Normalize
 from tests.passes.compiled import captured
 from tests.passes.models import TOKENS, WIDTH, Frozen, vectors
 

@@ -9,12 +9,12 @@ import pytest
 from torch import fx
 
 from elaswave_fx.errors import PassError
+from elaswave_fx.passes.cut_units import CutUnits
+from elaswave_fx.passes.estimate_cost import EstimateCost
+from elaswave_fx.passes.find_cuts import FindCuts
+from elaswave_fx.passes.pipeline import run_passes
 from elaswave_fx.program.ir import Program, ResultKind, calls, placeholders, source_of
 from elaswave_fx.program.verify import verify
-from passes.cut_units import CutUnits
-from passes.estimate_cost import EstimateCost
-from passes.find_cuts import FindCuts
-from passes.pipeline import run_passes
 from tests.passes.compiled import front
 from tests.passes.models import Classifier, vectors
 

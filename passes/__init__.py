@@ -1,1 +1,0 @@
-"""Compiler passes: one file per pass, named after it. `pipeline.py` orders, verifies, times and dumps them."""
