@@ -46,8 +46,11 @@ chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every 
 	$(RUN) -m tests.recovery.chaos $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(STAMPS)/ready ## Give a million damaged inputs to every parser of outside bytes (ARGS='--only plan --seed 7')
-	$(RUN) -m tests.fuzz $(ARGS)
+fuzz: SANITIZE := address,undefined
+fuzz: $(STAMPS)/ready ## Give a million damaged inputs to every parser of outside bytes, C++ included (ARGS='--only plan --seed 7')
+	$(call configure_torch_free,build/native-test-address)
+	$(ON_PATH) cmake --build build/native-test-address --target fuzz_parsers
+	$(RUN) -m tests.fuzz --native build/native-test-address/tests/fuzz_parsers $(ARGS)
 
 .PHONY: bench
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
@@ -84,10 +87,12 @@ native-test-thread: SANITIZE := thread
 .PHONY: native-test-plain native-test-address native-test-thread
 native-test-plain native-test-address native-test-thread: $(STAMPS)/packages
 	@echo "== $@"
-	$(ON_PATH) cmake -S native -B build/$@ -G Ninja -DELASWAVE_TORCH=OFF -DELASWAVE_TESTS=ON \
-	  -DELASWAVE_SANITIZE=$(SANITIZE) > /dev/null
+	$(call configure_torch_free,build/$@)
 	$(ON_PATH) cmake --build build/$@
 	cd build/$@ && $(ON_PATH) ctest --output-on-failure --timeout 120
+
+configure_torch_free = $(ON_PATH) cmake -S native -B $(1) -G Ninja -DELASWAVE_TORCH=OFF -DELASWAVE_TESTS=ON \
+  -DELASWAVE_SANITIZE=$(SANITIZE) > /dev/null
 
 .PHONY: native
 native: $(STAMPS)/ready ## Build the native module, if its sources changed

@@ -3,7 +3,8 @@
     make fuzz ARGS='--inputs 1000000'        python -m tests.fuzz --only plan --seed 7
 
 An input is a valid one with bits, bytes and pieces changed, cut off, doubled or mixed with another. A parser may give
-a value, or raise what its docstring says; anything else is a finding, printed with the seed that makes it again.
+a value, or raise what its docstring says; anything else is a finding, printed with the seed that makes it again. The
+parsers of the native runtime have a program of the same design, native/tests/fuzz.h, which `make fuzz` runs as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import random
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -247,12 +249,17 @@ def fuzz(parser: Parser, inputs: int, seed: int) -> Iterator[Finding | None]:
             yield None
 
 
+NO_SUCH_PARSER = 3
+"""The exit code of the native program when none of its parsers has the name."""
+
+
 def main(words: Sequence[str]) -> int:
     """The command line above; returns the exit code."""
     options = argparse.ArgumentParser("python -m tests.fuzz", description=__doc__.split("\n")[0])
     options.add_argument("--inputs", type=int, default=1_000_000, help="for each parser; dear ones get fewer")
     options.add_argument("--seed", type=int, default=0, help="of the first input")
     options.add_argument("--only", default="", help="parsers with this in their name")
+    options.add_argument("--native", type=Path, help="the program that does the same for the native parsers")
     given = options.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         chosen = [each for each in parsers(Path(folder)) if given.only in each.name]
@@ -265,7 +272,14 @@ def main(words: Sequence[str]) -> int:
             found += new
     for each in found[:20]:
         print(each)
-    return 1 if found or not chosen else 0
+    native = NO_SUCH_PARSER
+    if given.native is not None:
+        same = ["--inputs", str(given.inputs), "--seed", str(given.seed), "--only", given.only]
+        native = subprocess.run([given.native, *same], check=False).returncode
+    if not chosen and native == NO_SUCH_PARSER:
+        print(f"no parser has {given.only!r} in its name")
+        return 1
+    return 1 if found or native not in (0, NO_SUCH_PARSER) else 0
 
 
 if __name__ == "__main__":

@@ -155,8 +155,9 @@ class Artifact:
         if not folder.exists():
             return None
         try:
-            for name, digest in json.loads((folder / _DIGESTS).read_text()).items():
-                if file_digest(folder / name) != digest:
+            digests = json.loads((folder / _DIGESTS).read_text())
+            for name in (_PROGRAMS, _CONSTANTS):  # both, whatever the digests name
+                if file_digest(folder / name) != digests.get(name):
                     return f"{name} is not as it was written"
             if (folder / _COSTS).is_file():
                 json.loads((folder / _COSTS).read_text())

@@ -127,7 +127,7 @@ bool Connector::try_dial(int peer, const PeerAddress& address, Deadline deadline
   if (!socket) return false;
   Dialed dialed;
   try {
-    dialed = dial_link(identity_, peer, std::move(socket), deadline);
+    dialed = dial_link(identity_, fresh_nonce(), peer, std::move(socket), deadline);
   } catch (const LinkRefused&) {
     throw;
   } catch (const CommError& error) {
@@ -231,7 +231,8 @@ bool Connector::start_handshake(Fd socket) {
 void Connector::handshake(Fd socket) {
   try {
     const auto linked = [this](int rank) { return table_.has_live(rank); };
-    Acceptance acceptance = accept_link(identity_, std::move(socket), linked, Deadline::after(kHandshakeSeconds));
+    const Deadline deadline = Deadline::after(kHandshakeSeconds);
+    Acceptance acceptance = accept_link(identity_, fresh_nonce(), std::move(socket), linked, deadline);
     if (acceptance.channel) {
       hooks_.add_link(acceptance.peer, std::move(acceptance.channel));
       const std::lock_guard lock(mutex_);

@@ -202,7 +202,7 @@ void EndpointCore::broadcast_abort(std::optional<int> suspect) {
 
 void EndpointCore::apply_remote_abort() {
   const std::optional<PendingAbort::Abort> told = pending_abort_.newest();
-  // One of an older generation is over; one of a newer waits until we get there.
+  // One of an older generation is over; links keep those of newer ones until we get there.
   if (!told || told->generation != table_.generation() || table_.is_aborted()) return;
   broadcast_abort(told->suspect);
 }

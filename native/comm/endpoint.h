@@ -68,7 +68,7 @@ struct EndpointOptions {
   std::size_t ring_bytes = std::size_t{4} << 20;  // shared memory per direction of a link
   // Unexpected messages per link. At the soft bound a link is not read any further while no receive waits on it; with
   // a receive waiting (the head of the stream stands in its way) the pool grows up to the hard bound, where the link
-  // fails with CommError.
+  // fails with CommError. A message counts 256 bytes more than it has, for what holding it costs.
   std::size_t pool_soft_bytes = std::size_t{64} << 20;
   std::size_t pool_hard_bytes = std::size_t{1} << 30;
   // A peer on another machine that acknowledges nothing for so long is lost, also with bytes under way. An idle link

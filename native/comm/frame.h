@@ -2,6 +2,7 @@
 // handshake by its magic number). Private to comm/.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 namespace elaswave::comm {
@@ -25,5 +26,21 @@ struct FrameHeader {
   std::uint64_t length = 0;  // bytes that follow
 };
 static_assert(sizeof(FrameHeader) == 32, "the header is written as it lies in memory");
+
+// What is wrong with a header that no end of ours writes; null for one that is in order.
+inline const char* fault_of(const FrameHeader& header) {
+  if (header.magic != FrameHeader::kMagic) return "a frame with a wrong magic number";
+  if (header.reserved != 0 || header.reserved_too != 0) return "a frame that says what is reserved";
+  switch (header.kind) {
+    case FrameKind::kMessage:
+      return nullptr;
+    case FrameKind::kGoodbye:
+      return header.length == 0 ? nullptr : "a goodbye with a payload";
+    case FrameKind::kAbort:
+      if (header.length != 0) return "an abort with a payload";
+      return header.tag <= std::uint64_t{INT_MAX} + 1 ? nullptr : "an abort that accuses what is no rank";
+  }
+  return "a frame of an unknown kind";
+}
 
 }  // namespace elaswave::comm

@@ -12,61 +12,13 @@
 #include <vector>
 
 #include "comm/errors.h"
+#include "comm/handshake_messages.h"
 #include "comm/shm_channel.h"
 
 namespace elaswave::comm {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x336b6e696c776c65;  // "elwlink3", little-endian
-constexpr std::uint32_t kAllowsShm = 1;
 constexpr char kYes = 'Y', kNo = 'N', kMapped = 'M';
-
-struct Hello {
-  std::uint64_t magic = kMagic;
-  std::int32_t from = -1;
-  std::int32_t to = -1;
-  std::uint32_t flags = 0;
-  std::uint32_t reserved = 0;
-  Digest host{};
-  Digest nonce{};
-};
-
-struct Challenge {
-  std::uint64_t magic = kMagic;
-  std::int32_t rank = -1;
-  std::uint32_t flags = 0;
-  Digest host{};
-  Digest nonce{};
-};
-
-struct Verdict {
-  std::uint32_t refusal = 0;
-  std::uint32_t shm = 0;
-  char unix_name[64] = {};
-};
-
-static_assert(std::has_unique_object_representations_v<Hello> && std::has_unique_object_representations_v<Challenge>,
-              "the proofs cover their bytes");
-
-Digest random_digest() {
-  Digest nonce;
-  std::size_t have = 0;
-  while (have < nonce.size()) {
-    const ssize_t n = ::getrandom(nonce.data() + have, nonce.size() - have, 0);
-    if (n > 0) have += static_cast<std::size_t>(n);
-    if (n < 0 && errno != EINTR) throw CommError("no random bytes: " + describe_errno(errno));
-  }
-  return nonce;
-}
-
-Digest prove(const std::string& token, const char* role, const Hello& hello, const Challenge& challenge) {
-  const std::size_t role_bytes = std::strlen(role);
-  std::vector<std::uint8_t> message(role_bytes + sizeof hello + sizeof challenge);
-  std::memcpy(message.data(), role, role_bytes);
-  std::memcpy(message.data() + role_bytes, &hello, sizeof hello);
-  std::memcpy(message.data() + role_bytes + sizeof hello, &challenge, sizeof challenge);
-  return hmac_sha256(token, message);
-}
 
 template <typename T>
 void put(const Fd& socket, const T& value, Deadline deadline) {
@@ -85,7 +37,7 @@ T get(const Fd& socket, Deadline deadline) {
 std::string random_name() {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string name = "elaswave-";
-  const Digest bytes = random_digest();
+  const Digest bytes = fresh_nonce();
   for (std::size_t i = 0; i < 16; ++i) {
     name += kHex[bytes[i] >> 4];
     name += kHex[bytes[i] & 15];
@@ -159,17 +111,38 @@ void raise_refusal(Refusal refusal, const Identity& own, int peer) {
 
 }  // namespace
 
-Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(int)>& linked, Deadline deadline) {
+Digest fresh_nonce() {
+  Digest nonce;
+  std::size_t have = 0;
+  while (have < nonce.size()) {
+    const ssize_t n = ::getrandom(nonce.data() + have, nonce.size() - have, 0);
+    if (n > 0) have += static_cast<std::size_t>(n);
+    if (n < 0 && errno != EINTR) throw CommError("no random bytes: " + describe_errno(errno));
+  }
+  return nonce;
+}
+
+Digest prove(const std::string& token, const char* role, const Hello& hello, const Challenge& challenge) {
+  const std::size_t role_bytes = std::strlen(role);
+  std::vector<std::uint8_t> message(role_bytes + sizeof hello + sizeof challenge);
+  std::memcpy(message.data(), role, role_bytes);
+  std::memcpy(message.data() + role_bytes, &hello, sizeof hello);
+  std::memcpy(message.data() + role_bytes + sizeof hello, &challenge, sizeof challenge);
+  return hmac_sha256(token, message);
+}
+
+Acceptance accept_link(const Identity& own, const Digest& nonce, Fd socket, const std::function<bool(int)>& linked,
+                       Deadline deadline) {
   Acceptance result;
   const auto hello = get<Hello>(socket, deadline);
-  if (hello.magic != kMagic) throw CommError("a dialer does not speak our protocol");
+  if (hello.magic != kHandshakeMagic) throw CommError("a dialer does not speak our protocol");
   result.peer = hello.from;
 
   Challenge challenge;
   challenge.rank = own.rank;
   challenge.flags = own.allows_shm ? kAllowsShm : 0;
   challenge.host = own.host;
-  challenge.nonce = random_digest();
+  challenge.nonce = nonce;
   put(socket, challenge, deadline);
   put(socket, prove(own.token, "accept", hello, challenge), deadline);
 
@@ -196,17 +169,17 @@ Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(
   return result;
 }
 
-Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline) {
+Dialed dial_link(const Identity& own, const Digest& nonce, int peer, Fd socket, Deadline deadline) {
   Hello hello;
   hello.from = own.rank;
   hello.to = peer;
   hello.flags = own.allows_shm ? kAllowsShm : 0;
   hello.host = own.host;
-  hello.nonce = random_digest();
+  hello.nonce = nonce;
   put(socket, hello, deadline);
 
   const auto challenge = get<Challenge>(socket, deadline);
-  if (challenge.magic != kMagic)
+  if (challenge.magic != kHandshakeMagic)
     throw LinkRefused("what was dialed as rank " + std::to_string(peer) + " is no endpoint");
   const auto their_proof = get<Digest>(socket, deadline);
   // Sent even if theirs is wrong, so that both sides can name the reason.

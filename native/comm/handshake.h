@@ -40,9 +40,14 @@ struct Acceptance {
   std::unique_ptr<Channel> channel;  // null when refused
 };
 
+// 32 random bytes of the system. Throws CommError. A nonce serves one handshake: it is an argument below so that a test
+// can give one that it knows.
+Digest fresh_nonce();
+
 // The acceptor's part. `linked(rank)` says whether a live link to that rank exists already. Throws CommError or
 // DeadlineExceeded for what is not one of our dialers.
-Acceptance accept_link(const Identity& own, Fd socket, const std::function<bool(int)>& linked, Deadline deadline);
+Acceptance accept_link(const Identity& own, const Digest& nonce, Fd socket, const std::function<bool(int)>& linked,
+                       Deadline deadline);
 
 struct Dialed {
   std::unique_ptr<Channel> channel;  // null: the peer still holds an old link to us, or went away; try again
@@ -56,6 +61,6 @@ class LinkRefused : public CommError {
 
 // The dialer's part. Throws LinkRefused when the peer refuses us or is not `peer` ("wrong token", ...), CommError when
 // the connection breaks, which may be for want of room at the peer: try again.
-Dialed dial_link(const Identity& own, int peer, Fd socket, Deadline deadline);
+Dialed dial_link(const Identity& own, const Digest& nonce, int peer, Fd socket, Deadline deadline);
 
 }  // namespace elaswave::comm

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "comm/errors.h"
@@ -86,7 +88,7 @@ void Link::settle_with_arrival(const RequestPtr& request, Slots::iterator slot) 
   const std::shared_ptr<Arrival> arrival = slot->second.arrivals.front();
   slot->second.arrivals.pop_front();
   if (slot->second.arrivals.empty()) slots_.erase(slot);
-  pool_bytes_ -= arrival->bytes;
+  pool_bytes_ -= held_bytes(arrival->bytes);
   const bool coming = in_message_ && incoming_.arrival == arrival;
   if (coming) incoming_.arrival = nullptr;
   if (arrival->bytes != request->bytes) {
@@ -236,27 +238,38 @@ bool Link::begin_message() {
   std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
   if (!accepts(header)) return false;
   incoming_ = Incoming{header, 0, nullptr, nullptr};
-  if (is_admitted(header)) {
-    Slot& slot = slots_[{header.generation, header.tag}];
-    if (slot.receives.empty()) {
-      incoming_.arrival = std::make_shared<Arrival>(
-          Arrival{header.length, std::make_unique_for_overwrite<std::byte[]>(header.length), 0});
-      pool_bytes_ += header.length;
-      slot.arrivals.push_back(incoming_.arrival);
-    } else {
-      const RequestPtr receive = slot.receives.front();
-      slot.receives.pop_front();
-      --receives_posted_;
-      if (slot.receives.empty()) slots_.erase({header.generation, header.tag});
-      if (receive->bytes == header.length) {
-        incoming_.receive = receive;
-      } else {
-        fail(receive, mismatch(*receive, header.length));
-      }
-    }
-  }
+  if (is_admitted(header) && !find_place(header)) return false;
   staged_begin_ += sizeof header;
   in_message_ = true;
+  return true;
+}
+
+// A receive that waits for the message, else memory of the pool. False: there is none, and the link is lost.
+bool Link::find_place(const FrameHeader& header) {
+  const Key key{header.generation, header.tag};
+  const auto waiting = slots_.find(key);
+  if (waiting == slots_.end() || waiting->second.receives.empty()) {
+    // Any length may be announced: what the system has not got ends this link, and not the thread that serves all.
+    std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[header.length]);
+    if (!memory) {
+      lose(Failure::Kind::kComm, "no memory for a message of " + std::to_string(header.length) + " bytes");
+      return false;
+    }
+    incoming_.arrival = std::make_shared<Arrival>(Arrival{header.length, std::move(memory), 0});
+    pool_bytes_ += held_bytes(header.length);
+    slots_[key].arrivals.push_back(incoming_.arrival);
+    return true;
+  }
+  auto& receives = waiting->second.receives;
+  const RequestPtr receive = receives.front();
+  receives.pop_front();
+  --receives_posted_;
+  if (receives.empty()) slots_.erase(waiting);
+  if (receive->bytes == header.length) {
+    incoming_.receive = receive;
+  } else {
+    fail(receive, mismatch(*receive, header.length));
+  }
   return true;
 }
 
@@ -267,14 +280,14 @@ bool Link::is_admitted(const FrameHeader& header) {
 }
 
 bool Link::accepts(const FrameHeader& header) {
-  if (header.magic != FrameHeader::kMagic) {
-    lose(Failure::Kind::kComm, "the stream is out of step (a frame with a wrong magic number)");
+  if (const char* fault = fault_of(header)) {
+    lose(Failure::Kind::kComm, "the stream is out of step (" + std::string(fault) + ")");
     return false;
   }
   if (!is_admitted(header)) return true;
   const auto slot = slots_.find({header.generation, header.tag});
   if (slot != slots_.end() && !slot->second.receives.empty()) return true;
-  if (header.length > limits_.pool_hard_bytes || pool_bytes_ > limits_.pool_hard_bytes - header.length) {
+  if (header.length > limits_.pool_hard_bytes || pool_bytes_ + held_bytes(header.length) > limits_.pool_hard_bytes) {
     lose(Failure::Kind::kComm, "messages without a receive would exceed the hard bound of " +
                                    std::to_string(limits_.pool_hard_bytes) +
                                    " bytes (held: " + std::to_string(pool_bytes_) + "; next: tag " +
@@ -282,7 +295,8 @@ bool Link::accepts(const FrameHeader& header) {
     return false;
   }
   // The first message is always taken: one message larger than the bound must not stand still for ever.
-  if (pool_bytes_ > 0 && pool_bytes_ + header.length > limits_.pool_soft_bytes && receives_posted_ == 0 && !hangup_) {
+  const bool full = pool_bytes_ > 0 && pool_bytes_ + held_bytes(header.length) > limits_.pool_soft_bytes;
+  if (full && receives_posted_ == 0 && !hangup_) {
     stalled_ = true;
     return false;
   }
@@ -322,10 +336,20 @@ void Link::finish_message() {
   incoming_.arrival = nullptr;
   if (const RequestPtr receive = std::exchange(incoming_.receive, nullptr)) complete(receive);
   if (incoming_.header.kind == FrameKind::kAbort) {
-    pending_abort_.post({incoming_.header.generation, PendingAbort::suspect_of(incoming_.header.tag)});
-    signal_.notify();
+    hear({incoming_.header.generation, PendingAbort::suspect_of(incoming_.header.tag)});
   }
   if (incoming_.header.kind == FrameKind::kGoodbye) lose(Failure::Kind::kLost, "it closed its endpoint", true);
+}
+
+// One of a newer generation waits here until we get there: what one peer says of later ones must not hide what another
+// says of this one.
+void Link::hear(PendingAbort::Abort abort) {
+  if (abort.generation > generation_) {
+    if (!told_ || told_->generation < abort.generation) told_ = abort;
+    return;
+  }
+  pending_abort_.post(abort);
+  signal_.notify();
 }
 
 std::unique_ptr<Channel> Link::take_channel() {

@@ -13,6 +13,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -90,6 +91,8 @@ class Link {
   struct KeyHash {
     std::size_t operator()(const Key& key) const;
   };
+  // What a message in the pool counts there: its bookkeeping too, or endless messages without bytes would be free.
+  static std::size_t held_bytes(std::size_t message_bytes) { return message_bytes + 256; }
   // A message that came before its receive.
   struct Arrival {
     std::size_t bytes;
@@ -121,8 +124,10 @@ class Link {
   std::size_t progress_send(std::size_t budget);
   std::size_t progress_receive(std::size_t budget);
   bool begin_message();
+  bool find_place(const FrameHeader& header);
   std::size_t read_payload(std::size_t budget, bool& blocked);
   void finish_message();
+  void hear(PendingAbort::Abort abort);
   bool fill_header();
   bool accepts(const FrameHeader& header);
   bool is_admitted(const FrameHeader& header);
@@ -147,10 +152,11 @@ class Link {
   std::unique_ptr<Channel> channel_;
   std::uint32_t generation_ = 0;  // older messages are dropped
   commit::Guard older_frames_are_dropped_;
-  FailurePtr lost_;                // set once, for good
-  std::atomic<bool> over_{false};  // lost_ is set
-  FailurePtr aborted_;             // until the next generation
-  bool hangup_ = false;            // the peer writes no more: what remains is read whatever the pool's soft bound
+  FailurePtr lost_;                          // set once, for good
+  std::atomic<bool> over_{false};            // lost_ is set
+  FailurePtr aborted_;                       // until the next generation
+  std::optional<PendingAbort::Abort> told_;  // by the peer, of the newest generation that is still to come
+  bool hangup_ = false;  // the peer writes no more: what remains is read whatever the pool's soft bound
   bool write_broken_ = false;
 
   std::deque<Outgoing> outgoing_;

@@ -99,6 +99,7 @@ void Link::advance(std::uint32_t generation) {
   const std::lock_guard lock(mutex_);
   aborted_ = nullptr;
   generation_ = generation;
+  if (told_ && told_->generation <= generation) hear(*std::exchange(told_, std::nullopt));
   const auto older = [&](const Request& request) { return request.generation < generation; };
   const FailurePtr reason =
       comm_failure("rank " + std::to_string(own_rank_) + ": a transfer with rank " + std::to_string(peer_) +
@@ -111,7 +112,7 @@ void Link::advance(std::uint32_t generation) {
       continue;
     }
     for (const auto& arrival : slot->second.arrivals) {
-      pool_bytes_ -= arrival->bytes;
+      pool_bytes_ -= held_bytes(arrival->bytes);
       if (incoming_.arrival == arrival) incoming_.arrival = nullptr;
     }
     slot = slots_.erase(slot);
@@ -173,7 +174,7 @@ void Link::drop_incoming() {
   in_message_ = false;
   const std::shared_ptr<Arrival> arrival = std::exchange(incoming_.arrival, nullptr);
   if (!arrival) return;
-  pool_bytes_ -= arrival->bytes;
+  pool_bytes_ -= held_bytes(arrival->bytes);
   const auto slot = slots_.find({incoming_.header.generation, incoming_.header.tag});
   slot->second.arrivals.remove(arrival);
   if (slot->second.arrivals.empty()) slots_.erase(slot);

@@ -70,7 +70,10 @@ class ShmChannel final : public Channel {
     if (gone_) return close_with("the process ended or closed its endpoint");
     const std::uint64_t tail = out_.header->tail.load(std::memory_order_relaxed);
     const std::uint64_t held = tail - out_.header->head.load(std::memory_order_acquire);
-    if (held > capacity_) return close_with("its shared ring is corrupt");
+    if (held > capacity_) {
+      gone_ = true;  // so that the reading side, which ends links, comes to an end as well
+      return close_with("its shared ring is corrupt");
+    }
     const std::size_t room = std::min(capacity_ - static_cast<std::size_t>(held), kPiece);
     std::size_t written = 0;
     for (int i = 0; i < count && written < room; ++i) {
@@ -100,14 +103,15 @@ class ShmChannel final : public Channel {
 
   bool arm(bool for_read, bool for_write) override {
     if (for_read) {
+      if (gone_) return true;  // also after `write` found it: no event tells of that
       in_.header->reader_sleeps.store(1);
       if (in_.header->tail.load() != in_.header->head.load(std::memory_order_relaxed)) return true;
     }
     if (for_write) {
       out_.header->writer_sleeps.store(1);
       // Half, as the reader rings no earlier.
-      const std::uint64_t tail = out_.header->tail.load(std::memory_order_relaxed);
-      if (tail - out_.header->head.load() <= capacity_ / 2) return true;
+      const std::uint64_t held = out_.header->tail.load(std::memory_order_relaxed) - out_.header->head.load();
+      if (held <= capacity_ / 2 || held > capacity_) return true;  // corrupt: `write` says so
     }
     return false;
   }

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <memory>
 #include <system_error>
+#include <vector>
 
 #include "comm/errors.h"
 
@@ -76,6 +77,21 @@ union FileEnvelope {
   cmsghdr header;
   char space[CMSG_SPACE(sizeof(int))];
 };
+
+// All files that came, as they are open from now on: alignment leaves room for two in the envelope of one.
+std::vector<Fd> files_of(msghdr& message) {
+  std::vector<Fd> files;
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t bytes = head->cmsg_len - CMSG_LEN(0);
+    for (std::size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(head) + at, sizeof fd);
+      files.emplace_back(fd);
+    }
+  }
+  return files;
+}
 
 }  // namespace
 
@@ -240,16 +256,14 @@ Fd recv_file(const Fd& socket, Deadline deadline) {
   message.msg_iovlen = 1;
   message.msg_control = envelope.space;
   message.msg_controllen = sizeof envelope.space;
-  if (!wait_for(socket, POLLIN, deadline) || ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) {
-    throw CommError("no shared segment came: " + describe_errno(errno));
+  if (!wait_for(socket, POLLIN, deadline)) throw DeadlineExceeded("no shared segment came");
+  const ssize_t n = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+  if (n < 0) throw CommError("no shared segment came: " + describe_errno(errno));
+  std::vector<Fd> files = files_of(message);
+  if (n != 1 || files.size() != 1) {
+    throw CommError("the message that should carry the shared segment has " + std::to_string(files.size()) + " files");
   }
-  const cmsghdr* head = CMSG_FIRSTHDR(&message);
-  if (head == nullptr || head->cmsg_type != SCM_RIGHTS || head->cmsg_len != CMSG_LEN(sizeof(int))) {
-    throw CommError("the message that should carry the shared segment has none");
-  }
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
-  return Fd(fd);
+  return std::move(files.front());
 }
 
 }  // namespace elaswave::comm

@@ -58,6 +58,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "edited": edit,
     "missing": lambda folder: (folder / "constants.safetensors").unlink(),
     "no digests": lambda folder: (folder / "digests.json").unlink(),
+    "digests of nothing": lambda folder: (folder / "digests.json").write_text("{}"),
     "costs": lambda folder: (folder / "costs.json").write_text("{"),
     "foreign import": import_something,
 }

@@ -1,0 +1,54 @@
+// `make fuzz`, the native part: every parser that reads bytes of another process.
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "exec/vote.h"
+#include "fuzz.h"
+
+namespace elaswave::tests {
+namespace {
+
+constexpr std::size_t kBoxes = 3;
+
+// Words of another rank; a link delivers whole ones only.
+bool read_vote(const Bytes& input, Draw&) {
+  std::vector<std::uint64_t> words(input.size() / sizeof(std::uint64_t));
+  if (!words.empty()) std::memcpy(words.data(), input.data(), words.size() * sizeof(std::uint64_t));
+  try {
+    return exec::Vote::unpack(words, kBoxes).squares.size() == kBoxes;
+  } catch (const exec::ExecError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::vector<Parser> vote_parsers() {
+  exec::Vote vote;
+  vote.loss = 1.5;
+  vote.squares = {1.0, 0.0, 2.0};
+  std::vector<Bytes> valid;
+  for (std::size_t spans = 0; spans <= exec::Vote::kMostSpans; spans += 4) {
+    vote.consumed.assign(spans, {0, 1, 2, 3});
+    Bytes& bytes = valid.emplace_back();
+    for (const std::uint64_t word : vote.pack()) append(bytes, word);
+  }
+  return {{.name = "vote", .valid = valid, .parse = read_vote}};
+}
+
+}  // namespace elaswave::tests
+
+int main(int argc, char** argv) {
+  using namespace elaswave::tests;
+  std::vector<Parser> parsers;
+  for (auto&& some : {handshake_parsers(), link_parsers(), vote_parsers()}) {
+    parsers.insert(parsers.end(), some.begin(), some.end());
+  }
+  try {
+    return fuzz(parsers, argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fuzz_parsers: %s\n", error.what());
+    return 2;
+  }
+}
