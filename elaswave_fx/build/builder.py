@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -93,7 +94,10 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         state = folder / "state.safetensors"
-        save_file(initial_state(model), state)
+        try:
+            save_file(initial_state(model), state)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"hydra.run.dir: the initial state cannot be written ({error})") from error
     clock.lap("model")
     batches = example_batches(config, source)
     model_print = fingerprint(model)  # before it runs, which may leave traces in it

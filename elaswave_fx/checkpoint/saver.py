@@ -98,21 +98,20 @@ class Saver:
         """Begin a checkpoint if one is due after `done` committed steps. Raises CommError when a peer was lost while
         writing."""
         if self._writing is not None and not self._writing.thread.is_alive():
-            self._collect(last=False)
+            self._collect()
         if self._target.every and done % self._target.every == 0:
             self._save(done)
 
-    def finish(self, done: int) -> None:
-        """Make the last checkpoint, which is complete when this returns. Raises CheckpointError if it could not be
-        written."""
+    def finish(self, done: int) -> str | None:
+        """Make the last checkpoint, which is complete when this returns; or the first rank returns why it is not."""
         if done > self._saved:
             self._save(done)
-        if self._writing is not None:
-            self._collect(last=True)
+        failed = self._collect() if self._writing is not None else None
         if self._begun:
             if self._links.is_first:
                 folders.keep_newest(self._target.folder, self._target.keep)
             self._links.group.barrier(WRITE_S)
+        return failed
 
     def abandon(self) -> None:
         """Give up what this rank is writing, because a rank was lost and another saver takes over."""
@@ -129,7 +128,7 @@ class Saver:
 
     def _save(self, done: int) -> None:
         if self._writing is not None:
-            self._collect(last=False)
+            self._collect()
         if self._begun:
             self._links.group.barrier(WRITE_S)  # The one before is written on all ranks.
         self._begun = True
@@ -139,17 +138,20 @@ class Saver:
         copy_ms = 1e3 * (time.perf_counter() - started)
         self._writing = _Writing(lambda: self._write(done, snapshot, copy_ms), done)
 
-    def _collect(self, last: bool) -> None:
-        """Wait for the thread, and say what became of it. A failed checkpoint ends the run only if it is the last."""
+    def _collect(self) -> str | None:
+        """Wait for the thread, and say what became of it. Returns why the checkpoint has failed, which costs the run
+        nothing unless it is the last."""
         assert self._writing is not None
         writing, self._writing = self._writing, None
         writing.thread.join()
-        if isinstance(writing.error, CheckpointError) and not last:
+        if isinstance(writing.error, CheckpointError):
             self._report(step=writing.step, failed=str(writing.error))
-        elif writing.error is not None:
+            return str(writing.error)
+        if writing.error is not None:
             raise writing.error
-        elif writing.saved is not None:
+        if writing.saved is not None:
             self._report_saved(writing.saved)
+        return None
 
     def _report_saved(self, saved: Saved) -> None:
         self._report(
@@ -188,7 +190,7 @@ class Saver:
             files = ShardFiles(partial, self._pieces, links.ranks.index(links.rank))
             answer = _write_own(files, partial, self._own, snapshot, links.ranks.index(links.rank))
         except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter.
-            answer = {"error": f"rank {links.rank}: {' '.join(str(error).split())}"}
+            answer = {"error": f"rank {links.rank}: {' '.join(str(_root_of(error)).split())}"}
         if not links.is_first:
             _tell(links, answer)
             return None
@@ -212,6 +214,14 @@ class Saver:
         # Until the coordinator has heard of this one, a rollback leads to the one before.
         folders.keep_newest(self._target.folder, max(2, self._target.keep))
         return path, sum(size for size, _ in files.values())
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """The disk's error that an error of torch's was raised in the course of, if there is one."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 class _Writing:

@@ -152,7 +152,9 @@ class WorkerContext:
             else:
                 recorder.event(fields.pop("event"), rank=self.rank, **fields)
         recorder.ended(self.rank, share)
-        if recorder.steps >= steps:
+        if recorder.gave_up is not None:
+            recorder.finish("failed", recorder.gave_up)
+        elif recorder.steps >= steps:
             recorder.finish("completed", None)
         else:
             recorder.finish("interrupted", f"the launcher ended after {recorder.steps} of {steps} steps")

@@ -66,11 +66,15 @@ def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
         recorder = Recorder.create(spec.run_dir, spec.first_step, spec.same_run, began_s)
         failure = built if isinstance(built, Failure) else None
         if isinstance(built, BuildResult):
-            recorder.planned(built.plan, built.units, built.samples, spec.ranks)
             for line in built.lines:
                 shown.message(line)
-            supervisor = _start(spec, built, recorder, shown, stop)
-            failure = supervisor.run()
+            try:
+                recorder.planned(built.plan, built.units, built.samples, spec.ranks)
+                supervisor = _start(spec, built, recorder, shown, stop)
+            except OSError as error:
+                failure = Failure("launcher", f"the job cannot be started ({error})")
+            else:
+                failure = supervisor.run()
     if failure is not None:
         return _failed(recorder, failure)
     return _ended(spec, recorder, stop)

@@ -125,10 +125,9 @@ class Checkpoints:
         if self._saver is not None:
             self._saver.abandon()
 
-    def finish(self, done: int) -> None:
-        """After the last step; returns when the last checkpoint is complete."""
-        if self._saver is not None:
-            self._saver.finish(done)
+    def finish(self, done: int) -> str | None:
+        """After the last step; returns when the last checkpoint is complete, on the first rank with why it is not."""
+        return self._saver.finish(done) if self._saver is not None else None
 
 
 def start_fields(start: Start, contents: Contents) -> Mapping[str, Any]:

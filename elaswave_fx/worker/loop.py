@@ -269,7 +269,10 @@ class Training:
     def _finish(self) -> Mapping[str, Any]:
         worker = self._worker
         assert worker.checkpoints is not None and worker.feed is not None
-        worker.checkpoints.finish(worker.committed.version)
+        done = worker.committed.version
+        failed = worker.checkpoints.finish(done)
+        if failed is not None:
+            worker.context.report_event("gave_up", worker.plan.epoch, step=done, reason=failed)
         share = export_model(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
             worker.context.run_dir, worker.config.copies.mode, _FLOOR_S,

@@ -135,9 +135,8 @@ def _end_job(worker: Worker, plan: Plan, saves: bool) -> None:
     """
     worker.join_group(plan)
     worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
-    if saves and worker.checkpoints is not None:
-        worker.checkpoints.finish(worker.committed.version)
-    raise JobOver(plan.terminal_reason)
+    failed = worker.checkpoints.finish(worker.committed.version) if saves and worker.checkpoints is not None else None
+    raise JobOver(f"{plan.terminal_reason}; {failed}" if failed is not None else plan.terminal_reason)
 
 
 def _check_promoted(worker: Worker, plan: Plan) -> None:

@@ -112,16 +112,25 @@ class FileStore:
         text = "".join(json.dumps(line) + "\n" for line in kept).encode()
         old._remove()
         run_dir.mkdir(parents=True, exist_ok=True)
-        old._link.symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else ELSE))
         replace_file(old._ledger, text)
-        store = FileStore(run_dir)
-        (store.folder / _RUN).symlink_to(run_dir.absolute())
-        store._alive = os.open(store.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(store._alive, fcntl.LOCK_EX)  # Somebody who looks for dead jobs may have it for a moment.
-        store.write_plan(register.epoch, plan)
-        with store._locked():
-            replace_file(store._register, msgspec.json.encode(_Saved(register, _Lines(len(text)))))
-        return store
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else ELSE)
+        try:
+            old._link.symlink_to(folder)
+            return FileStore(run_dir)._begun(register, plan, len(text))
+        except OSError:
+            shutil.rmtree(folder)
+            old._link.unlink(missing_ok=True)
+            raise
+
+    def _begun(self, register: Register, plan: str, ledger_bytes: int) -> FileStore:
+        """This one, with its first files."""
+        (self.folder / _RUN).symlink_to(self._run_dir.absolute())
+        self._alive = os.open(self.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._alive, fcntl.LOCK_EX)  # Somebody who looks for dead jobs may have it for a moment.
+        self.write_plan(register.epoch, plan)
+        with self._locked():
+            replace_file(self._register, msgspec.json.encode(_Saved(register, _Lines(ledger_bytes))))
+        return self
 
     def read(self) -> Register:
         """The current register. Takes no lock: files change as a whole, and one of another epoch is passed over."""
