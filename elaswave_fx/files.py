@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def others_may_change(folder: Path) -> bool:
+    """Whether another user may change what a folder of a cache holds: it, or the one above, is theirs or open to all.
+
+    A folder that does not exist is ours to make. Root and a user's group are trusted."""
+    for place, may_be_shared in ((folder, False), (folder.parent, True)):
+        try:
+            found = place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        is_sticky = may_be_shared and found.st_mode & stat.S_ISVTX  # as /tmp: everybody's, but not what lies in it
+        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & stat.S_IWOTH and not is_sticky):
+            return True
+    return False
 
 
 def file_digest(path: Path) -> str:

@@ -30,8 +30,7 @@ def cut_links(pid: int, others: Iterable[int]) -> int:
     tool = shutil.which("ss")
     if tool is None:
         raise CannotCut("links: `ss` (iproute2) is not installed")
-    theirs = {(local, remote) for other in others for local, remote in _connections(other)}
-    ours = [(local, remote) for local, remote in _connections(pid) if (remote, local) in theirs]
+    ours = links_between(pid, others)
     if not ours:
         return 0
     matches = " or ".join(f"( sport = :{_port(local)} and dport = :{_port(remote)} )" for local, remote in ours)
@@ -42,11 +41,20 @@ def cut_links(pid: int, others: Iterable[int]) -> int:
     return len(ours)
 
 
+def links_between(pid: int, others: Iterable[int]) -> list[tuple[End, End]]:
+    """The process's ends of them: (local, remote)."""
+    theirs = {(local, remote) for other in others for local, remote in _connections(other)}
+    return [(local, remote) for local, remote in _connections(pid) if (remote, local) in theirs]
+
+
 def _connections(pid: int) -> list[tuple[End, End]]:
     """Return (local, remote) of a process's established connections."""
     sockets = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        target = os.readlink(entry.path)
+        try:
+            target = os.readlink(entry.path)
+        except FileNotFoundError:  # closed meanwhile
+            continue
         if target.startswith("socket:["):
             sockets.add(target.removeprefix("socket:[").removesuffix("]"))
     found = []

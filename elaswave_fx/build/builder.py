@@ -36,6 +36,7 @@ from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
 from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.models.build import build_model
 from elaswave_fx.observe.run_directory import RunDirectory
@@ -134,6 +135,8 @@ def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
         return spare, ()
     home = config.cache.path / "programs"
     try:
+        if others_may_change(home):
+            return spare, (f"cache.dir={config.cache.path}: another user may change it; no program is taken or kept",)
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
             return home, ()

@@ -2,7 +2,8 @@
 
 In: a name, a key that the content follows from, a function that makes it. Out: the content, made once per machine.
 Files appear whole (written aside, then renamed), so that ranks that start together do not disturb each other; a file
-that cannot be read is made again. Without a cache folder the function is simply called.
+that cannot be read is made again. Without a cache folder, or with one that another user may change, the function is
+simply called.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.files import others_may_change
 
 
 def digest(*parts: bytes | str | int) -> str:
@@ -28,7 +30,7 @@ def digest(*parts: bytes | str | int) -> str:
 
 def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """The array, memory-mapped read-only if it comes from the cache."""
-    if folder is None:
+    if folder is None or others_may_change(folder):
         return make()
     path = folder / f"{name}-{key}.npy"
     try:
@@ -41,7 +43,7 @@ def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np
 
 def cached_text(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
     """The text, from the cache if it is there."""
-    if folder is None:
+    if folder is None or others_may_change(folder):
         return make()
     path = folder / f"{name}-{key}.json"
     try:

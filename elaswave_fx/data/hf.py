@@ -17,6 +17,7 @@ from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor
 from elaswave_fx.errors import DataError
+from elaswave_fx.files import others_may_change
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
@@ -88,6 +89,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     formats = {_format(path) for path in files}
     if len(formats) > 1:
         raise DataError(f"data.paths={show(config.paths)}: mixes files of {' and '.join(sorted(formats))}")
+    if cache is not None and others_may_change(cache / "datasets"):
+        cache = None
     with _folder(cache) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:

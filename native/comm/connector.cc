@@ -17,6 +17,7 @@ namespace elaswave::comm {
 namespace {
 
 constexpr std::size_t kHandshakes = 16;     // at one time
+constexpr int kAcceptedAtOnce = 64;         // before links have their turn
 constexpr double kHandshakeSeconds = 10.0;  // for one of them
 constexpr std::size_t kRedialers = 16;      // threads that mend links
 constexpr double kRedialSeconds = 0.2;      // for one attempt, so that nobody waits longer for the end of a redial
@@ -207,9 +208,10 @@ bool Connector::is_wanted(int peer) const {
 // ---- being dialed -----------------------------------------------------------------------------------------------
 
 bool Connector::accept_dialers() {
-  while (handshakes_.running() < kHandshakes) {
+  for (int accepted = 0; accepted < kAcceptedAtOnce && handshakes_.running() < kHandshakes; ++accepted) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
+      if (is_of_another_user(socket)) continue;  // closed unread: it could keep a handshake's place for long
       if (!start_handshake(std::move(socket))) return true;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return false;

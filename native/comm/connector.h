@@ -42,7 +42,8 @@ class Connector {
   void mend(Deadline deadline);
   // The rank's link is not to be mended any more.
   void forget(int peer);
-  // Starts handshakes with those who dialed, as many as there may be at one time. True: some still wait.
+  // Starts handshakes with those of our user who dialed, as many as there may be at one time. True: some may still
+  // wait.
   bool accept_dialers();
   void stop();
 

@@ -1,6 +1,9 @@
 #include "comm/socket.h"
 
 #include <fcntl.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -71,6 +74,37 @@ void require_same_user(const Fd& socket) {
     throw CommError("a process of another user asked for shared memory");
   }
 }
+
+struct Port {
+  sa_family_t family;
+  __be32 address[4]{};
+  __be16 port;
+};
+
+Port port_from(const sockaddr_storage& name) {
+  Port port{.family = name.ss_family, .port = 0};
+  if (name.ss_family == AF_INET6) {
+    const auto& at = reinterpret_cast<const sockaddr_in6&>(name);
+    std::memcpy(port.address, &at.sin6_addr, sizeof at.sin6_addr);
+    port.port = at.sin6_port;
+  } else {
+    const auto& at = reinterpret_cast<const sockaddr_in&>(name);
+    std::memcpy(port.address, &at.sin_addr, sizeof at.sin_addr);
+    port.port = at.sin_port;
+  }
+  return port;
+}
+
+// sock_diag(7) knows the owner of one connection by its ports, at once and for everybody who asks.
+struct OwnerQuestion {
+  nlmsghdr header;
+  inet_diag_req_v2 asked;
+};
+struct OwnerAnswer {
+  nlmsghdr header;
+  inet_diag_msg found;
+  char more[512];
+};
 
 // Room for the one descriptor that travels beside the byte.
 union FileEnvelope {
@@ -205,6 +239,39 @@ void recv_all(const Fd& socket, void* data, std::size_t bytes, Deadline deadline
       throw CommError("the connection broke: " + describe_errno(errno));
     }
   }
+}
+
+bool is_of_another_user(const Fd& socket) {
+  sockaddr_storage ours{}, theirs{};
+  socklen_t our_length = sizeof ours, their_length = sizeof theirs;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&ours), &our_length) != 0 ||
+      ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&theirs), &their_length) != 0) {
+    return false;
+  }
+  const Port here = port_from(ours), there = port_from(theirs);
+  OwnerQuestion question{};
+  question.header.nlmsg_len = sizeof question;
+  question.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  question.header.nlmsg_flags = NLM_F_REQUEST;
+  question.asked.sdiag_family = static_cast<std::uint8_t>(there.family);
+  question.asked.sdiag_protocol = IPPROTO_TCP;
+  question.asked.idiag_states = ~0U;
+  question.asked.id.idiag_sport = there.port;
+  question.asked.id.idiag_dport = here.port;
+  std::memcpy(question.asked.id.idiag_src, there.address, sizeof there.address);
+  std::memcpy(question.asked.id.idiag_dst, here.address, sizeof here.address);
+  question.asked.id.idiag_cookie[0] = question.asked.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+
+  const Fd kernel(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!kernel || ::send(kernel.get(), &question, sizeof question, 0) != sizeof question) return false;
+  OwnerAnswer answer{};
+  const ssize_t bytes = ::recv(kernel.get(), &answer, sizeof answer, 0);  // it was written by `send`
+  if (bytes < static_cast<ssize_t>(offsetof(OwnerAnswer, more))) return false;
+  if (answer.header.nlmsg_type != SOCK_DIAG_BY_FAMILY) return false;
+  // Where there is no such connection here, a listener at that port may be found instead.
+  const inet_diag_msg& found = answer.found;
+  if (found.id.idiag_sport != there.port || found.id.idiag_dport != here.port) return false;
+  return found.idiag_uid != ::geteuid();
 }
 
 Fd listen_unix(const std::string& name) {

@@ -49,6 +49,10 @@ void recv_all(const Fd& socket, void* data, std::size_t bytes, Deadline deadline
 // poll() for `events`; false at the deadline.
 bool wait_for(const Fd& socket, short events, Deadline deadline);
 
+// Whether another user of this machine has opened the other end of a TCP connection; false where that cannot be known,
+// as for an end on another machine.
+bool is_of_another_user(const Fd& socket);
+
 // A listening unix socket in the abstract namespace: leaves nothing behind. `name` without the leading zero byte.
 Fd listen_unix(const std::string& name);
 Fd dial_unix(const std::string& name);  // empty when it cannot be reached

@@ -2,6 +2,8 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <latch>
 #include <set>
@@ -137,6 +139,32 @@ TEST(silent_strangers_take_nobodys_place) {
   for (int i = 0; i < 100; ++i) strangers.push_back(dial_tcp("127.0.0.1", endpoints[0]->port(), plenty(), why));
   const auto other = [](int rank) { return std::set<int>{1 - rank}; };
   check_started(endpoints, connect_all(endpoints, other), other);
+}
+
+// The same, but they begin to speak, so that the kernel hands them on at once; of another user, who gets no handshake.
+TEST(another_user_takes_nobodys_place) {
+  if (::geteuid() != 0) return void(std::printf("SKIPPED: only root can be two users\n"));
+  constexpr uid_t kAnother = 65534;
+  auto endpoints = start(2, false);
+  std::vector<Fd> strangers;
+  in_threads(1, [&](int) {
+    // The system call is the thread's alone, the library's would be the process's.
+    CHECK(::syscall(SYS_setresuid, -1, kAnother, -1) == 0);
+    std::string why;
+    for (const auto& endpoint : endpoints) {
+      for (int i = 0; i < 100; ++i) {
+        strangers.push_back(dial_tcp("127.0.0.1", endpoint->port(), plenty(), why));
+        CHECK(::send(strangers.back().get(), "E", 1, MSG_NOSIGNAL) == 1);
+      }
+    }
+  });
+  const auto other = [](int rank) { return std::set<int>{1 - rank}; };
+  check_started(endpoints, connect_all(endpoints, other), other);
+  for (const Fd& stranger : strangers) {
+    CHECK(wait_for(stranger, POLLIN, plenty()));
+    char byte = 0;
+    CHECK(::recv(stranger.get(), &byte, 1, 0) <= 0);
+  }
 }
 
 // Who is cut off in the middle of a handshake, or finds nobody for a while, dials again: the port is that of somebody

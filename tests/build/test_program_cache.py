@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +86,19 @@ def test_a_cache_that_cannot_be_written_costs_a_capture(tmp_path: Path) -> None:
     built = build(load_config(words(tmp_path / "file" / "cache")), tmp_path / "run")
     assert built.origin == "program captured" and built.artifact.parent == tmp_path / "run"
     assert any("cannot be written" in note and "not kept" in note for note in built.notes)
+
+
+def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    config = load_config(words(cache))
+    kept = build(config, tmp_path / "first").artifact
+    for place in (cache, cache / "programs"):
+        place.chmod(0o777)
+        built = build(config, tmp_path / "run")
+        assert built.origin == "program captured" and built.artifact.parent == tmp_path / "run"
+        assert any("another user may change it" in note for note in built.notes)
+        assert not (cached := list(cache.glob("*/*.json"))), cached
+        shutil.rmtree(tmp_path / "run")
+        place.chmod(0o755)
+    cache.chmod(0o1777)
+    assert build(config, tmp_path / "run").artifact == kept, "what lies in /tmp is its owner's alone"

@@ -227,6 +227,15 @@ def test_a_job_whose_processes_were_all_killed_is_settled_by_another(tmp_path: P
     assert living.read() == START
 
 
+def test_a_link_that_somebody_else_has_made_leads_nobody_astray(tmp_path: Path) -> None:
+    living = create(tmp_path / "living")
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (trap / "control").symlink_to(living.folder)
+    assert create(trap).folder != living.folder
+    assert living.read() == START, "the folder of another job of ours is not removed"
+
+
 def test_a_folder_of_the_user_with_that_name_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "mine.py").write_text("")

@@ -32,6 +32,9 @@ from elaswave_fx.train import train
 from tests.runs import Run, small_config
 from tests.waiting import WAIT_S, await_true
 
+SLOW_STEP_S = 0.05
+"""A step of a small run takes less, as a mean over thousands, on a busy machine too."""
+
 
 @dataclass(frozen=True)
 class Finished(Run):
@@ -166,7 +169,7 @@ def job_config(layout: tuple[int, int], *overrides: str, recipe: str = "gpt_stdl
 def finish(config: Config, folder: Path) -> Finished:
     """A run that nobody disturbs from outside, to its end."""
     with Job(config, folder) as job:
-        return job.wait()
+        return job.wait(max(WAIT_S, SLOW_STEP_S * config.steps))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

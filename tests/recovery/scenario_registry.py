@@ -10,6 +10,7 @@ import random
 import signal
 
 from tests.recovery import fault_matrix as cases
+from tests.recovery.endurance import enduring
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
 from tests.recovery.lifecycle_faults import (
     all_copies,
@@ -40,6 +41,7 @@ DRAWS = 20
 """Random cases of each kind of blow from outside."""
 
 SOAK_STEPS, SOAK_S = 5000, 1800.0
+ENDURANCE_STEPS = 10_000
 
 
 def everything(seed: int = 0) -> list[Scenario]:
@@ -53,6 +55,7 @@ def everything(seed: int = 0) -> list[Scenario]:
         *_moments(seed),
         *(stops_itself(layout, ranks_of(layout)[-1], phase) for layout in LAYOUTS for phase in ("forward", "gather")),
         overloaded((2, 2), SOAK_STEPS, hogs=4, timeout_s=SOAK_S),
+        enduring((2, 2), ENDURANCE_STEPS),
     ]
 
 
@@ -102,6 +105,7 @@ def specials() -> list[Scenario]:
         launcher_and_more((2, 2), 0, signal.SIGKILL, coordinator=True),
         launcher_and_more((1, 3), 1, signal.SIGSTOP, coordinator=False),
         overloaded((2, 2), 200, hogs=4, timeout_s=90.0),
+        enduring((2, 2), 800),
     ]
 
 

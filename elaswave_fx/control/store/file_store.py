@@ -267,11 +267,15 @@ class FileStore:
         """Whether the run directory leads to this store, and not to a newer one, or to what an ended job has left."""
         return self._link.is_symlink() and self._link.resolve() == self.folder
 
+    def _leads_back(self) -> bool:
+        """Whether the folder in memory is of this run: a link that somebody else has made may lead to any folder."""
+        return (self.folder / _RUN).resolve() == self._run_dir.resolve()
+
     def _remove(self) -> None:
         """The folder in memory and the link to it, or the folder that an ended job has left."""
         if self._is_linked():
             self._link.unlink()
-            if self.folder.name.startswith(_PREFIX):
+            if self.folder.name.startswith(_PREFIX) and self._leads_back():
                 shutil.rmtree(self.folder, ignore_errors=True)
         elif self._link.exists():
             shutil.rmtree(self._link)
@@ -321,7 +325,7 @@ def settle_dead_jobs() -> None:
     """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory for ever."""
     for folder in MEMORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.getuid():
+            if folder.lstat().st_uid == os.getuid():
                 _settle_if_dead(folder)
 
 
