@@ -151,3 +151,23 @@ def test_input_of_the_user_that_cannot_work(
     lines = [line for line in output.splitlines() if line != "building"]
     assert code == 2 and len(lines) == 1, output
     assert lines[0].startswith(f"error: {error.replace('FOLDER', str(tmp_path))}")
+
+
+def test_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """Each of its processes would start all ranks, in one directory."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "-m",
+        "elaswave_fx.train",
+        "steps=1",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    run = [*command, f"hydra.run.dir={tmp_path / 'run'}"]
+    ended = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode != 0
+    line = "error: train starts its ranks itself, and was started by torchrun or the like (LOCAL_RANK is set)"
+    assert line in ended.stderr and "parallel.dp=2" in ended.stderr, ended.stderr[-2000:]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
