@@ -2,6 +2,7 @@
 
 rank_words((0, 2, 3))           ->  "ranks 0, 2, 3"
 number_ranges((0, 1, 2, 3, 7))  ->  "0-3, 7"
+size_text(80_000)               ->  "78.1 KiB"
 """
 
 from __future__ import annotations
