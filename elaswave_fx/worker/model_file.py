@@ -5,6 +5,7 @@ write_model(run_dir, tensors)  ->  run_dir / "model.safetensors"
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -36,7 +37,8 @@ def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
         except (OSError, SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             refused.append(f"{path.parent} ({reason})")
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
     raise JobOver(f"the model cannot be written to any of {', '.join(refused)}")
 
 

@@ -55,6 +55,19 @@ def test_a_disk_without_room_for_the_model_is_refused_before_the_first_step(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_a_model_goes_elsewhere_when_a_file_has_the_place_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    monkeypatch.chdir(home)
+    (tmp_path / "run").write_text("no directory")
+    path = write_model(tmp_path / "run", TENSORS)
+    assert path.parent == home and load_file(path)["weight"].equal(TENSORS["weight"])
+
+
 def test_a_model_that_can_be_written_nowhere_ends_the_job_with_all_places_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
