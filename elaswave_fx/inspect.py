@@ -24,14 +24,13 @@ def inspect(job: Job) -> int:
 
     from elaswave_fx.build.builder import build, plan_of
     from elaswave_fx.plan.describe import describe
-    from elaswave_fx.program.artifact import Artifact
 
     if job.extra.get("lose"):
         raise ConfigError(f"lose={job.extra['lose']} is not available yet")
     torch.set_num_threads(1)
     out = Path(job.run_dir)
     built = build(job.config, None)
-    artifact = Artifact.load(built.artifact)
+    artifact = built.artifact
     plan = plan_of(job.config, artifact)
     (out / "graph.txt").write_text(graph_text(artifact, plan))
     (out / "plan.json").write_text(plan.to_json())

@@ -138,14 +138,11 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     from elaswave_fx.config.compose import load_config
     from elaswave_fx.passes.assign_stages import make_workload
     from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
-    from elaswave_fx.program.artifact import Artifact
 
     torch.set_num_threads(1)
     config = load_config(list(overrides))
     with tempfile.TemporaryDirectory(prefix="elaswave-survey-") as folder:
-        workload = make_workload(
-            Artifact.load(build(config, Path(folder), calibrate=True).artifact), config.global_batch, 2
-        )
+        workload = make_workload(build(config, Path(folder), calibrate=True).artifact, config.global_batch, 2)
     costs = [unit.forward_s + unit.backward_s for unit in workload.units]
     crossing = crossing_bytes(workload)
     efficiency, border = {}, 0.0

@@ -15,7 +15,6 @@ from elaswave_fx.config.compose import Job, load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.optim.learning_rate import make_schedule
-from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.train import train
 from tests.reference import RandomOp, ReferenceRun, reference_run
 
@@ -69,7 +68,7 @@ def run_job(config: Config, folder: Path) -> Run:
 def reference(config: Config) -> ReferenceRun:
     """The plain PyTorch loop on the same model, data, seed and keyed draws."""
     torch.set_num_threads(1)
-    artifact = Artifact.load(build(config, None).artifact)
+    artifact = build(config, None).artifact
     source = open_source(config)
     batch, granule = config.global_batch, config.parallel.granule
     spans = [(lo, lo + granule) for lo in range(0, batch, granule)] if artifact.batch_coupled else None

@@ -1,7 +1,7 @@
 """The builder: a configuration in, an artifact and an initial state on disk out. Runs once per job, in the launcher's
 child; workers load what it wrote and never trace.
 
-    build(config, folder) -> Built(artifact=~/.cache/elaswave_fx/programs/3f.., state=RUN/.init/state.safetensors)
+    build(config, folder)  ->  Built(artifact=…, folder=~/.cache/elaswave_fx/programs/3f.., state=RUN/.init/…)
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ Planner = Callable[[Config, Artifact], Plan]
 
 @dataclass(frozen=True)
 class Built:
-    """Where the artifact and the initial state lie; the data, opened; seconds that each part took."""
+    """The artifact and the folder that has it; where the initial state lies; the data, opened; seconds of each part."""
 
-    artifact: Path
+    artifact: Artifact
+    folder: Path
     state: Path | None
     source: Source
     seconds: dict[str, float]
@@ -93,9 +94,9 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     model = make_model(config, source.dataset)
     state = None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         state = folder / "state.safetensors"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             save_file(initial_state(model), state)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"hydra.run.dir: the initial state cannot be written ({error})") from error
@@ -106,26 +107,28 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     key = program_key(config, model_print, batches[0], code)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
-    damage = Artifact.damage(target) or _foreign_import(config, model, target)
+    cached, damage = _from_cache(config, model, target)
     if damage is not None:
         notes += (f"cache: {target} is damaged, {damage}; the program is captured again",)
         shutil.rmtree(target)
-    cached = target.exists()
     dump = Path(config.passes.dump) if config.passes.dump else None
-    if not cached or dump is not None:
+    if cached is None or dump is not None:
         # Importing torch.export and the passes takes seconds, which a program from the cache spares.
         from elaswave_fx.build.compile import compile_model
 
-        artifact, constants = compile_model(config, model, batches, dump)
-        artifact.save(target, constants)
+        made, constants = compile_model(config, model, batches, dump)
+        made.save(target, constants)
         clock.lap("capture and passes")
-    if calibrate and not (target / "costs.json").is_file():
+    artifact = cached or Artifact.load(target)
+    if calibrate and not artifact.measured:
         from elaswave_fx.build.compile import measure
 
-        Artifact.save_costs(target, measure(config, model, target, batches[0]))
+        artifact = replace(artifact, measured=measure(config, model, target, batches[0]))
+        Artifact.save_costs(target, artifact.measured)
         clock.lap("measuring")
+    origin = _origin(cached is not None, dump)
     return Built(
-        target, state, source, clock.laps, _origin(cached, dump), (f"the program's key covers {code.words()}", *notes)
+        artifact, target, state, source, clock.laps, origin, (f"the program's key covers {code.words()}", *notes)
     )
 
 
@@ -144,17 +147,23 @@ def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
         return spare, (f"cache.dir={config.cache.path}: cannot be written ({error.strerror}); the program is not kept",)
 
 
-def _foreign_import(config: Config, model: nn.Module, folder: Path) -> str | None:
-    """What a program from the cache would have workers import that neither model nor passes name; None if nothing."""
-    if not folder.exists():
-        return None
+def _from_cache(config: Config, model: nn.Module, folder: Path) -> tuple[Artifact | None, str | None]:
+    """The program that the cache has, or what is wrong with it; neither if it has none.
+
+    It is to import nothing that model and passes do not name.
+    """
+    damage = Artifact.damage(folder)
+    if damage is not None or not folder.exists():
+        return None, damage
     try:
         artifact = Artifact.load(folder)
     except (PlanError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"it is no program ({error})"
+        return None, f"it is no program ({error})"
     own = defining_modules(artifact, (*map(type, model.modules()), *user_pass_classes(config.passes)))
     foreign = sorted(set(artifact.modules) - set(own))
-    return f"it wants to import {foreign[0]}, which the model does not name" if foreign else None
+    if foreign:
+        return None, f"it wants to import {foreign[0]}, which the model does not name"
+    return artifact, None
 
 
 def _origin(cached: bool, dump: Path | None) -> str:
@@ -212,7 +221,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     """
     make_schedule(config.schedule, config.steps)  # A user's schedule is refused here, not by the workers.
     built = build(config, run_dir / ".init", calibrate=True)
-    artifact = Artifact.load(built.artifact)
+    artifact = built.artifact
     plan = planner(config, artifact)
     eval_batches = built.source.eval_batches
     if eval_batches and not artifact.evaluation_exact:
@@ -221,7 +230,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             "running statistics explain; nearest valid: eval.every=0"
         )
     data = {
-        "artifact": str(built.artifact),
+        "artifact": str(built.folder),
         "state": str(built.state),
         "update": update_program(config),
         "eval_batches": eval_batches,
@@ -234,7 +243,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={**data, **_checkpoint_fields(config, run_dir, built, artifact, start)},
+        data={**data, **_checkpoint_fields(config, run_dir, built, start)},
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.notes,
@@ -263,15 +272,13 @@ def _copies_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
     return f"copies: {fatal_words(plan, cost)}"
 
 
-def _checkpoint_fields(
-    config: Config, run_dir: Path, built: Built, artifact: Artifact, start: Start
-) -> Mapping[str, Any]:
+def _checkpoint_fields(config: Config, run_dir: Path, built: Built, start: Start) -> Mapping[str, Any]:
     """Return what workers need for checkpoints, once the one to start from has been looked at."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
         return {}
     assert built.state is not None, "a job has a state"
     initial = InitialState(built.state)
-    contents = contents_of(artifact, built.artifact.name, initial, make_optimizer(config.optimizer), built.source)
+    contents = contents_of(built.artifact, built.folder.name, initial, make_optimizer(config.optimizer), built.source)
     check_start(start, contents, config)
     for path in start.damaged:
         set_aside(path)

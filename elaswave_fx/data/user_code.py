@@ -4,7 +4,8 @@
     code.run(lambda: reads(7))      # in which `with code.watched("data._target_=mine.Points", "sample 7"): …`
       ->  DataError("data._target_=mine.Points: sample 7 has not been read after 60 s (data.deadline_s)")
 
-Nothing can end a thread from outside: one that hangs is left alone, and ends with its process.
+Nothing can end a thread from outside: one that hangs is left alone, and ends with its process. If it holds the
+interpreter's lock as well, the process's parent ends the process, after twice the deadline (`watchdog`).
 """
 
 import sys
@@ -18,12 +19,13 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from elaswave_fx import watchdog
 from elaswave_fx.errors import ElasWaveError
 
 Result = TypeVar("Result")
 
 _LOOK_S = 1.0
-"""Between two looks at what the thread is at, while it is at nothing of the user's."""
+"""Between two looks at what the thread is at."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class _Call:
     place: str
     what: str
     since_s: float
+
+    def overdue(self, deadline_s: float) -> str:
+        return f"{self.place}: {self.what} has not been read after {deadline_s:g} s (data.deadline_s)"
 
 
 class UserCode:
@@ -45,6 +50,7 @@ class UserCode:
         self._deadline_s, self._error = deadline_s, error
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._call: _Call | None = None
+        self._waited = watchdog.Waited()
         self._thread: threading.Thread | None = None
 
     def run(self, job: Callable[[], Result]) -> Result:
@@ -57,15 +63,15 @@ class UserCode:
             self._thread.start()
         future: Future[Result] = Future()
         self._jobs.put((future, job))
-        left_s = self._left_s()
-        while not wait([future], left_s).done:
-            left_s = self._left_s()
+        while not wait([future], self._patience_s()).done:
+            pass
         return future.result()
 
     @contextmanager
     def watched(self, place: str, what: str) -> Iterator[None]:
         """Around each call of the user's code, in a job: the deadline counts from here."""
         self._call = _Call(place, what, time.monotonic())
+        watchdog.expect(2 * self._deadline_s, self._call.overdue(self._deadline_s))
         try:
             yield
         except ElasWaveError:
@@ -74,6 +80,7 @@ class UserCode:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise self._error(f"{place}: {what} cannot be read ({reason})") from error
         finally:
+            watchdog.fulfilled()
             self._call = None
 
     def progress(self) -> str:
@@ -81,17 +88,13 @@ class UserCode:
         call = self._call
         return f"reads {call.what} for {time.monotonic() - call.since_s:.0f} s" if call is not None else ""
 
-    def _left_s(self) -> float:
-        """Until the present call is overdue. Raises if it is."""
+    def _patience_s(self) -> float:
+        """Until the next look at the present call. Raises if it is overdue."""
         call = self._call
-        if call is None:
-            return _LOOK_S
-        left_s = call.since_s + self._deadline_s - time.monotonic()
-        if left_s > 0:
-            return left_s
-        error = self._error(
-            f"{call.place}: {call.what} has not been read after {self._deadline_s:g} s (data.deadline_s)"
-        )
+        left_s = self._deadline_s - self._waited.look(call, time.monotonic())
+        if call is None or left_s > 0:
+            return _LOOK_S if call is None else min(left_s, _LOOK_S)
+        error = self._error(call.overdue(self._deadline_s))
         error.add_note(f"It hangs here:\n{self._stack()}")
         raise error
 

@@ -111,6 +111,9 @@ def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | F
             messages += child.channel.drain()
             if stop.requests:
                 return None
+            hanging = child.watchdog.overdue(time.monotonic())
+            if hanging is not None:
+                return Failure(child.name, hanging, classes=("DataError",))
         return _outcome_of_build(child, messages)
     finally:
         end_children([child])

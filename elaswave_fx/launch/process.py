@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel, ChannelClosed
 from elaswave_fx.launch.stop import STOPPING
+from elaswave_fx.watchdog import Watchdog
 
 _PR_SET_PDEATHSIG = 1
 _OF_THE_DEAD = 19
@@ -41,6 +43,7 @@ class Child:
     pidfd: int
     channel: Channel
     log: Path
+    watchdog: Watchdog
     status: int | None = None
 
     def reap(self) -> int:
@@ -72,14 +75,16 @@ def fork_child(name: str, body: Callable[[Channel], None], log: Path, siblings: 
             channel's end is seen as soon as its one owner is gone.
     """
     ours, theirs = Channel.pair()
+    watchdog = Watchdog()
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        watchdog.guard()
         _run_child(parent, body, theirs, [ours, *(sibling.channel for sibling in siblings)], log)
     theirs.close()
-    return Child(name, pid, os.pidfd_open(pid), ours, log)
+    return Child(name, pid, os.pidfd_open(pid), ours, log, watchdog)
 
 
 @contextmanager
@@ -114,18 +119,19 @@ def _run_child(
         signal.set_wakeup_fd(-1)
         for other in foreign:
             other.close()
-        _redirect(log)
+        _close_standard_files()
         _one_thread()
-        code = _call(body, channel)
+        code = _call(body, channel, log)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
 
 
-def _call(body: Callable[[Channel], None], channel: Channel) -> int:
+def _call(body: Callable[[Channel], None], channel: Channel, log: Path) -> int:
     """The child's entry point: whatever goes wrong in it is the launcher's to show. Returns the exit code."""
     try:
+        _write_to(log)
         body(channel)
         return 0
     except ChannelClosed:
@@ -165,17 +171,27 @@ def outlive_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def _redirect(log: Path) -> None:
-    """Standard output and error go to the log, input is empty; also for native code and after a crash."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (file, 1), (file, 2)):
-        os.dup2(source, target)
-    for spare in {file, nothing} - {0, 1, 2}:
-        os.close(spare)
+def _close_standard_files() -> None:
+    """Input is empty and output goes nowhere, until there is a log; the console is the launcher's."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    if nothing > 2:
+        os.close(nothing)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _write_to(log: Path) -> None:
+    """Standard output and error go to the log, also of native code and after a crash. Raises `ConfigError`."""
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{log}: cannot be written ({error.strerror})") from error
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
     faulthandler.enable(2)
 
 

@@ -290,6 +290,7 @@ class Supervisor:
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
+        self._look_for_hanging(now)
         if self._failures and not self._killed and (self._settled() or now - self._failed_at >= SETTLE_S):
             self._kill_all()
         if not self._killed and self._only_left_out_run(now):
@@ -299,6 +300,14 @@ class Supervisor:
             self._watch(again, COORDINATOR)
         self._show_trouble()
         self._progress.draw()
+
+    def _look_for_hanging(self, now: float) -> None:
+        """A rank in a call that has hung for long and that stops all of its threads cannot say so itself. One that was
+        left out meanwhile hinders nobody."""
+        for rank, child in enumerate(self._children):
+            hanging = child.watchdog.overdue(now) if child.status is None and rank in self._members else None
+            if hanging is not None and rank not in self._failures:
+                self._fail(rank, Failure(child.name, hanging))
 
     def _show_trouble(self) -> None:
         """Tell the user once that files cannot be written, and once that they can."""

@@ -54,19 +54,18 @@ class RunDirectory:
     @staticmethod
     def prepare(path: Path) -> None:
         """Make the directory, and leave what an earlier run left in it. Raises `ConfigError`."""
-        try:
+        with _refused(path):
             (path / "logs").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
 
     @staticmethod
     @contextlib.contextmanager
     def claimed(path: Path) -> Iterator[None]:
         """Have the directory to ourselves until the end, or for as long as a child that is forked meanwhile lives.
 
-        Raises `ConfigError` if somebody has it.
+        Raises `ConfigError` if somebody has it, or it cannot be written.
         """
-        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with _refused(path):
+            descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +111,7 @@ class RunDirectory:
         """
         RunDirectory.prepare(path)
         directory = RunDirectory(path)
-        try:
+        with _refused(path):
             if goes_on_at is not None:
                 directory._set_aside()
                 (path / MODEL).unlink(missing_ok=True)
@@ -125,8 +124,6 @@ class RunDirectory:
                     old.unlink()
             for name in ("metrics.jsonl", "events.jsonl"):
                 directory._open(name)
-        except OSError as error:
-            raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
         return directory
 
     @staticmethod
@@ -207,6 +204,15 @@ class RunDirectory:
 
     def _replace(self, name: str, text: str) -> None:
         replace_file(self.path / name, text.encode(), durable=True)
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Around the first writes to a run directory: what the system refuses is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"hydra.run.dir={path}: cannot be written ({error.strerror})") from error
 
 
 class _LineFile:

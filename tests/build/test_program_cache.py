@@ -84,7 +84,7 @@ def test_a_damaged_program_is_captured_again(name: str, tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_costs_a_capture(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     built = build(load_config(words(tmp_path / "file" / "cache")), tmp_path / "run")
-    assert built.origin == "program captured" and built.artifact.parent == tmp_path / "run"
+    assert built.origin == "program captured" and built.folder.parent == tmp_path / "run"
     assert any("cannot be written" in note and "not kept" in note for note in built.notes)
 
 
@@ -95,7 +95,7 @@ def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> Non
     for place in (cache, cache / "programs"):
         place.chmod(0o777)
         built = build(config, tmp_path / "run")
-        assert built.origin == "program captured" and built.artifact.parent == tmp_path / "run"
+        assert built.origin == "program captured" and built.folder.parent == tmp_path / "run"
         assert any("another user may change it" in note for note in built.notes)
         assert not (cached := list(cache.glob("*/*.json"))), cached
         shutil.rmtree(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 from pathlib import Path
@@ -23,10 +24,10 @@ FOREVER_S = 1e6
 
 
 class Points:
-    """One sample of which is not to be had."""
+    """One sample of which is not to be had. `alone`: no other thread runs while it hangs."""
 
-    def __init__(self, bad: int, raises: bool = False, touched: str | None = None) -> None:
-        self.bad, self.raises, self.touched = bad, raises, touched
+    def __init__(self, bad: int, raises: bool = False, touched: str | None = None, alone: bool = False) -> None:
+        self.bad, self.raises, self.touched, self.alone = bad, raises, touched, alone
 
     def __len__(self) -> int:
         return SAMPLES
@@ -37,6 +38,8 @@ class Points:
                 Path(self.touched).touch()
             if self.raises:
                 raise OSError("no disk")
+            if self.alone:
+                ctypes.PyDLL(None).sleep(int(FOREVER_S))
             time.sleep(FOREVER_S)
         return {"x": torch.full((3,), index / SAMPLES)}
 
@@ -93,6 +96,16 @@ def test_no_rank_is_left_out_for_a_sample_that_nobody_can_read(
     assert healed.code == 0 and healed.summary["samples_seen"] == 12 * BATCH, healed.console
 
 
+def test_a_sample_that_stops_all_threads_of_whoever_reads_it_ends_the_run(tmp_path: Path) -> None:
+    bad = sample_at(BAD_STEP, 0)
+    run = finish(config(bad, f"data.deadline_s={DEADLINE_S}", "data.alone=true"), tmp_path)
+    assert run.code == 1 and not run.orphans
+    wanted = f"data._target_={__name__}.Points: sample {bad} has not been read after {DEADLINE_S} s (data.deadline_s)"
+    assert run.console.splitlines()[-1] in {f"error: rank {rank}: {wanted}" for rank in range(4)}
+    silent, finished = run.of_kind("detected")[0], run.of_kind("finished")[0]
+    assert finished["t_ms"] - silent["t_ms"] + silent["silent_ms"] < 3e3 * DEADLINE_S
+
+
 def test_a_held_out_sample_is_named_too(tmp_path: Path) -> None:
     run = finish(config(TRAIN + 1, f"data.deadline_s={DEADLINE_S}", "eval.every=4"), tmp_path)
     assert run.code == 1 and not run.orphans
@@ -101,9 +114,13 @@ def test_a_held_out_sample_is_named_too(tmp_path: Path) -> None:
     assert len(run.losses) == 4 and not run.of_kind("agreed")
 
 
-@pytest.mark.parametrize("bad", [SAMPLES // 2, sample_at(0, 0)], ids=["tried", "captured with"])
-def test_before_anything_starts_it_is_the_users_to_mend(bad: int, tmp_path: Path) -> None:
-    run = finish(config(bad, "data.deadline_s=1"), tmp_path)
+@pytest.mark.parametrize(
+    ("bad", "alone"),
+    [(SAMPLES // 2, False), (sample_at(0, 0), False), (0, True)],
+    ids=["tried", "captured with", "stops all threads"],
+)
+def test_before_anything_starts_it_is_the_users_to_mend(bad: int, alone: bool, tmp_path: Path) -> None:
+    run = finish(config(bad, "data.deadline_s=1", f"data.alone={alone}"), tmp_path)
     assert run.code == 2 and not run.orphans
     assert run.console.splitlines()[-1] == (
         f"error: data._target_={__name__}.Points: sample {bad} has not been read after 1 s (data.deadline_s)"

@@ -24,7 +24,9 @@ import pytest
 import elaswave_fx
 from elaswave_fx.config.types import CacheConfig
 from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import others_may_change
+from elaswave_fx.launch.ports import claimed_ports
 from tests.recovery.harness import Finished, Job, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
@@ -112,6 +114,30 @@ def test_two_users_train_side_by_side(open_folder: Path, references: References)
 
 
 # --- The stranger
+
+
+@pytest.mark.parametrize("kind", ["listens on it", "has its name"])
+def test_a_port_that_another_user_has_is_refused(kind: str, open_folder: Path) -> None:
+    port, taken = 29610, open_folder / "taken"
+    taken.mkdir(mode=0o777)
+    taken.chmod(0o777)
+
+    def take() -> None:
+        by_name = kind == "has its name"
+        with socket.socket(*((socket.AF_UNIX, socket.SOCK_DGRAM) if by_name else ())) as place:
+            place.bind(f"\0elaswave-port-{port + 1}" if by_name else ("127.0.0.1", port + 1))
+            if not by_name:
+                place.listen()
+            (taken / "yes").touch()
+            signal.pause()
+
+    with as_stranger(take):
+        await_true((taken / "yes").exists, "the port is taken")
+        busy = f"launch.port={port}: port {port + 1} \\(rank 1\\) is busy; nearest valid: {port + 2}, or 0 for any"
+        with pytest.raises(ConfigError, match=busy), claimed_ports(port, 3):
+            pass
+    with claimed_ports(port, 3):
+        pass
 
 
 @dataclass
