@@ -211,17 +211,18 @@ def _failed(recorder: Recorder, failure: Failure) -> int:
     return _say(failure)
 
 
-def _finish(recorder: Recorder, outcome: str, reason: str | None) -> bool:
-    """Whether the summary could be written."""
+def _finish(recorder: Recorder, outcome: str, reason: str | None, closing: str = "") -> bool:
+    """Whether the summary could be written; the user reads `closing`, then why it could not."""
+    trouble = ""
     try:
         recorder.finish(outcome, reason)
     except OSError as error:
-        if recorder.directory.path.is_dir():
-            print(
-                f"error: {recorder.directory.path}: cannot be written ({error.strerror})", file=sys.stderr, flush=True
-            )
-        return False
-    return True
+        trouble = f"error: {recorder.directory.path}: the summary cannot be written ({error.strerror})"
+    if closing:
+        print(closing, flush=True)
+    if trouble and recorder.directory.path.is_dir():
+        print(trouble, file=sys.stderr, flush=True)
+    return not trouble
 
 
 def _say(failure: Failure) -> int:
@@ -245,12 +246,10 @@ def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
         print(f"error: {wrong}", file=sys.stderr, flush=True)
         return 1
     if recorder.steps >= spec.steps:
-        written = _finish(recorder, "completed", None)
-        print(recorder.closing_line(), flush=True)
-        return 0 if written else 1
+        return 0 if _finish(recorder, "completed", None, recorder.closing_line()) else 1
     assert stop.number is not None
-    _finish(recorder, "interrupted", f"{stop.number.name} after {committed}")
-    print(f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}", flush=True)
+    closing = f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}"
+    _finish(recorder, "interrupted", f"{stop.number.name} after {committed}", closing)
     return 1
 
 

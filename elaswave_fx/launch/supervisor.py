@@ -28,6 +28,7 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.scheduling import answer_soon
 
 TICK_S = 0.1
 """A signal or a redraw waits this long at most."""
@@ -77,6 +78,7 @@ class Supervisor:
     def run(self) -> Failure | None:
         """Run until every worker has ended; return the failure that ended the run, if one did. No process is left
         behind."""
+        answer_soon()  # after the forks: ranks compute
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._progress.message(f"workers: {pids}; logs in {self._recorder.directory.path / 'logs'}")
         self._recorder.event("started", pids={str(rank): child.pid for rank, child in enumerate(self._children)})

@@ -53,6 +53,7 @@ from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.errors import CommError
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.scheduling import answer_soon
 
 __all__ = ["LIMITS", "Agent", "ControlAddress", "Decision", "Excluded", "Go", "Holdings", "Over", "Progress"]
 
@@ -181,6 +182,7 @@ class Agent:
     # --- The thread ---
 
     def _run(self) -> None:
+        answer_soon()
         socket = RankSocket(self._address, self._state.rank)
         try:
             warm_up(self._state, self._first)

@@ -37,6 +37,7 @@ from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.scheduling import answer_soon
 
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
@@ -147,6 +148,7 @@ class Service:
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code. Who ends last clears up."""
+        answer_soon()
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if self._channel is not None:
