@@ -39,13 +39,14 @@ class AssignStages:
     pp: int
     micro_batch: int | None = None
     copies: int = 1
+    exact: bool = False
 
     def apply(self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int) -> Plan:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy.
 
         Raises ConfigError naming the key for a shape that leaves a rank without work or memory.
         """
-        workload = make_workload(artifact, global_batch, state_tensors)
+        workload = make_workload(artifact, global_batch, state_tensors, self.exact)
         try:
             plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
         except ConfigError as error:
@@ -67,7 +68,7 @@ def _what_takes_memory(artifact: Artifact) -> str:
     )
 
 
-def make_workload(artifact: Artifact, global_batch: int, state_tensors: int) -> Workload:
+def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exact: bool = False) -> Workload:
     """What the planner needs to know of a program: measured costs where there are any, analytic ones elsewhere."""
     itemsize = getattr(torch, artifact.work_dtype).itemsize
     return Workload(
@@ -83,6 +84,7 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int) -> 
         state_bytes_per_element=_MASTER_BYTES + GRADIENT_BYTES + 4 * state_tensors,
         work_bytes_per_element=itemsize,
         least_elements=least_elements(sum(bucket.numel for bucket in artifact.buckets)),
+        exact=exact,
     )
 
 

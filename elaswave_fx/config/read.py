@@ -23,7 +23,6 @@ from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
 NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
-    "exact": (False,),
     "policy": ("elaswave",),
     "planner.axes": (("dataflow", "graph", "frequency"),),
     "rng.reshard": (True,),
@@ -41,6 +40,7 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     config = schema.read(Config, read_groups(plain), "", extra=(*extra, "recipe"))
     _refuse_later(config)
     _check_shape(config)
+    _check_exact(config)
     _check_init_from(config)
     _check_checkpoint(config)
     _check_emulated(config)
@@ -108,6 +108,18 @@ def _check_shape(config: Config) -> None:
             f"parallel.micro_batch={shape.micro_batch}: must hold at least one granule of "
             f"parallel.granule={shape.granule}; nearest valid: {shape.granule}"
         )
+
+
+def _check_exact(config: Config) -> None:
+    """Refuse what would compute with other shapes, whose bits are others, or computes nothing."""
+    shape = config.parallel
+    if config.exact and shape.micro_batch not in (None, shape.granule):
+        raise ConfigError(
+            f"parallel.micro_batch={shape.micro_batch}: exact=true runs one granule at a time, of "
+            f"parallel.granule={shape.granule}, in every layout; nearest valid: parallel.granule={shape.micro_batch}"
+        )
+    if config.exact and config.device == "emulated":
+        raise ConfigError("exact=true: device=emulated computes nothing; nearest valid: exact=false")
 
 
 def _check_init_from(config: Config) -> None:

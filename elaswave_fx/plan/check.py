@@ -96,10 +96,10 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
                     f"micro-batch {index} of rank {tile.rank} is {piece}; micro-batches begin and end at granules "
                     f"of {granule}"
                 )
-            if plan.workload.batch_coupled and len(piece) != granule:
+            if plan.workload.single_granules and len(piece) != granule:
                 yield (
-                    f"micro-batch {index} of rank {tile.rank} has {len(piece)} samples; batch-coupled programs run "
-                    f"one granule of {granule} at a time"
+                    f"micro-batch {index} of rank {tile.rank} has {len(piece)} samples; batch-coupled programs and "
+                    f"exact sums take one granule of {granule} at a time"
                 )
             position = piece.hi
         if position != tile.samples.hi:

@@ -59,7 +59,9 @@ class Workload:
 
     `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
     `work_bytes_per_element` is the size of an element as the units compute with it.
-    `batch_coupled`: a micro-batch is exactly one granule. `micro_batch`: the user's upper bound in samples, if any.
+    `batch_coupled`: the model computes with the samples of a micro-batch together, and `exact`: the bits of the result
+    do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
+    samples, if any.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     """
 
@@ -73,6 +75,7 @@ class Workload:
     work_bytes_per_element: int = 4
     micro_batch: int | None = None
     least_elements: int = 1
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -94,6 +97,16 @@ class Workload:
             _check_units(f"bucket {bucket.name}", bucket.users, len(self.units))
         if self.global_batch < 1 or self.granule < 1:
             raise PlanError(f"workload: global_batch {self.global_batch} and granule {self.granule} must be positive")
+
+    @property
+    def single_granules(self) -> bool:
+        """Whether every micro-batch is exactly one granule."""
+        return self.batch_coupled or self.exact
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of an element of a gradient while it is summed; exact sums are doubles."""
+        return 2 * GRADIENT_BYTES if self.exact else GRADIENT_BYTES
 
     @property
     def granules(self) -> int:

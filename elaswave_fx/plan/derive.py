@@ -197,7 +197,7 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[R
     for box in boxes:
         own = len(box.span)
         for rank in set(box.readers) - {box.owner}:
-            reduced[rank] += GRADIENT_BYTES * own
+            reduced[rank] += workload.sum_bytes * own
         copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
         takers = set(box.readers) - box.local_materializers
         gathered[box.owner] += workload.work_bytes_per_element * own * len(takers)

@@ -96,13 +96,15 @@ class EngineSpec:
     """All that an engine is told, but for its tensors and programs.
 
     `world`: all ranks of the vote. `boxes`: those of the plan, the same on every rank. `units`: those of the own tile.
-    `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state".
+    `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state". `exact`: gradients are summed without regard
+    to order, and without loss.
     """
 
     rank: Rank
     seed: int
     global_batch: int
     granule: int
+    exact: bool
     record_dtype: str
     copy_mode: str
     world: tuple[Rank, ...]
@@ -144,6 +146,7 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         seed=job.seed,
         global_batch=plan.workload.global_batch,
         granule=artifact.granule,
+        exact=plan.workload.exact,
         record_dtype=job.record_dtype,
         copy_mode=job.copy_mode,
         world=plan.ranks,

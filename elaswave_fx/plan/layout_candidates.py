@@ -98,7 +98,7 @@ def micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int |
 
     `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
     """
-    if workload.batch_coupled:
+    if workload.single_granules:
         yield workload.granule
         return
     count = 1 if depth == 1 else min(granules, MICRO_BATCHES_PER_STAGE * depth)

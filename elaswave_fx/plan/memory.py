@@ -43,7 +43,7 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
     )
     return Memory(
         params=sum(u.param_bytes for u in workload.units[units.lo : units.hi]),
-        grads=GRADIENT_BYTES * touched,
+        grads=workload.sum_bytes * touched,
         state=workload.state_bytes_per_element * kept,
         saved=in_flight * micro_batch * sum(u.saved_bytes for u in workload.units[units.lo : units.hi]),
         received=arriving,
@@ -66,7 +66,7 @@ def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
         "copies": base * held,
         "records": GRADIENT_BYTES * (total + (held if mode == "log" else 0)),
         "parameters": workload.work_bytes_per_element * computed,
-        "gradients": GRADIENT_BYTES * computed,
+        "gradients": workload.sum_bytes * computed,
     }
     return {name: round(size / max(1, total), 3) for name, size in parts.items()}
 
@@ -107,7 +107,7 @@ class MemoryTable:
         )
         return (
             _between(self._params, units)
-            + GRADIENT_BYTES * (_between(self._touched, units) - twice)
+            + self._workload.sum_bytes * (_between(self._touched, units) - twice)
             + self._workload.state_bytes_per_element * self._kept(_between(self._owned, units))
             + in_flight * micro_batch * _between(self._saved, units)
             + arriving

@@ -214,6 +214,8 @@ def _columns_reason(
     parts.append(_micro_batch_reason(found.tiles, max(depths), micro_batch))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
+    elif workload.exact:
+        parts.append("exact sums keep each micro-batch at one granule")
     return "; ".join(parts)
 
 

@@ -124,7 +124,7 @@ def _row(
     workload: Workload, units: Span, members: Sequence[Member], shares: Sequence[int], size: int
 ) -> Iterator[Tile]:
     """The tiles of one stage with micro-batches of at most `size`, within the user's bound."""
-    if workload.batch_coupled:
+    if workload.single_granules:
         size = workload.granule
     if workload.micro_batch is not None:
         size = min(size, max(workload.granule, workload.micro_batch))

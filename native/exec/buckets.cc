@@ -1,10 +1,12 @@
 #include "buckets.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "memory.h"
 #include "program.h"
+#include "tensor_span.h"
 
 namespace elaswave::exec {
 namespace {
@@ -62,7 +64,7 @@ std::size_t Buckets::add_region(const Parameter& parameter) {
   for (std::size_t i = 0; i < bucket.regions.size(); ++i) {
     if (bucket.regions[i].offset == offset && bucket.regions[i].numel == numel) return i;
   }
-  if (!bucket.accumulator.defined()) bucket.accumulator = device_zeros({bucket.spec.numel}, at::kFloat);
+  if (!bucket.accumulator.defined()) bucket.accumulator = zeros(bucket);
   bucket.regions.push_back({offset, numel, view_of(bucket.accumulator, parameter)});
   return bucket.regions.size() - 1;
 }
@@ -93,18 +95,32 @@ void Buckets::accumulate(BucketId id, std::size_t region, const at::Tensor& grad
     throw ExecError("bucket " + at(id).spec.name + ": the gradient of the parameter at " +
                     std::to_string(target.offset) + " has another shape than the parameter");
   }
-  if (target.written) {
-    target.view.add_(gradient);
-  } else {
+  if (!target.written) {
     target.view.copy_(gradient);
     target.written = true;
+  } else if (exact_) {
+    const at::Tensor values = gradient.to(at::kFloat).contiguous();
+    add_exactly(span_of<double>(target.view), span_of<const float>(values), target.offset, at(id).residuals);
+  } else {
+    target.view.add_(gradient);
   }
+}
+
+at::Tensor Buckets::zeros(const Bucket& bucket) const {
+  return device_zeros({bucket.spec.numel}, exact_ ? at::kDouble : at::kFloat);
+}
+
+Residuals Buckets::residuals(BucketId id, std::int64_t lo, std::int64_t hi) const {
+  Residuals found;
+  std::copy_if(at(id).residuals.begin(), at(id).residuals.end(), std::back_inserter(found),
+               [lo, hi](const Residual& residual) { return residual.element >= lo && residual.element < hi; });
+  return found;
 }
 
 at::Tensor Buckets::gradient(BucketId id) {
   Bucket& bucket = at(id);
   if (!bucket.work.defined()) return {};
-  if (!bucket.accumulator.defined()) bucket.accumulator = device_zeros({bucket.spec.numel}, at::kFloat);
+  if (!bucket.accumulator.defined()) bucket.accumulator = zeros(bucket);
   for (Region& region : bucket.regions) {
     if (!region.written) region.view.zero_();
   }
@@ -135,6 +151,7 @@ void Buckets::wait_sends(BucketId id) {
 void Buckets::end_step() {
   for (Bucket& bucket : buckets_) {
     for (Region& region : bucket.regions) region.written = false;
+    bucket.residuals.clear();
   }
 }
 

@@ -1,5 +1,6 @@
-// Buckets: what ranks compute with - the working copies of parameters and the sums of their gradients. Their state is
-// in the shard store; whether a working copy is whole is the commit machine's to know. Private to exec/.
+// Buckets: what ranks compute with - the working copies of parameters and the sums of their gradients, which are fp32
+// in the order of the micro-batches or, if the sums are to be exact, doubles with residuals (exact_sum.h). Their state
+// is in the shard store; whether a working copy is whole is the commit machine's to know. Private to exec/.
 //
 //   backward units -> accumulate -> gradient (the flat sum) ... write, receive_part (new working copy) -> wait_ready
 #pragma once
@@ -12,13 +13,15 @@
 
 #include "commit/machine.h"
 #include "declarations.h"
+#include "exact_sum.h"
 #include "tensor_transfers.h"
 
 namespace elaswave::exec {
 
 class Buckets {
  public:
-  Buckets(commit::StepMachine& machine, TensorTransfers& transfers) : machine_(machine), transfers_(transfers) {}
+  Buckets(commit::StepMachine& machine, TensorTransfers& transfers, bool exact)
+      : machine_(machine), transfers_(transfers), exact_(exact) {}
 
   // The same buckets with the roles of now, which the machine has taken over. There is a working copy of what this rank
   // reads any box of; one that was there before stays, a new one has no content. Regions are forgotten.
@@ -37,10 +40,12 @@ class Buckets {
   // Waits until the working copy is whole. Throws ExecError if it is stale.
   void wait_ready(BucketId bucket);
   void wait_all_ready();
-  // The first contribution of a step is copied, later ones are added in order.
+  // The first contribution of a step is copied, later ones are added.
   void accumulate(BucketId bucket, std::size_t region, const at::Tensor& gradient);
   // The step's sum so far, flat; zero where nothing was added. Undefined where this rank reads no box of it.
   at::Tensor gradient(BucketId bucket);
+  // What the sums of the elements [lo, hi) lack, if they are exact.
+  Residuals residuals(BucketId bucket, std::int64_t lo, std::int64_t hi) const;
 
   // Pieces of the next working copy. `write` puts one that is made here in place, if there is a working copy here.
   void write(BucketId bucket, std::int64_t lo, const at::Tensor& master);
@@ -67,7 +72,8 @@ class Buckets {
   struct Bucket {
     BucketSpec spec;
     at::Tensor work;
-    at::Tensor accumulator;  // fp32, flat; parameters without a region stay zero
+    at::Tensor accumulator;  // flat; parameters without a region stay zero
+    Residuals residuals;
     std::vector<Region> regions;
     std::vector<comm::Transfer> gathers, gather_sends;
     std::vector<commit::BoxRange> gathered;  // of each of `gathers`
@@ -76,9 +82,11 @@ class Buckets {
   Bucket& at(BucketId bucket) { return buckets_[bucket.index()]; }
   const Bucket& at(BucketId bucket) const { return buckets_[bucket.index()]; }
   void wait_gathers(Bucket& bucket);
+  at::Tensor zeros(const Bucket& bucket) const;
 
   commit::StepMachine& machine_;
   TensorTransfers& transfers_;
+  bool exact_;
   std::vector<Bucket> buckets_;
 };
 

@@ -29,9 +29,10 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
       transfers_(spec_.rank, std::move(endpoint)),
       values_(transfers_),
       machine_(spec_.rank, spec_.copy_mode),
-      buckets_(machine_, transfers_),
+      buckets_(machine_, transfers_, spec_.exact),
       shards_(machine_, transfers_, buckets_,
-              {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }}),
+              {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }},
+              spec_.exact),
       updates_(transfers_) {
   shards_.set_record_type(spec_.record_dtype);
   link(spec_);

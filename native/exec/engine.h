@@ -41,6 +41,7 @@
 #include "commit/machine.h"
 #include "declarations.h"
 #include "emulation.h"
+#include "exact_sum.h"
 #include "optimizer.h"
 #include "program_library.h"
 #include "shard_store.h"
@@ -268,7 +269,7 @@ class Engine {
   const Tensors* inputs_ = nullptr;
   Hyper hyper_;  // per group: grad_scale, then the caller's
   StepOptions options_;
-  double loss_ = 0.0, count_ = 0.0;
+  ExactTotal loss_, count_;
   Consumed consumed_;
   at::ScalarType loss_dtype_ = at::kFloat;
   StepResult result_;

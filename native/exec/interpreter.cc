@@ -28,9 +28,9 @@ std::int64_t resident_peak_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
-std::vector<Vote> unpacked(const Votes& votes, std::size_t boxes) {
+std::vector<Vote> unpacked(const Votes& votes) {
   std::vector<Vote> all;
-  for (const auto& [rank, words] : votes) all.push_back(Vote::unpack(words, boxes));
+  for (const auto& [rank, words] : votes) all.push_back(Vote::unpack(words));
   return all;
 }
 
@@ -58,7 +58,7 @@ void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadli
   inputs_ = &inputs;
   transfers_.set_deadline(deadline_s);
   votes_.clear();
-  loss_ = count_ = 0.0;
+  loss_ = count_ = ExactTotal();
   consumed_ = Consumed();
   result_ = StepResult();
   device_.begin();
@@ -94,12 +94,17 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
   run(spec_.schedule.evaluate, nullptr);
   EvalResult result;
   try {
-    all_gather_votes(Vote{loss_, count_, 0.0, 0, {}, {}, {}, {}}.pack(), spec_.world, 1);
-    for (const auto& [rank, words] : votes_) {
-      const Vote part = Vote::unpack(words, 0);
-      result.loss += part.loss;
-      result.count += part.count;
+    Vote mine;
+    mine.loss = loss_;
+    mine.count = count_;
+    all_gather_votes(mine.pack(), spec_.world, 1);
+    ExactTotal loss, count;
+    for (const Vote& vote : unpacked(votes_)) {
+      loss.add(vote.loss);
+      count.add(vote.count);
     }
+    result.loss = loss.value();
+    result.count = count.value();
     votes_.clear();
   } catch (...) {
     leave_step();
@@ -214,15 +219,15 @@ void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std
 
 // From here on this rank has promised that it can do its part of the step, whatever happens to others.
 void Engine::vote() {
-  if (count_ < 0.0) throw ExecError("the model returned a negative count of targets, " + std::to_string(count_));
-  Vote mine{loss_,
-            count_,
-            static_cast<double>(resident_peak_bytes()),
-            0,
-            options_.content,
-            shards_.owned_digest(),
-            consumed_.spans(),
-            {}};
+  const double count = count_.value();
+  if (count < 0.0) throw ExecError("the model returned a negative count of targets, " + std::to_string(count));
+  Vote mine;
+  mine.memory_bytes = static_cast<double>(resident_peak_bytes());
+  mine.content = options_.content;
+  mine.state = shards_.owned_digest();
+  mine.consumed = consumed_.spans();
+  mine.loss = loss_;
+  mine.count = count_;
   mine.squares = shards_.wait_ready();
   updates_.wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
@@ -231,7 +236,7 @@ void Engine::vote() {
   const std::vector<RankId> peers = peers_in(cast);
   all_gather_votes(mine.pack(), peers, 0);
   for (const RankId peer : peers) machine_.vote_arrived(peer);
-  commit(unpacked(votes_, shards_.size()));
+  commit(unpacked(votes_));
   if (result_.updated) updates_.apply(programs_, tables_);
 }
 
@@ -260,19 +265,19 @@ commit::Actions Engine::commit(const std::vector<Vote>& votes) {
 }
 
 void Engine::sum_votes(const std::vector<Vote>& votes) {
-  double square = 0.0, peak = 0.0;
+  ExactTotal loss, count, squares;
+  double peak = 0.0;
   for (const Vote& vote : votes) {
-    result_.loss += vote.loss;
-    result_.count += vote.count;
+    loss.add(vote.loss);
+    count.add(vote.count);
+    squares.add(vote.squares);
     result_.stop = result_.stop || (vote.flags & Vote::kStop) != 0;
     peak = std::max(peak, vote.memory_bytes);
   }
-  // Box by box: who owns them and where stages are cut does not change the order, hence not the bits.
-  for (std::size_t box = 0; box < shards_.size(); ++box) {
-    for (const Vote& vote : votes) square += vote.squares[box];
-  }
+  result_.loss = loss.value();
+  result_.count = count.value();
   result_.memory_bytes = static_cast<std::int64_t>(peak);
-  compute_clip(square);
+  compute_clip(squares.value());
 }
 
 // As torch.nn.utils.clip_grad_norm_ on the mean gradient.
@@ -339,7 +344,7 @@ void Engine::refresh(const std::vector<std::vector<RankId>>& wanted, double dead
 
 StepResult Engine::finish(const Votes& all) {
   const BelowAutogradGuard guard;
-  const std::vector<Vote> votes = unpacked(all, shards_.size());
+  const std::vector<Vote> votes = unpacked(all);
   machine_.finish(voters_of(all));
   votes_ = all;
   const commit::Actions updates = commit(votes);

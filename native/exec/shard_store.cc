@@ -3,10 +3,12 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "memory.h"
 #include "program.h"
+#include "tensor_span.h"
 
 namespace elaswave::exec {
 namespace {
@@ -54,23 +56,19 @@ Digest digest_of_record(const at::Tensor& record) {
   return digest;
 }
 
-// In double, over interleaved partial sums so that the loop is not one long chain of additions; fixed order.
-double sum_of_squares(const at::Tensor& tensor) {
-  constexpr std::int64_t kLanes = 8;
-  double partial[kLanes] = {};
-  const float* data = tensor.const_data_ptr<float>();
-  const std::int64_t count = tensor.numel();
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = data[i + lane];
-      partial[lane] += value * value;
-    }
-  }
-  double total = 0.0;
-  for (; i < count; ++i) total += static_cast<double>(data[i]) * static_cast<double>(data[i]);
-  for (const double part : partial) total += part;
-  return total;
+constexpr std::int64_t kResidualWords = 2;
+static_assert(sizeof(Residual) == kResidualWords * sizeof(std::int64_t));
+
+at::Tensor packed(const Residuals& residuals) {
+  const at::Tensor words = host_empty({static_cast<std::int64_t>(residuals.size()), kResidualWords}, at::kLong);
+  std::memcpy(words.mutable_data_ptr(), residuals.data(), words.nbytes());
+  return words;
+}
+
+void append(Residuals& residuals, const at::Tensor& words) {
+  const std::size_t before = residuals.size();
+  residuals.resize(before + static_cast<std::size_t>(words.size(0)));
+  std::memcpy(residuals.data() + before, words.const_data_ptr(), words.nbytes());
 }
 
 std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
@@ -189,22 +187,43 @@ void ShardStore::reduce(BucketId bucket) {
 
 void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
   sends_.push_back(transfers_.send(own_part(boxes), owner, tag_of(kReduceTag, boxes.first.index())));
+  if (!exact_) return;
+  const Elements elements = elements_of(boxes);
+  const Residuals residuals = buckets_.residuals(elements.bucket, elements.lo, elements.hi);
+  const at::Tensor count = host_empty({1}, at::kLong);
+  *count.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(residuals.size());
+  sends_.push_back(transfers_.send(count, owner, tag_of(kResidualCountTag, boxes.first.index())));
+  if (residuals.empty()) return;
+  sends_.push_back(transfers_.send(packed(residuals), owner, tag_of(kResidualsTag, boxes.first.index())));
 }
 
 void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
-  const at::Tensor part = host_empty({elements_of(boxes).numel()}, at::kFloat);
-  const std::uint64_t tag = tag_of(kReduceTag, boxes.first.index());
-  parts_.push_back({reader, boxes, transfers_.receive(part, reader, tag), part});
+  Part part{reader, boxes, host_empty({elements_of(boxes).numel()}, exact_ ? at::kDouble : at::kFloat), {}, {}, {}};
+  const auto expect = [&](const at::Tensor& tensor, std::uint64_t kind) {
+    part.receives.push_back(transfers_.receive(tensor, reader, tag_of(kind, boxes.first.index())));
+  };
+  expect(part.tensor, kReduceTag);
+  if (exact_) expect(part.count = host_empty({1}, at::kLong), kResidualCountTag);
+  parts_.push_back(std::move(part));
 }
 
 void ShardStore::advance() {
   for (Part& part : parts_) {
-    if (!part.here && transfers_.test(part.transfer)) take_part(part);
+    const auto done = [this](const comm::Transfer& each) { return transfers_.test(each); };
+    if (!part.here && std::all_of(part.receives.begin(), part.receives.end(), done)) take_part(part);
   }
 }
 
+// What was awaited of a part is here; residuals follow if there are any.
 void ShardStore::take_part(Part& part) {
+  if (part.count.defined() && !part.residuals.defined() && *part.count.const_data_ptr<std::int64_t>() > 0) {
+    part.residuals = host_empty({*part.count.const_data_ptr<std::int64_t>(), kResidualWords}, at::kLong);
+    part.receives = {
+        transfers_.receive(part.residuals, part.reader, tag_of(kResidualsTag, part.boxes.first.index()))};
+    return;
+  }
   part.here = true;
+  if (exact_) merge(part);
   perform(machine_.part_arrived(part.boxes, part.reader));
 }
 
@@ -214,8 +233,41 @@ const at::Tensor& ShardStore::part_of(BoxId first, RankId reader) const {
   return found->tensor;
 }
 
+// Exact sums know no order: a part is added when it comes, and its memory is given back.
+void ShardStore::merge(Part& part) {
+  Run& run = run_at(part.boxes.first);
+  begin_total(part.boxes);
+  const at::Tensor arrived = std::exchange(part.tensor, at::Tensor());
+  if (run.total.defined()) {
+    add_exactly(span_of<double>(run.total), span_of<const double>(arrived), elements_of(part.boxes).lo, run.residuals);
+  } else {
+    run.total = arrived;
+  }
+  if (part.residuals.defined()) append(run.residuals, std::exchange(part.residuals, at::Tensor()));
+}
+
+// With what this rank has added itself, if it reads the boxes.
+void ShardStore::begin_total(commit::BoxRange boxes) {
+  Run& run = run_at(boxes.first);
+  const std::vector<RankId>& readers = machine_.roles(boxes.first).readers;
+  if (run.total.defined() || std::find(readers.begin(), readers.end(), transfers_.rank()) == readers.end()) return;
+  const Elements elements = elements_of(boxes);
+  run.total = own_part(boxes);
+  run.residuals = buckets_.residuals(elements.bucket, elements.lo, elements.hi);
+}
+
+at::Tensor ShardStore::exact_total(commit::BoxRange boxes) {
+  begin_total(boxes);
+  Run& run = run_at(boxes.first);
+  const at::Tensor rounded = host_empty({run.total.numel()}, at::kFloat);
+  round_exactly(span_of<const double>(run.total), elements_of(boxes).lo, run.residuals, span_of<float>(rounded));
+  run.total = at::Tensor();
+  run.residuals.clear();
+  return rounded;
+}
+
 // Contributions are added in rank order, the own one at its place.
-void ShardStore::sum(commit::BoxRange boxes) {
+at::Tensor ShardStore::ordered_total(commit::BoxRange boxes) const {
   at::Tensor total;
   for (const RankId reader : machine_.roles(boxes.first).readers) {
     const at::Tensor part = reader == transfers_.rank() ? own_part(boxes) : part_of(boxes.first, reader);
@@ -225,6 +277,11 @@ void ShardStore::sum(commit::BoxRange boxes) {
       total = part;
     }
   }
+  return total;
+}
+
+void ShardStore::sum(commit::BoxRange boxes) {
+  const at::Tensor total = exact_ ? exact_total(boxes) : ordered_total(boxes);
   Run& run = run_at(boxes.first);
   run.header = at::Tensor();
   run.record = total;
@@ -275,13 +332,14 @@ void ShardStore::take_record(BoxId first) {
   }
 }
 
-std::vector<double> ShardStore::wait_ready() {
+ExactTotal ShardStore::wait_ready() {
   for (Part& part : parts_) {
-    if (part.here) continue;
-    transfers_.wait({&part.transfer, 1});
-    take_part(part);
+    while (!part.here) {
+      transfers_.wait(part.receives);
+      take_part(part);
+    }
   }
-  std::vector<double> squares(size());
+  ExactTotal squares;
   // The backward pass goes through buckets from the last to the first: what comes first is looked at first.
   for (std::size_t index = size(); index-- > 0;) {
     const BoxId box = BoxId::at(index);
@@ -290,7 +348,7 @@ std::vector<double> ShardStore::wait_ready() {
       transfers_.wait(at(box).coming->transfers);
       take_state(box);
     }
-    if (machine_.owns(box) && machine_.recorded(box)) squares[index] = sum_of_squares(at(box).gradient);
+    if (machine_.owns(box) && machine_.recorded(box)) squares.add_squares(span_of<const float>(at(box).gradient));
   }
   transfers_.wait(sends_);
   sends_.clear();
@@ -310,7 +368,11 @@ void ShardStore::end_step() {
 void ShardStore::forget_transfers() {
   parts_.clear();
   sends_.clear();
-  for (Run& run : runs_) run.receives.clear();
+  for (Run& run : runs_) {
+    run.receives.clear();
+    run.total = at::Tensor();
+    run.residuals.clear();
+  }
 }
 
 // --- Updates and parameters

@@ -21,6 +21,7 @@
 #include "buckets.h"
 #include "commit/machine.h"
 #include "declarations.h"
+#include "exact_sum.h"
 #include "shard_state.h"
 #include "tensor_transfers.h"
 
@@ -39,8 +40,9 @@ struct UpdateRule {
 
 class ShardStore {
  public:
-  ShardStore(commit::StepMachine& machine, TensorTransfers& transfers, Buckets& buckets, UpdateRule rule)
-      : machine_(machine), transfers_(transfers), buckets_(buckets), rule_(std::move(rule)) {}
+  // `exact`: gradients of ranks are added without regard to order, and without loss.
+  ShardStore(commit::StepMachine& machine, TensorTransfers& transfers, Buckets& buckets, UpdateRule rule, bool exact)
+      : machine_(machine), transfers_(transfers), buckets_(buckets), rule_(std::move(rule)), exact_(exact) {}
 
   // The same boxes with their roles of now, which the machine has taken over.
   void install(const std::vector<BoxSpec>& specs);
@@ -66,9 +68,8 @@ class ShardStore {
   void reduce(BucketId bucket);
   // Takes what has arrived of gradients; never blocks.
   void advance();
-  // Waits for all sums and records. Returns per box the sum of squares if this rank owns it, else 0: in an order that
-  // does not know who owns what.
-  std::vector<double> wait_ready();
+  // Waits for all sums and records. Returns the sum of squares of the gradient of the boxes that this rank owns.
+  ExactTotal wait_ready();
   // Takes the states that have arrived, but for those that the next vote waits for; never blocks.
   void take_states();
   void end_step();
@@ -82,11 +83,14 @@ class ShardStore {
   struct Part {  // of another reader
     RankId reader;
     commit::BoxRange boxes;
-    comm::Transfer transfer;
-    at::Tensor tensor;
+    at::Tensor tensor;            // until it was merged
+    at::Tensor count, residuals;  // of exact sums: their number, then they themselves
+    std::vector<comm::Transfer> receives;
     bool here = false;
   };
   struct Run {                        // of the step; at its first box
+    at::Tensor total;                 // of exact sums: of the parts that are here, with residuals
+    Residuals residuals;
     at::Tensor record, header;        // as they travel
     commit::BoxRange boxes{BoxId()};  // of the record that is received
     std::vector<comm::Transfer> receives;
@@ -125,6 +129,10 @@ class ShardStore {
   void expect_part(commit::BoxRange boxes, RankId reader);
   void take_part(Part& part);
   const at::Tensor& part_of(BoxId first, RankId reader) const;
+  void merge(Part& part);
+  void begin_total(commit::BoxRange boxes);
+  at::Tensor exact_total(commit::BoxRange boxes);
+  at::Tensor ordered_total(commit::BoxRange boxes) const;
   void sum(commit::BoxRange boxes);
   void send_record(commit::BoxRange boxes, RankId holder);
   void expect_record(commit::BoxRange boxes, RankId owner);
@@ -144,6 +152,7 @@ class ShardStore {
   TensorTransfers& transfers_;
   Buckets& buckets_;
   UpdateRule rule_;
+  bool exact_;
   at::ScalarType record_type_ = at::kFloat;
   Hyper hyper_;
   std::vector<Box> boxes_;

@@ -67,6 +67,7 @@ class SpecReader {
   void read_sizes() {
     spec_.global_batch = data_.field("global_batch").integer();
     spec_.granule = data_.field("granule").integer();
+    spec_.exact = data_.field("exact").boolean();
     if (spec_.granule < 1 || spec_.global_batch < 1) {
       throw ExecError("engine: global batch and granule must be at least 1");
     }
@@ -392,6 +393,7 @@ void check_successor(const EngineSpec& before, const EngineSpec& after) {
   expect_same("the seed", before.seed == after.seed);
   expect_same("the global batch", before.global_batch == after.global_batch);
   expect_same("the granule", before.granule == after.granule);
+  expect_same("the kind of sums", before.exact == after.exact);
   expect_same("the dtype of records", before.record_dtype == after.record_dtype);
   expect_same("the copy mode", before.copy_mode == after.copy_mode);
   expect_same("the number of buckets", before.buckets.size() == after.buckets.size());

@@ -69,9 +69,9 @@ void Engine::keep_outputs(const Step& step, const std::vector<OutputBinding>& bi
       values_.set_activation(bound->value, step.micro_batch, output.toTensor());
     } else if (std::holds_alternative<Loss>(bindings[i])) {
       loss_dtype_ = output.toTensor().scalar_type();
-      loss_ += output.toTensor().item<double>();
+      loss_.add(output.toTensor().item<double>());
     } else if (std::holds_alternative<Count>(bindings[i])) {
-      count_ += output.isTensor() ? output.toTensor().item<double>() : output.toScalar().to<double>();
+      count_.add(output.isTensor() ? output.toTensor().item<double>() : output.toScalar().to<double>());
     } else if (const auto* yielded = std::get_if<UpdateValue>(&bindings[i])) {
       updates_.collect(*yielded, micro_batch(step.micro_batch).lo, output.toTensor());
     }

@@ -2,12 +2,13 @@
 // the step: loss, count, clipping norm and verdict follow from them. Also what the ledger needs. No torch in here.
 //
 // As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
-//   loss, count, peak memory [float64]  flags  content lo, hi  state lo, hi [uint64]
+//   peak memory [float64]  flags  content lo, hi  state lo, hi [uint64]
 //   number of spans, then kMostSpans of them, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
-//   squares of box 0, 1, … [float64]
+//   loss, count, squares [ExactTotal each: the digits from the least one on, then how many values were not finite]
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "digest.h"
+#include "exact_sum.h"
 #include "ids.h"
 #include "program.h"
 
@@ -73,16 +75,16 @@ class Consumed {
 struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
   static constexpr std::size_t kMostSpans = 8;
-  static constexpr std::size_t kFixedWords = 9 + 4 * kMostSpans;
+  static constexpr std::size_t kHeadWords = 7;
+  static constexpr std::size_t kWords = kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords;
 
-  double loss = 0.0;  // sums over the rank's samples
-  double count = 0.0;
   double memory_bytes = 0.0;
   std::uint64_t flags = 0;
   Digest content;  // of the samples that the rank consumed
   Digest state;    // of the boxes that it owns, before the step
   std::vector<WorkSpan> consumed;
-  std::vector<double> squares;  // per box, 0 for those it does not own
+  ExactTotal loss, count;  // sums over the rank's samples
+  ExactTotal squares;      // of the gradient of the boxes that it owns
 
   // Throws ExecError if the rank consumed more separate spans than a vote has room for.
   std::vector<std::uint64_t> pack() const {
@@ -90,32 +92,43 @@ struct Vote {
       throw ExecError("vote: " + std::to_string(consumed.size()) +
                       " separate spans were consumed; a vote has room for " + std::to_string(kMostSpans));
     }
-    std::vector<std::uint64_t> words = {bits(loss), bits(count), bits(memory_bytes), flags,          content.lo,
-                                        content.hi, state.lo,    state.hi,           consumed.size()};
+    std::vector<std::uint64_t> words = {bits(memory_bytes), flags,    content.lo,     content.hi,
+                                        state.lo,           state.hi, consumed.size()};
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
     }
-    words.resize(kFixedWords, 0);
-    for (const double square : squares) words.push_back(bits(square));
+    words.resize(kHeadWords + 4 * kMostSpans, 0);
+    for (const ExactTotal* total : {&loss, &count, &squares}) {
+      const auto digits = total->words();
+      words.insert(words.end(), digits.begin(), digits.end());
+    }
     return words;
   }
 
-  // Throws ExecError unless there is a word for each of `boxes`, and no more spans than there is room for.
-  static Vote unpack(const std::vector<std::uint64_t>& words, std::size_t boxes) {
-    if (words.size() != kFixedWords + boxes) {
-      throw ExecError("vote: " + std::to_string(words.size()) + " words; with " + std::to_string(boxes) +
-                      " boxes it has " + std::to_string(kFixedWords + boxes));
+  // Throws ExecError unless there are as many words and no more spans than there is room for.
+  static Vote unpack(const std::vector<std::uint64_t>& words) {
+    if (words.size() != kWords) {
+      throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(kWords));
     }
-    if (words[8] > kMostSpans) {
-      throw ExecError("vote: says that it has " + std::to_string(words[8]) + " spans; there is room for " +
+    if (words[6] > kMostSpans) {
+      throw ExecError("vote: says that it has " + std::to_string(words[6]) + " spans; there is room for " +
                       std::to_string(kMostSpans));
     }
-    Vote vote{
-        real(words[0]), real(words[1]), real(words[2]), words[3], {words[4], words[5]}, {words[6], words[7]}, {}, {}};
-    for (std::size_t i = 9; i < 9 + 4 * words[8]; i += 4) {
+    Vote vote;
+    vote.memory_bytes = real(words[0]);
+    vote.flags = words[1];
+    vote.content = {words[2], words[3]};
+    vote.state = {words[4], words[5]};
+    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
       vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
     }
-    for (std::size_t i = 0; i < boxes; ++i) vote.squares.push_back(real(words[kFixedWords + i]));
+    std::size_t at = kHeadWords + 4 * kMostSpans;
+    for (ExactTotal* total : {&vote.loss, &vote.count, &vote.squares}) {
+      std::array<std::uint64_t, ExactTotal::kWords> digits;
+      std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(at), digits.size(), digits.begin());
+      *total = ExactTotal(digits);
+      at += digits.size();
+    }
     return vote;
   }
 

@@ -1,4 +1,5 @@
 // `make fuzz`, the native part: every parser that reads bytes of another process.
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -9,14 +10,15 @@
 namespace elaswave::tests {
 namespace {
 
-constexpr std::size_t kBoxes = 3;
-
 // Words of another rank; a link delivers whole ones only.
 bool read_vote(const Bytes& input, Draw&) {
   std::vector<std::uint64_t> words(input.size() / sizeof(std::uint64_t));
   if (!words.empty()) std::memcpy(words.data(), input.data(), words.size() * sizeof(std::uint64_t));
   try {
-    return exec::Vote::unpack(words, kBoxes).squares.size() == kBoxes;
+    const exec::Vote vote = exec::Vote::unpack(words);
+    exec::ExactTotal total = vote.loss;
+    total.add(vote.squares);
+    return vote.consumed.size() <= exec::Vote::kMostSpans && !std::isinf(total.value());
   } catch (const exec::ExecError&) {
     return false;
   }
@@ -26,8 +28,8 @@ bool read_vote(const Bytes& input, Draw&) {
 
 std::vector<Parser> vote_parsers() {
   exec::Vote vote;
-  vote.loss = 1.5;
-  vote.squares = {1.0, 0.0, 2.0};
+  vote.loss.add(1.5);
+  vote.squares.add(3.0);
   std::vector<Bytes> valid;
   for (std::size_t spans = 0; spans <= exec::Vote::kMostSpans; spans += 4) {
     vote.consumed.assign(spans, {0, 1, 2, 3});

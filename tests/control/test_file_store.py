@@ -28,6 +28,7 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store import file_store
+from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore, _Lines, refuse_foreign, settle_dead_jobs
 from elaswave_fx.control.store.ledger import Payload, covers_once
 from elaswave_fx.errors import ConfigError
@@ -44,7 +45,9 @@ START = Register(Term(0), FIRST, SEED, SEED, None, SEED)
 def commit(version: int, epoch: int = 0) -> Certificate:
     stamp = Stamp(Version(version), Epoch(epoch))
     halves = [WorkSpan(Span(0, 1), Span(6 * r, 6 * r + 6)) for r in (0, 1)]
-    votes = tuple(Vote(stamp, Rank(r), (half,), Payload(count=6.0).pack()) for r, half in enumerate(halves))
+    votes = tuple(
+        Vote(stamp, Rank(r), (half,), Payload(count=ExactTotal.of(6.0)).pack()) for r, half in enumerate(halves)
+    )
     return Certificate(stamp, votes)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote, WorkSpan
+from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.ledger import (
     STOP_WANTED,
     Payload,
@@ -25,22 +27,34 @@ SPANS = (WorkSpan(Span(2, 5), Span(8, 16)), WorkSpan(Span(7, 8), Span(0, 4)))
 def test_the_bytes_are_those_that_the_engine_writes() -> None:
     vote = Payload.unpack(GOLDEN)
     assert vote.pack() == GOLDEN
-    assert vote == Payload(1.5, 6.0, 2**20, STOP_WANTED, 3 + (4 << 64), 5 + (6 << 64), SPANS, (0.25, 0.0, 4.0))
+    squares = ExactTotal.of(2.0**-298) + ExactTotal.of(4.0) + ExactTotal.of(math.inf)
+    totals = (ExactTotal.of(-1.5), ExactTotal.of(6.0), squares)
+    assert vote == Payload(2**20, STOP_WANTED, 3 + (4 << 64), 5 + (6 << 64), SPANS, *totals)
+    assert (vote.loss.value, vote.count.value) == (-1.5, 6.0) and math.isnan(vote.squares.value)
+
+
+def test_totals_are_exact() -> None:
+    values = [0.1, 1e30, 2.0**-149, -1e30, -0.1]
+    total = sum(map(ExactTotal.of, values), ExactTotal())
+    assert total.value == 2.0**-149 and ExactTotal.unpack(total.pack()) == total
+    assert math.copysign(1.0, (ExactTotal.of(-0.0) + ExactTotal.of(-0.0)).value) == 1.0
+    assert ExactTotal.of(-(2.0**340)).infinite == 1 and ExactTotal.of(2.0**-299) == ExactTotal()
 
 
 def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
     assert Payload.unpack(b"") == Payload()
-    with pytest.raises(ValueError, match="a vote's payload has 320 bytes; whole words, at least 328 bytes"):
-        Payload.unpack(GOLDEN[:320])
-    with pytest.raises(ValueError, match="has 330 bytes"):
-        Payload.unpack(GOLDEN[:330])
+    with pytest.raises(ValueError, match="a vote's payload has 575 bytes; it has 576"):
+        Payload.unpack(GOLDEN[:-1])
     with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):
-        Payload.unpack(GOLDEN[:64] + (9).to_bytes(8, "little") + GOLDEN[72:])
+        Payload.unpack(GOLDEN[:48] + (9).to_bytes(8, "little") + GOLDEN[56:])
 
 
 def test_a_line_lists_the_spans_of_every_rank() -> None:
     stamp = Stamp(Version(4), Epoch(1))
-    votes = (Vote(stamp, Rank(2), SPANS, GOLDEN), Vote(stamp, Rank(0), SPANS[:1], Payload(count=1.0).pack()))
+    votes = (
+        Vote(stamp, Rank(2), SPANS, GOLDEN),
+        Vote(stamp, Rank(0), SPANS[:1], Payload(count=ExactTotal.of(1.0)).pack()),
+    )
     line = line_of(Certificate(stamp, votes))
     assert line["tiles"] == {"0": [[2, 5, 8, 16]], "2": [[2, 5, 8, 16], [7, 8, 0, 4]]}
     assert (line["step"], line["epoch"], line["weight_sum"]) == (3, 1, 7.0)

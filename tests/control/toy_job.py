@@ -43,6 +43,7 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
+from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
 from elaswave_fx.control.wire import ControlAddress
@@ -226,7 +227,9 @@ class ToyRank:
             held.record = Record(stamp, (), 0)
         tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
         flags = STOP_WANTED if self.wants_stop() else 0
-        payload = Payload(count=len(tile.samples), content_hash=stamp.version, state_digest=self.rank, flags=flags)
+        payload = Payload(
+            count=ExactTotal.of(len(tile.samples)), content_hash=stamp.version, state_digest=self.rank, flags=flags
+        )
         vote = Vote(stamp, self.rank, (WorkSpan(tile.units, tile.samples),), payload.pack())
         self.votes[stamp, self.rank] = vote
         for peer in members:

@@ -339,6 +339,7 @@ def make_spec(
     boxes: Sequence[Box] | None = None,
     modelled: Callable[[int], Any] = lambda unit: None,
     record_dtype: str = "float32",
+    exact: bool = False,
     copy_mode: str = "log",
 ) -> EngineSpec:
     """All that the engine of a rank is told."""
@@ -348,7 +349,7 @@ def make_spec(
     if update is not None:
         yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
     return EngineSpec(
-        rank=Rank(rank), seed=SEED, global_batch=BATCH, granule=granule, record_dtype=record_dtype,
+        rank=Rank(rank), seed=SEED, global_batch=BATCH, granule=granule, exact=exact, record_dtype=record_dtype,
         copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
         buckets=tuple(

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from elaswave_fx.control.protocol.types import Certificate, WorkSpan
+from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
 from elaswave_fx.errors import PlanError
 from elaswave_fx.observe.metrics import coverage
 from elaswave_fx.plan.box import Span
 
-_HEAD = struct.Struct("<dddQQQQQQ")
+_HEAD = struct.Struct("<dQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
-_WORD = 8
 _CONTENT_MODULUS = 1 << 128
 _LOW = (1 << 64) - 1
 
@@ -30,7 +30,8 @@ STOP_WANTED = 1
 MOST_SPANS = 8
 """Separate spans that a vote has room for; what a rank consumes is one tile as a rule."""
 
-_FIXED = _HEAD.size + MOST_SPANS * _SPAN.size
+_TOTALS = _HEAD.size + MOST_SPANS * _SPAN.size
+_BYTES = _TOTALS + 3 * ExactTotal.BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +40,36 @@ class Payload:
 
     `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `state_digest`: of the boxes that
     it owns, as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `consumed`: what it ran
-    forward, with its holes and with what was run twice. `grad_squares`: of each box of the job, 0 for those that others
-    own. The layout is that of `native/exec/vote.h`.
+    forward, with its holes and with what was run twice. `squares`: of the gradient of the boxes that it owns. The
+    layout is that of `native/exec/vote.h`.
     """
 
-    loss: float = 0.0
-    count: float = 0.0
     memory_bytes: float = 0.0
     flags: int = 0
     content_hash: int = 0
     state_digest: int = 0
     consumed: tuple[WorkSpan, ...] = ()
-    grad_squares: tuple[float, ...] = ()
+    loss: ExactTotal = ZERO
+    count: ExactTotal = ZERO
+    squares: ExactTotal = ZERO
 
     def pack(self) -> bytes:
         """Little-endian words of 8 bytes."""
         words = [word for value in (self.content_hash, self.state_digest) for word in (value & _LOW, value >> 64)]
-        head = _HEAD.pack(self.loss, self.count, self.memory_bytes, self.flags, *words, len(self.consumed))
+        head = _HEAD.pack(self.memory_bytes, self.flags, *words, len(self.consumed))
         spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
-        squares = struct.pack(f"<{len(self.grad_squares)}d", *self.grad_squares)
-        return (head + spans).ljust(_FIXED, b"\0") + squares
+        totals = b"".join(total.pack() for total in (self.loss, self.count, self.squares))
+        return (head + spans).ljust(_TOTALS, b"\0") + totals
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Nothing said gives zeros. Raises `ValueError` for one that breaks off, or has too many or wrong spans."""
+        """Nothing said gives zeros. Raises `ValueError` for one that is too short or long, or has too many or wrong
+        spans."""
         if not data:
             return Payload()
-        if len(data) < _FIXED or len(data) % _WORD:
-            raise ValueError(f"ledger: a vote's payload has {len(data)} bytes; whole words, at least {_FIXED} bytes")
-        loss, count, memory, flags, content, content_high, state, state_high, spans = _HEAD.unpack_from(data)
+        if len(data) != _BYTES:
+            raise ValueError(f"ledger: a vote's payload has {len(data)} bytes; it has {_BYTES}")
+        memory, flags, content, content_high, state, state_high, spans = _HEAD.unpack_from(data)
         if spans > MOST_SPANS:
             raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
         edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
@@ -75,16 +77,13 @@ class Payload:
             consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges)
         except PlanError as error:
             raise ValueError(f"ledger: a vote's payload says what no rank consumes ({error})") from error
-        squares = struct.unpack_from(f"<{(len(data) - _FIXED) // _WORD}d", data, _FIXED)
         return Payload(
-            loss,
-            count,
             memory,
             flags,
             content | content_high << 64,
             state | state_high << 64,
             consumed,
-            squares,
+            *(ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BYTES, ExactTotal.BYTES)),
         )
 
 
@@ -104,7 +103,7 @@ def line_of(certificate: Certificate) -> dict[str, Any]:
         "step": certificate.stamp.version - 1,
         "tiles": {str(vote.rank): [list(edges_of(span)) for span in vote.consumed] for vote in votes},
         "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
-        "weight_sum": sum(payload.count for payload in payloads),
+        "weight_sum": sum((payload.count for payload in payloads), ZERO).value,
         "content_hash": f"{sum(payload.content_hash for payload in payloads) % _CONTENT_MODULUS:032x}",
         "state_digest": f"{sum_of_digests(payload.state_digest for payload in payloads):032x}",
         "epoch": certificate.stamp.epoch,
