@@ -77,7 +77,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("frame", tuple(map(_framed, map(encode, MESSAGES))), _frames, ()),
         Parser("hello", (Hello.of(Rank(3)).frame,), Hello.read, (CommError,)),
         Parser("challenge", (challenge(TOKEN, HELLO),), lambda data: answer(TOKEN, HELLO, data), (CommError,)),
-        Parser("vote", (Payload(loss=ExactTotal.of(1.0), squares=ExactTotal.of(3.0)).pack(),), Payload.unpack, (ValueError,)),
+        Parser("vote", (Payload(loss=ExactTotal.of(1.0)).pack(),), Payload.unpack, (ValueError,)),
         Parser("plan", (small_text().encode(),), lambda data: Plan.from_json(_text(data)), (PlanError,)),
         Parser("register", _register(folder), _in_file(register, _read_register), (OSError,), 4),
         Parser("job file", (_job(folder),), _in_file(job_file, JobFile.read), (ConfigError,), 4),

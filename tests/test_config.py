@@ -157,6 +157,12 @@ REFUSALS = [
         ["parallel.granule=4", "parallel.micro_batch=2"],
         "parallel.micro_batch=2: must hold at least one granule of parallel.granule=4; nearest valid: 4",
     ),
+    (
+        ["exact=true", "parallel.granule=2", "parallel.micro_batch=4"],
+        "parallel.micro_batch=4: exact=true runs one granule at a time, of parallel.granule=2, in every layout; "
+        "nearest valid: parallel.granule=4",
+    ),
+    (["exact=true", "device=emulated"], "exact=true: device=emulated computes nothing; nearest valid: exact=false"),
     (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
     (["model=hf"], "model.name: is missing, model=hf needs a model type as transformers names it"),
     (["model=hf", "model.name=gpt2", "model.task=causal"], "model.task=causal: must be one of causal_lm, "),
@@ -192,7 +198,7 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 
 NOT_YET = [
-    "exact=true", "policy=recycle", "policy=drop_replica", "policy=restart",
+    "policy=recycle", "policy=drop_replica", "policy=restart",
     "planner.axes=[graph]", "rng.reshard=false", "device=cuda", "device=npu", "launch=env",
     "compile=inductor",
 ]  # fmt: skip

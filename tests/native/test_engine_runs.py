@@ -54,7 +54,7 @@ def in_three(boxes: Sequence[Box]) -> list[Box]:
 
 @pytest.mark.parametrize("record_dtype", ["float32", "bfloat16"])
 def test_neighbours_share_their_messages(model: Model, record_dtype: str, started: Callable[..., Ranks]) -> None:
-    """Three times as many boxes: the same parameters to the bit, more words in headers and votes, and nothing else."""
+    """Three times as many boxes: the same parameters to the bit, more words in headers, and nothing else."""
     coarse = with_holders(PAIR)
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
@@ -71,9 +71,8 @@ def test_neighbours_share_their_messages(model: Model, record_dtype: str, starte
     for (losses, works, sent, boxes), (same_losses, same_works, same_sent, more) in started(2, body).results():
         assert losses == same_losses and more == 3 * boxes
         assert all(torch.equal(one, other) for one, other in zip(works, same_works, strict=True))
-        votes = 8 * (len(in_three(coarse)) - len(coarse))  # a sum of squares for each box
         headers = 40 * (more - boxes) // 2  # what this rank owns; it holds as many
-        assert same_sent - sent == 3 * (votes + headers)
+        assert same_sent - sent == 3 * headers
 
 
 # --- Boxes with readers of their own

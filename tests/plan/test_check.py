@@ -225,7 +225,7 @@ def test_batch_coupled_programs_run_one_granule_at_a_time() -> None:
     check_plan(plan)
     joined = with_tile(plan, 0, micro_batches=(Span(0, 4), Span(4, 6), Span(6, 8)))
     assert next(plan_violations(joined)) == (
-        "micro-batch 0 of rank 0 has 4 samples; batch-coupled programs run one granule of 2 at a time"
+        "micro-batch 0 of rank 0 has 4 samples; batch-coupled programs and exact sums take one granule of 2 at a time"
     )
 
 

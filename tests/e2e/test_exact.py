@@ -1,0 +1,141 @@
+"""exact=true: every layout and every history of losses has the bits of one rank that nothing ever happened to."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.config.types import Config
+from elaswave_fx.control.store.ledger import standing
+from tests.recovery.harness import Finished, finish
+from tests.runs import small_config
+
+STEPS = 8
+PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot")
+LAYOUTS = ((2, 1), (4, 1), (1, 2), (2, 2), (3, 2), (2, 3), (1, 4))
+KINDS: tuple[tuple[str, ...], ...] = (
+    ("gpt_stdlib",),
+    ("gpt_stdlib", "precision=bf16", "copies.record=bf16"),
+    ("gpt_stdlib", "optimizer=sgd", "parallel.granule=2"),
+    ("hf_gpt2", "precision=bf16"),
+    ("hf_llama",),
+    ("resnet_digits", "parallel.granule=4"),
+    ("two_tower",),
+)
+"""Recipes with what else is said to them."""
+
+# Every kind of run on two layouts, every layout with several kinds.
+PAIRS = [(kind, LAYOUTS[(2 * number + other) % len(LAYOUTS)]) for number, kind in enumerate(KINDS) for other in (0, 3)]
+
+
+def exact(kind: tuple[str, ...], layout: tuple[int, int] = (1, 1), *words: str) -> Config:
+    dp, pp = layout
+    shape = (f"parallel.dp={dp}", f"parallel.pp={pp}")
+    return small_config(kind[0], *kind[1:], f"steps={STEPS}", "eval.every=4", "exact=true", *shape, *words)
+
+
+def bits(run: Finished) -> dict[str, object]:
+    """All that a run computed; floats are written so that equal texts are equal bits."""
+    assert run.code == 0, run.console[-3000:]
+    return {
+        "losses": run.losses,
+        "norms": [line["grad_norm"] for line in run.metrics],
+        "states": [line["state_digest"] for line in standing(run.ledger)],
+        "contents": [line["content_hash"] for line in standing(run.ledger)],
+        "counts": [line["weight_sum"] for line in standing(run.ledger)],
+        "held-out": (run.folder / "eval.jsonl").read_text(),
+        "params": run.summary["params_digest"],
+        "model": (run.folder / "model.safetensors").read_bytes(),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The bits of one rank, by kind."""
+
+    @cache
+    def of(kind: tuple[str, ...]) -> dict[str, object]:
+        return bits(finish(exact(kind), tmp_path_factory.mktemp("alone") / "run"))
+
+    return of
+
+
+@pytest.mark.parametrize(("kind", "layout"), PAIRS, ids=lambda each: "-".join(map(str, each)))
+def test_every_layout_has_the_bits_of_one_rank(
+    kind: tuple[str, ...], layout: tuple[int, int], alone: object, tmp_path: Path
+) -> None:
+    assert bits(finish(exact(kind, layout), tmp_path)) == alone(kind)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("layout", "phases"), [((4, 1), PHASES[:3]), ((2, 2), PHASES[3:4]), ((3, 2), PHASES[3:])])
+def test_losses_in_every_phase_cost_no_bit(
+    layout: tuple[int, int], phases: tuple[str, ...], alone: object, tmp_path: Path
+) -> None:
+    ranks = [2 * number + 1 if layout == (3, 2) else number for number in range(len(phases))]
+    faults = ",".join(
+        f"{{step: {1 + 2 * number}, rank: {rank}, kind: kill, phase: {phase}}}"
+        for number, (rank, phase) in enumerate(zip(ranks, phases, strict=True))
+    )
+    run = finish(exact(KINDS[0], layout, f"faults=[{faults}]"), tmp_path)
+    assert len(run.of_kind("left")) == len(phases), "the ranks were lost"
+    assert bits(run) == alone(KINDS[0])  # type: ignore[operator]
+
+
+def test_a_run_goes_on_with_the_same_bits_in_another_layout(alone: object, tmp_path: Path) -> None:
+    words = ("checkpoint.every=2", "resume=auto")
+    begun = finish(exact(KINDS[1], (2, 2), *words, "steps=4"), tmp_path)
+    assert begun.code == 0, begun.console
+    gone_on = finish(exact(KINDS[1], (3, 1), *words), tmp_path)
+    found, wanted = bits(gone_on), dict(alone(KINDS[1]))  # type: ignore[operator]
+    assert found["model"] == wanted["model"] and found["losses"] == wanted["losses"]
+    assert found["norms"] == wanted["norms"]
+
+
+# --- Granules that cancel
+
+
+class Scaled:
+    """Samples whose gradients are large, with either sign, or far below what a double keeps beside those."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        scale = (1e10, -1e10, 1e-9, 3e9, -3e9, 1e-12)[index % 6]
+        return {"x": torch.sin(torch.arange(24.0) * (index + 1)), "scale": torch.tensor([scale])}
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return (self.second(torch.tanh(self.first(x))) * scale).sum(), torch.ones_like(scale).sum()
+
+
+def cancelling(layout: tuple[int, int], *words: str) -> Config:
+    return load_config([
+        f"data._target_={__name__}.Scaled", f"model._target_={__name__}.Linear", "exact=true", f"steps={STEPS}",
+        "global_batch=12", f"parallel.dp={layout[0]}", f"parallel.pp={layout[1]}", "schedule=constant",
+        "eval.every=4", "clip_norm=1.0", *words,
+    ])  # fmt: skip
+
+
+def test_what_a_double_cannot_hold_travels_beside_it(tmp_path: Path) -> None:
+    """Without the residuals, sums of the same granules differ by the order of their ranks."""
+    fault = "faults=[{step: 3, rank: 1, kind: kill, phase: reduce}]"
+    runs = [
+        finish(cancelling((dp, 1), *words), tmp_path / f"{dp}-{len(words)}")
+        for dp, words in itertools.chain([(1, ()), (2, ()), (3, ()), (4, ()), (4, (fault,))])
+    ]
+    wanted = bits(runs[0])
+    for run in runs[1:]:
+        assert bits(run) == wanted
+    assert runs[-1].of_kind("left")
