@@ -229,7 +229,11 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
             "running statistics explain; nearest valid: eval.every=0"
         )
+    device = make_device(config.device)
+    device.set_up(threads=1, deterministic=config.exact)
+    fingerprint = device.fingerprint()
     data = {
+        "fingerprint": fingerprint,
         "artifact": str(built.folder),
         "state": str(built.state),
         "update": update_program(config),
@@ -243,7 +247,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={**data, **_checkpoint_fields(config, run_dir, built, start)},
+        data={**data, **_checkpoint_fields(config, run_dir, built, fingerprint, start)},
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.notes,
@@ -272,13 +276,16 @@ def _copies_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
     return f"copies: {fatal_words(plan, cost)}"
 
 
-def _checkpoint_fields(config: Config, run_dir: Path, built: Built, start: Start) -> Mapping[str, Any]:
+def _checkpoint_fields(
+    config: Config, run_dir: Path, built: Built, fingerprint: Mapping[str, str], start: Start
+) -> Mapping[str, Any]:
     """Return what workers need for checkpoints, once the one to start from has been looked at."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
         return {}
     assert built.state is not None, "a job has a state"
     initial = InitialState(built.state)
-    contents = contents_of(built.artifact, built.folder.name, initial, make_optimizer(config.optimizer), built.source)
+    optimizer = make_optimizer(config.optimizer)
+    contents = contents_of(built.artifact, built.folder.name, initial, optimizer, built.source, fingerprint)
     check_start(start, contents, config)
     for path in start.damaged:
         set_aside(path)

@@ -24,6 +24,7 @@ import msgspec
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.config.schema import show
 from elaswave_fx.config.types import Config
+from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 from elaswave_fx.files import file_digest
 
@@ -40,6 +41,7 @@ class Contents:
         frozen: parameters that training leaves alone -> SHA-256 of their bytes; they are not stored.
         samples: how many samples training draws from.
         data_digest: of some of them, spread evenly.
+        fingerprint: what else decides the bits of a step, as `Device.fingerprint` says.
     """
 
     program: str
@@ -47,6 +49,7 @@ class Contents:
     frozen: Mapping[str, str]
     samples: int
     data_digest: str
+    fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,11 @@ def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
 
 
 def check_model(manifest: Manifest, contents: Contents, config: Config, where: Path) -> None:
-    """Refuse a checkpoint of another optimizer, model or data, saying what differs."""
+    """Refuse a checkpoint of another optimizer, model or data, saying what differs; with `exact`, also one of a machine
+    that computes other bits."""
+    other = difference(contents.fingerprint, manifest.contents.fingerprint) if config.exact else None
+    if other is not None:
+        raise ConfigError(f"resume={where}: exact=true cannot go on from it, its run computed other bits: {other}")
     _check_optimizer(manifest.config["optimizer"], plain_config(config)["optimizer"], where)
     _check_tensors(manifest.contents.tensors, contents.tensors, where)
     for name, sha in contents.frozen.items():

@@ -3,10 +3,15 @@
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.utils.deterministic
+
+from elaswave_fx import _native
+from elaswave_fx.files import file_digest
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -15,6 +20,11 @@ _RESET_PEAK = "5"  # proc(5) describes it under clear_refs.
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
+
+_LIBRARIES = re.compile(r"(Intel\(R\) oneAPI Math Kernel Library Version \S+|Intel\(R\) MKL-DNN v\S+)")
+"""Those that compute, in the words of `torch.__config__.show()`."""
+
+_DENORMAL = 1e-40
 
 _KEPT_BYTES = 1 << 30
 """So much of what a step has freed stays with the process: the system hands memory out empty, page by page."""
@@ -26,8 +36,11 @@ class CpuDevice:
     name = "cpu"
     torch_device = torch.device("cpu")
 
-    def set_up(self, threads: int) -> None:
+    def set_up(self, threads: int, deterministic: bool = False) -> None:
         torch.set_num_threads(threads)
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - nothing reads what nobody wrote
         _keep_freed_memory()
         try:
             # A forked worker inherits its parent's peak.
@@ -46,13 +59,21 @@ class CpuDevice:
         return min([physical, *_cgroup_limits()])
 
     def fingerprint(self) -> Mapping[str, str]:
+        features = torch.cpu.get_capabilities()
         return {
             "device": self.name,
-            "model": _cpu_model(),
+            "processor": _cpu_model(),
+            "instructions": " ".join(sorted(name for name, there in features.items() if there is True)),
             "torch": torch.__version__,
+            "libraries": "; ".join(_LIBRARIES.findall(torch.__config__.show())),
+            "c_library": " ".join(platform.libc_ver()),
+            "native": file_digest(Path(_native.__file__)),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "mkl": str(torch.backends.mkl.is_available()),
             "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+            "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+            "denormals": "kept" if (torch.full((1,), _DENORMAL) * 1.0).item() else "flushed",
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "onednn_precision": torch.backends.mkldnn.fp32_precision if torch.backends.mkldnn.is_available() else "",
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         }

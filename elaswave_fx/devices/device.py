@@ -19,8 +19,11 @@ class Device(Protocol):
         """The torch device on which the rank's tensors live."""
         ...
 
-    def set_up(self, threads: int) -> None:
-        """Make the device this process's own; `threads` is the number of threads of one operator on a CPU."""
+    def set_up(self, threads: int, deterministic: bool = False) -> None:
+        """Make the device this process's own; `threads` is the number of threads of one operator on a CPU.
+
+        `deterministic`: operators of which torch says that they are not are errors that name them.
+        """
         ...
 
     def synchronize(self) -> None:

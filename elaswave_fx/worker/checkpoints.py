@@ -39,7 +39,10 @@ from elaswave_fx.program.artifact import Artifact
 _PROBED_SAMPLES = 16
 
 
-def contents_of(artifact: Artifact, key: str, initial: InitialState, optimizer: Optimizer, source: Source) -> Contents:
+def contents_of(
+    artifact: Artifact, key: str, initial: InitialState, optimizer: Optimizer, source: Source,
+    fingerprint: Mapping[str, str],
+) -> Contents:  # fmt: skip
     """What a checkpoint of this run holds and is compared by."""
     frozen = {
         name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in frozen_parameters(artifact)
@@ -50,6 +53,7 @@ def contents_of(artifact: Artifact, key: str, initial: InitialState, optimizer: 
         frozen=frozen,
         samples=source.train.num_samples,
         data_digest=_data_digest(source),
+        fingerprint=fingerprint,
     )
 
 

@@ -21,9 +21,10 @@ from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import edges_of
-from elaswave_fx.devices import make_device
+from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.emulated import Faithfulness
-from elaswave_fx.errors import Aborted, CommError, CopyDiffers, ExecError, JobOver, UpdateFailed
+from elaswave_fx.devices.fingerprint import difference
+from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import GROUPS
@@ -51,8 +52,17 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     JobOver when nobody goes on, ExecError when the runtime refuses the program.
     """
     device = make_device(config.device)
-    device.set_up(threads=1)
+    device.set_up(threads=1, deterministic=config.exact)
+    if config.exact:
+        refuse_other_bits(device, context)
     return Training(set_up(config, context)).run()
+
+
+def refuse_other_bits(device: Device, context: WorkerContext) -> None:
+    """Refuse to compute with others where the same program would have other bits."""
+    other = difference(device.fingerprint(), context.build.data["fingerprint"])
+    if other is not None:
+        raise ConfigError(f"exact=true: rank {context.rank} would compute other bits than the builder: {other}")
 
 
 class Training:

@@ -139,14 +139,14 @@ def test_the_graphs_of_a_program_that_the_cache_has(tmp_path: Path) -> None:
     words = ["recipe=two_tower", "data=synthetic", "data.layout=halves", f"cache.dir={tmp_path}/cache"]
     words.append(f"passes.extra=[{{_target_:{OWN}.Seen,after:cut_units}}]")
     first = build(load_config(words), None)
-    text = (first.artifact / "artifact.json").read_text()
+    text = (first.folder / "artifact.json").read_text()
     again = build(load_config([*words, f"passes.dump={tmp_path}/graphs"]), None)
     assert (first.origin, build(load_config(words), None).origin) == ("program captured", "program from the cache")
     assert again.origin == f"program captured, though the cache has it, with its graphs in {tmp_path}/graphs"
     files = sorted(path.name for path in (tmp_path / "graphs").iterdir())
     assert files[:2] == ["00-capture.txt", "01-normalize.txt"] and files[11] == "11-seen.txt" and len(files) == 16
-    assert again.artifact == first.artifact and (first.artifact / "artifact.json").read_text() == text
-    assert [path.name for path in first.artifact.parent.iterdir()] == [first.artifact.name], "nothing half-written"
-    made = Artifact.load(first.artifact).pipeline
+    assert again.folder == first.folder and (first.folder / "artifact.json").read_text() == text
+    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name], "nothing half-written"
+    made = Artifact.load(first.folder).pipeline
     assert Pipeline.parse(made) == pipeline(*words)
     assert user_passes_of(made) == (f"{OWN}.Seen{{times=1}}",)

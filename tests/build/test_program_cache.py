@@ -69,16 +69,16 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_program_is_captured_again(name: str, tmp_path: Path) -> None:
     config = load_config(words(tmp_path / "cache"))
     first = build(config, None)
-    text = (first.artifact / "artifact.json").read_text()
-    DAMAGES[name](first.artifact)
+    text = (first.folder / "artifact.json").read_text()
+    DAMAGES[name](first.folder)
     second = build(config, None)
-    assert (second.origin, second.artifact) == ("program captured", first.artifact)
-    assert any(f"{first.artifact} is damaged" in note for note in second.notes)
-    body, before = json.loads((second.artifact / "artifact.json").read_text()), json.loads(text)
+    assert (second.origin, second.folder) == ("program captured", first.folder)
+    assert any(f"{first.folder} is damaged" in note for note in second.notes)
+    body, before = json.loads((second.folder / "artifact.json").read_text()), json.loads(text)
     assert body["programs"] == before["programs"] and body["modules"] == []
     third = build(config, None)
     assert third.origin == "program from the cache" and len(third.notes) == 1
-    assert [path.name for path in (tmp_path / "cache" / "programs").iterdir()] == [first.artifact.name]
+    assert [path.name for path in (tmp_path / "cache" / "programs").iterdir()] == [first.folder.name]
 
 
 def test_a_cache_that_cannot_be_written_costs_a_capture(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_costs_a_capture(tmp_path: Path) -> None:
 def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     config = load_config(words(cache))
-    kept = build(config, tmp_path / "first").artifact
+    kept = build(config, tmp_path / "first").folder
     for place in (cache, cache / "programs"):
         place.chmod(0o777)
         built = build(config, tmp_path / "run")
@@ -101,4 +101,4 @@ def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> Non
         shutil.rmtree(tmp_path / "run")
         place.chmod(0o755)
     cache.chmod(0o1777)
-    assert build(config, tmp_path / "run").artifact == kept, "what lies in /tmp is its owner's alone"
+    assert build(config, tmp_path / "run").folder == kept, "what lies in /tmp is its owner's alone"

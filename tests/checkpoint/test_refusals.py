@@ -25,7 +25,6 @@ from elaswave_fx.checkpoint.manifest import (
 from elaswave_fx.checkpoint.start import Start, find_start
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.program.artifact import Artifact
 from tests.runs import small_config
 
 CONFIG = load_config(["steps=20", "global_batch=8"])
@@ -202,7 +201,7 @@ def test_the_folder_keeps_the_newest_and_sweeps_what_is_half(tmp_path: Path) -> 
 def test_every_element_is_written_by_one_rank(recipe: str, dp: int, pp: int) -> None:
     granule = "parallel.granule=4" if recipe == "resnet_digits" else "parallel.granule=1"
     config = small_config(recipe, f"parallel.dp={dp}", f"parallel.pp={pp}", granule)
-    artifact = Artifact.load(build(config, None).artifact)
+    artifact = build(config, None).artifact
     plan = plan_of(config, artifact)
     boxes: dict[str, list[tuple[int, int]]] = {}
     numel = {}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from elaswave_fx.devices import make_device
+from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError
 
 
@@ -24,6 +25,14 @@ def test_fingerprint_says_what_decides_bits(monkeypatch):
     assert before == dict(make_device("cpu").fingerprint())
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert {key for key, value in device.fingerprint().items() if value != before[key]} == {"mkl_cbwr"}
+
+
+def test_a_fingerprint_that_differs_is_told_by_its_item() -> None:
+    here = make_device("cpu").fingerprint()
+    assert difference(here, dict(here)) is None
+    assert difference(here, {**here, "torch": "2.12.0"}) == f"torch is {torch.__version__}, and was 2.12.0 there"
+    assert difference({}, {"mkl_cbwr": ""}) == "mkl_cbwr is not known, and was not set there"
+    assert all(here[item] for item in ("processor", "instructions", "libraries", "c_library", "native"))
 
 
 @pytest.mark.parametrize("name", ["cuda", "npu"])

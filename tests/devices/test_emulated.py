@@ -16,7 +16,6 @@ from elaswave_fx.devices.emulated import Faithfulness, kernels
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch, Rank, local_topology
-from elaswave_fx.program.artifact import Artifact
 from tests.plan.samples import chain, even_columns
 from tests.runs import small_config
 
@@ -64,7 +63,7 @@ def test_kernels_take_what_the_plan_says_at_the_speed_of_the_rank() -> None:
 
 def test_costs_are_scaled_and_keep_their_proportions() -> None:
     config = small_config("two_tower", "parallel.dp=2", "parallel.pp=2")
-    artifact = Artifact.load(build(config, None).artifact)
+    artifact = build(config, None).artifact
     emulated = small_config("two_tower", "parallel.dp=2", "parallel.pp=2", "device=emulated")
     scaled = small_config("two_tower", "parallel.dp=2", "parallel.pp=2", "device=emulated", "emulated.unit_ms=3")
     computed = plan_of(config, artifact)
@@ -74,7 +73,7 @@ def test_costs_are_scaled_and_keep_their_proportions() -> None:
     ratios = [now.forward_s / then.forward_s for now, then in zip(units, before, strict=True)]
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
     assert ratios[0] > 1
-    assert artifact == Artifact.load(build(config, None).artifact)  # nothing of it is kept
+    assert artifact == build(config, None).artifact  # nothing of it is kept
 
 
 def test_the_report_is_of_the_slowest_rank() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.store.ledger import standing
+from elaswave_fx.devices import make_device
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.worker.loop import refuse_other_bits
 from tests.recovery.harness import Finished, finish
 from tests.runs import small_config
 
@@ -95,6 +100,30 @@ def test_a_run_goes_on_with_the_same_bits_in_another_layout(alone: object, tmp_p
     found, wanted = bits(gone_on), dict(alone(KINDS[1]))  # type: ignore[operator]
     assert found["model"] == wanted["model"] and found["losses"] == wanted["losses"]
     assert found["norms"] == wanted["norms"]
+
+
+def test_nobody_goes_on_from_a_run_that_computed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("checkpoint.every=2", "resume=auto")
+    assert finish(exact(KINDS[0], (2, 1), *words, "steps=4"), tmp_path).code == 0
+    there = os.environ["MKL_CBWR"]
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    refused = finish(exact(KINDS[0], (2, 1), *words), tmp_path)
+    assert refused.code == 2
+    assert refused.console.splitlines()[-1].endswith(
+        "step-4: exact=true cannot go on from it, its run computed other bits: "
+        f"mkl_cbwr is COMPATIBLE, and was {there} there"
+    )
+    monkeypatch.setenv("MKL_CBWR", there)
+    assert finish(exact(KINDS[0], (2, 1), *words), tmp_path).code == 0, "nothing was lost"
+
+
+def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
+    device = make_device("cpu")
+    context = SimpleNamespace(
+        rank=3, build=SimpleNamespace(data={"fingerprint": {**device.fingerprint(), "torch": "1"}})
+    )
+    with pytest.raises(ConfigError, match="exact=true: rank 3 would compute other bits than the builder: torch is 2"):
+        refuse_other_bits(device, context)  # type: ignore[arg-type]
 
 
 # --- Granules that cancel

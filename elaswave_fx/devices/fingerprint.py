@@ -1,0 +1,20 @@
+"""What decides the bits of a result besides the program, and the words for two of them that differ.
+
+difference(device.fingerprint(), of_the_checkpoint)  ->  "mkl_cbwr is AUTO, and was AVX512,STRICT there"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """The first item that differs, in words; None if all are equal."""
+    for item in sorted({*here, *there}):
+        if here.get(item) != there.get(item):
+            return f"{item} is {_shown(here.get(item))}, and was {_shown(there.get(item))} there"
+    return None
+
+
+def _shown(value: str | None) -> str:
+    return "not known" if value is None else value or "not set"
