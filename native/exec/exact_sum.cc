@@ -10,7 +10,7 @@ namespace elaswave::exec {
 namespace {
 
 constexpr unsigned kWordBits = 64;
-constexpr unsigned kExponents = 256;                   // of a float; the last one means that it is not finite
+constexpr unsigned kExponents = 256;                          // of a float; the last one means that it is not finite
 constexpr std::size_t kSquaresPerBin = std::size_t{1} << 16;  // of 48 bits, which a word holds
 constexpr std::size_t kTables = 4;  // neighbours often have equal exponents, and would wait for each other
 constexpr std::size_t kBlock = 256;

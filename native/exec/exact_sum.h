@@ -6,8 +6,9 @@
 //   a scalar of the step       ExactTotal, an integer: loss, count, squares of the gradient
 //
 // An addition in floating point loses a part that is itself a number (Knuth's two-sum finds it). A float is a multiple
-// of 2^-149 below 2^128, so sums of up to 2^60 of them, and all such parts, are multiples of 2^-149 below 2^188: doubles
-// for parts, ExactTotal for all of them together, have room. A sum with anything non-finite is NaN; a zero is +0.
+// of 2^-149 below 2^128, so sums of up to 2^60 of them, and all such parts, are multiples of 2^-149 below 2^188:
+// doubles for parts, ExactTotal for all of them together, have room. A sum with anything non-finite is NaN; a zero is
+// +0.
 #pragma once
 
 #include <array>

@@ -218,8 +218,7 @@ void ShardStore::advance() {
 void ShardStore::take_part(Part& part) {
   if (part.count.defined() && !part.residuals.defined() && *part.count.const_data_ptr<std::int64_t>() > 0) {
     part.residuals = host_empty({*part.count.const_data_ptr<std::int64_t>(), kResidualWords}, at::kLong);
-    part.receives = {
-        transfers_.receive(part.residuals, part.reader, tag_of(kResidualsTag, part.boxes.first.index()))};
+    part.receives = {transfers_.receive(part.residuals, part.reader, tag_of(kResidualsTag, part.boxes.first.index()))};
     return;
   }
   part.here = true;

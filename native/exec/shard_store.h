@@ -88,8 +88,8 @@ class ShardStore {
     std::vector<comm::Transfer> receives;
     bool here = false;
   };
-  struct Run {                        // of the step; at its first box
-    at::Tensor total;                 // of exact sums: of the parts that are here, with residuals
+  struct Run {         // of the step; at its first box
+    at::Tensor total;  // of exact sums: of the parts that are here, with residuals
     Residuals residuals;
     at::Tensor record, header;        // as they travel
     commit::BoxRange boxes{BoxId()};  // of the record that is received

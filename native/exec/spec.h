@@ -18,7 +18,7 @@ struct EngineSpec {
   RankId rank;
   std::int64_t seed = 0;
   std::int64_t global_batch = 1, granule = 1;  // samples; the latter: of a micro-batch where buffers are updated
-  bool exact = false;  // gradients are summed without regard to order, and without loss
+  bool exact = false;                          // gradients are summed without regard to order, and without loss
   c10::ScalarType record_dtype = c10::ScalarType::Float;
   CopyMode copy_mode = CopyMode::kLog;
   std::vector<RankId> world;  // all ranks of the vote, ascending, this one included

@@ -68,9 +68,7 @@ class Reference {
   bool finite_ = true;
 };
 
-std::uint32_t bits_of(float value) {
-  return std::isnan(value) ? 0x7fc00000u : std::bit_cast<std::uint32_t>(value);
-}
+std::uint32_t bits_of(float value) { return std::isnan(value) ? 0x7fc00000u : std::bit_cast<std::uint32_t>(value); }
 
 // Mantissas at random with exponents from -140 to 110; now and then a zero of either sign, or what was added before
 // with the other sign, so that nearly all of a sum vanishes.
