@@ -54,7 +54,7 @@ def bits(run: Finished) -> dict[str, object]:
         "states": [line["state_digest"] for line in standing(run.ledger)],
         "contents": [line["content_hash"] for line in standing(run.ledger)],
         "counts": [line["weight_sum"] for line in standing(run.ledger)],
-        "held-out": (run.folder / "eval.jsonl").read_text(),
+        "held-out": [(run.folder / "eval.jsonl").read_text() if (run.folder / "eval.jsonl").exists() else ""],
         "params": run.summary["params_digest"],
         "model": (run.folder / "model.safetensors").read_bytes(),
     }
@@ -130,14 +130,15 @@ def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
 
 
 class Scaled:
-    """Samples whose gradients are large, with either sign, or far below what a double keeps beside those."""
+    """Every step has all samples. Large ones cancel, and what is left is far below what a double keeps beside them."""
 
     def __len__(self) -> int:
-        return 320
+        return 12
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        scale = (1e10, -1e10, 1e-9, 3e9, -3e9, 1e-12)[index % 6]
-        return {"x": torch.sin(torch.arange(24.0) * (index + 1)), "scale": torch.tensor([scale])}
+        scale = (1e10, -1e10, 1e-9)[index % 3]
+        x = torch.sin(torch.arange(24.0) * (index + 1 if abs(scale) < 1.0 else 1))
+        return {"x": x, "scale": torch.tensor([scale])}
 
 
 class Linear(nn.Module):
@@ -153,7 +154,7 @@ def cancelling(layout: tuple[int, int], *words: str) -> Config:
     return load_config([
         f"data._target_={__name__}.Scaled", f"model._target_={__name__}.Linear", "exact=true", f"steps={STEPS}",
         "global_batch=12", f"parallel.dp={layout[0]}", f"parallel.pp={layout[1]}", "schedule=constant",
-        "eval.every=4", "clip_norm=1.0", *words,
+        "eval.every=0", *words,
     ])  # fmt: skip
 
 
@@ -165,6 +166,7 @@ def test_what_a_double_cannot_hold_travels_beside_it(tmp_path: Path) -> None:
         for dp, words in itertools.chain([(1, ()), (2, ()), (3, ()), (4, ()), (4, (fault,))])
     ]
     wanted = bits(runs[0])
+    assert all(0.0 < line["grad_norm"] < 1e-6 for line in runs[0].metrics), "the large ones have cancelled"
     for run in runs[1:]:
         assert bits(run) == wanted
     assert runs[-1].of_kind("left")
