@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import elaswave_fx  # noqa: F401  tells torch to load no extensions, before a test imports torch
+
+# A process whose libraries have computed with several threads cannot fork ranks; `make test` says the same.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
 
