@@ -20,14 +20,20 @@ from tests.runs import run_job, small_config
 TENSORS = {"weight": torch.arange(6.0).view(2, 3)}
 
 
-def test_a_run_whose_directory_is_removed_saves_elsewhere_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one folder where a model may go besides its run directory."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     monkeypatch.chdir(home)
+    return home
+
+
+def test_a_run_whose_directory_is_removed_saves_elsewhere_and_says_so(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     checkpoints = tmp_path / "checkpoints"
     words = ("parallel.dp=2", "steps=120", "checkpoint.every=1000", f"checkpoint.dir={checkpoints}")
     with Job(small_config("gpt_stdlib", *words), tmp_path / "run") as job:
@@ -55,14 +61,7 @@ def test_a_disk_without_room_for_the_model_is_refused_before_the_first_step(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_a_model_goes_elsewhere_when_a_file_has_the_place_of_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr(tempfile, "tempdir", str(home))
-    monkeypatch.chdir(home)
+def test_a_model_goes_elsewhere_when_a_file_has_the_place_of_the_directory(home: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("no directory")
     path = write_model(tmp_path / "run", TENSORS)
     assert path.parent == home and load_file(path)["weight"].equal(TENSORS["weight"])
