@@ -276,7 +276,8 @@ class BoxState:
     @property
     def state(self) -> list[Tensor]: ...
     @property
-    def digest(self) -> int: ...
+    def digest(self) -> tuple[int, int]:
+        """Of the bytes as the last update wrote them, low and high 64 bits; see exec/digest.h."""
 
 @final
 class HeldBox:

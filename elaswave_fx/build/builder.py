@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import Source, load_batch, open_source
@@ -35,6 +36,7 @@ from elaswave_fx.data.cached import cached_text, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
+from elaswave_fx.devices.fingerprint import hash_of
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.job import BuildResult
@@ -248,6 +250,8 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         units=len(artifact.units),
         samples=config.global_batch,
         data={**data, **_checkpoint_fields(config, run_dir, built, fingerprint, start)},
+        run={"config": plain_config(config), "program": built.folder.name, "fingerprint": fingerprint},
+        fingerprint=hash_of(fingerprint, built.folder.name),
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.notes,

@@ -5,6 +5,8 @@ difference(device.fingerprint(), of_the_checkpoint)  ->  "mkl_cbwr is AUTO, and 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 
@@ -14,6 +16,11 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
         if here.get(item) != there.get(item):
             return f"{item} is {_shown(here.get(item))}, and was {_shown(there.get(item))} there"
     return None
+
+
+def hash_of(fingerprint: Mapping[str, str], program: str) -> str:
+    """Everything that decides the bits of a run, but for its data and configuration, in 16 hex digits."""
+    return hashlib.sha256(json.dumps([dict(fingerprint), program], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _shown(value: str | None) -> str:

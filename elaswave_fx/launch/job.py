@@ -35,7 +35,9 @@ _KEPT = 4096
 class BuildResult:
     """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user.
 
-    The program has `units` units, a step `samples` samples: height and width of the work plane.
+    The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
+    `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
+    decides bits.
     """
 
     plan: str
@@ -43,6 +45,8 @@ class BuildResult:
     samples: int
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
 from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
-from elaswave_fx.control.store.ledger import covers_once, restored_alike, standing
+from elaswave_fx.control.store.ledger import covers_once, head_of, restored_alike, standing
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
 from elaswave_fx.launch.console import lasting_console
@@ -69,6 +69,7 @@ def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
             for line in built.lines:
                 shown.message(line)
             try:
+                recorder.directory.run({"first_step": spec.first_step, **built.run})
                 recorder.planned(built.plan, built.units, built.samples, spec.ranks)
                 supervisor = _start(spec, built, recorder, shown, stop)
             except OSError as error:
@@ -133,7 +134,8 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
     planning = spec.planning or Planner(spec.copies)
     first = _first_epoch(spec, planning.read(built.plan).assignment)
     start = first.resume
-    store = FileStore.create(spec.run_dir, Register(Term(0), first, start, start, None, start), built.plan)
+    register = Register(Term(0), first, start, start, None, start)
+    store = FileStore.create(spec.run_dir, register, built.plan, built.fingerprint)
     job = JobFile(
         folder=str(store.folder),
         token=secrets.token_hex(32),
@@ -215,7 +217,7 @@ def _finish(recorder: Recorder, outcome: str, reason: str | None, closing: str =
     """Whether the summary could be written; the user reads `closing`, then why it could not."""
     trouble = ""
     try:
-        recorder.finish(outcome, reason)
+        recorder.finish(outcome, reason, head_of(recorder.directory.path / "ledger.jsonl"))
     except OSError as error:
         trouble = f"error: {recorder.directory.path}: the summary cannot be written ({error.strerror})"
     if closing:

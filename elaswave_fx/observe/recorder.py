@@ -133,9 +133,9 @@ class Recorder:
         """Keep what a rank adds to the summary."""
         self._ends[rank] = summary
 
-    def finish(self, outcome: str, reason: str | None) -> None:
-        """Write the summary and close the files."""
-        extra: dict[str, Any] = {}
+    def finish(self, outcome: str, reason: str | None, ledger_head: str | None = None) -> None:
+        """Write the summary and close the files. `ledger_head`: the hash of the ledger's last line, if it is known."""
+        extra: dict[str, Any] = {"ledger_head": ledger_head}
         for rank in sorted(self._ends, reverse=True):
             extra.update(self._ends[rank])
         covered = self._covered()

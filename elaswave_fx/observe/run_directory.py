@@ -33,13 +33,14 @@ _OF_EARLIER_RUNS = (
     "summary.json",
     "ledger.jsonl",
     "plan-*.json",
+    "run.json",
     "logs/rank-*.log",
     "logs/coordinator*.log",
     MODEL,
 )
 
 
-_OF_THE_END = ("summary.json", "plan-*.json")
+_OF_THE_END = ("summary.json", "plan-*.json", "run.json")
 """These say how the earlier part of a run went, and are kept in `earlier/` when it is gone on with."""
 
 
@@ -160,6 +161,10 @@ class RunDirectory:
     def plan(self, epoch: int, text: str) -> None:
         """Write plan-EPOCH.json."""
         self._replace(f"plan-{epoch}.json", text if text.endswith("\n") else text + "\n")
+
+    def run(self, fields: Mapping[str, Any]) -> None:
+        """Write run.json: what the run, or this part of it, is of."""
+        self._replace("run.json", json.dumps(fields, indent=1) + "\n")
 
     def step(self, line: StepLine) -> None:
         """Add the line of a committed step."""

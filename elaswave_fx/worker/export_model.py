@@ -18,13 +18,15 @@ from elaswave_fx.checkpoint.initial_state import (
     params_digest,
     tensor_digest,
 )
+from elaswave_fx.control.store.ledger import digests_of_buckets, sum_of_digests
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.model_file import write_model
 
-_TAG = 7 << 56  # the kind of tag for handing state back, apart from those of a step
+# Kinds of tags for handing back state and its digests, apart from those of a step.
+_TAG, _DIGEST_TAG = 7 << 56, 14 << 56
 
 
 def export_model(
@@ -42,6 +44,7 @@ def export_model(
         index: _collect(plan, index, bucket.numel, rank, first, engine, endpoint, timeout_s)
         for index, bucket in enumerate(artifact.buckets)
     }
+    state = _digests(plan, rank, engine, endpoint, timeout_s)
     if rank != first:
         return {}
     tensors = gather_parameters(artifact, initial, flat.get, engine.read)  # every rank keeps every mutable buffer
@@ -50,8 +53,33 @@ def export_model(
     return {
         "model": str(path),
         "params_digest": params_digest(artifact, digests),
+        "state_digest": f"{sum_of_digests(state.values()):032x}",
+        "buckets": {str(bucket): f"{digest:032x}" for bucket, digest in state.items()},
         "memory_per_parameter": {"host": per_parameter(plan, copy_mode), "device": {}},
     }
+
+
+def _digests(
+    plan: Plan, rank: int, engine: _native.Engine, endpoint: _native.Endpoint, timeout_s: float
+) -> dict[int, int]:
+    """At the first rank: bucket -> the digest of its state, as a ledger line of the next step would have it."""
+    first = plan.ranks[0]
+    words = torch.zeros(len(plan.boxes), 2, dtype=torch.int64)
+    pending = []
+    for number, box in numbered(plan.boxes):
+        if box.owner == rank:
+            state = engine.read(number)
+            assert state is not None, f"rank {rank} owns box {number}"
+            words[number] = torch.tensor(state.digest, dtype=torch.uint64).view(torch.int64)
+            if rank != first:
+                pending.append(endpoint.send(first, _DIGEST_TAG + number, words[number]))
+        elif rank == first:
+            pending.append(endpoint.recv(box.owner, _DIGEST_TAG + number, words[number]))
+    endpoint.wait(pending, timeout_s)
+    pairs = words.view(torch.uint64).tolist()
+    return digests_of_buckets(
+        (box.bucket, pairs[number][0] | pairs[number][1] << 64) for number, box in numbered(plan.boxes)
+    )
 
 
 def _collect(

@@ -179,7 +179,8 @@ void bind_state(py::module_& module) {
                                "A box's master slice and optimizer state; the engine's own tensors.")
       .def_readonly("master", &exec::ShardState::master)
       .def_readonly("state", &exec::ShardState::optimizer)
-      .def_property_readonly("digest", [](const exec::ShardState& self) { return self.digest.lo; });
+      .def_property_readonly("digest",
+                             [](const exec::ShardState& self) { return std::pair(self.digest.lo, self.digest.hi); });
   py::class_<Box>(module, "HeldBox", "A box that has its state here.")
       .def_readonly("box", &Box::box)
       .def_property_readonly("digest", [](const Box& self) { return self.digest.lo; })

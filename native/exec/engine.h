@@ -221,6 +221,7 @@ class Engine {
                       const std::vector<c10::IValue>& gradients);
   void backward(const Step& step);
   c10::IValue input_of(const ResolvedInput& input, const Step& step);
+  at::Tensor keys(const ResolvedInput& input, const Step& step);
   at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
   void emulate(double seconds_per_sample, const Step& step);
   // Outputs of the declared shapes of a unit that was not computed.
@@ -232,7 +233,8 @@ class Engine {
   void execute(const Step& step, bool train);
   void vote();
   void check_copies(const commit::Actions& cast) const;
-  void all_gather_votes(const std::vector<std::uint64_t>& words, const std::vector<RankId>& peers, std::size_t channel);
+  void all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
+                        std::size_t channel);
   commit::Actions commit(const std::vector<Vote>& votes);
   void sum_votes(const std::vector<Vote>& votes);
   void compute_clip(double square);
@@ -270,6 +272,7 @@ class Engine {
   Hyper hyper_;  // per group: grad_scale, then the caller's
   StepOptions options_;
   ExactTotal loss_, count_;
+  std::uint64_t keys_ = 0;  // the sum of those that were drawn with; a step's key counts for each sample
   Consumed consumed_;
   at::ScalarType loss_dtype_ = at::kFloat;
   StepResult result_;

@@ -59,6 +59,7 @@ void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadli
   transfers_.set_deadline(deadline_s);
   votes_.clear();
   loss_ = count_ = ExactTotal();
+  keys_ = 0;
   consumed_ = Consumed();
   result_ = StepResult();
   device_.begin();
@@ -97,7 +98,9 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
     Vote mine;
     mine.loss = loss_;
     mine.count = count_;
-    all_gather_votes(mine.pack(), spec_.world, 1);
+    std::map<RankId, std::size_t> words_of;
+    for (const RankId rank : spec_.world) words_of[rank] = Vote::words_with(0);
+    all_gather_votes(mine.pack(), words_of, 1);
     ExactTotal loss, count;
     for (const Vote& vote : unpacked(votes_)) {
       loss.add(vote.loss);
@@ -185,26 +188,27 @@ void Engine::execute(const Step& step, bool train) {
   }
 }
 
-// The own words to all peers, and theirs. What has come is in `votes_`, also when this throws.
-void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std::vector<RankId>& peers,
+// The own words to all peers, and theirs, which are as many as said. What has come is in `votes_`, also when this
+// throws.
+void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
                               std::size_t channel) {
-  const auto size = static_cast<std::int64_t>(words.size());
   const std::uint64_t tag = tag_of(kVoteTag, channel);
-  at::Tensor own = host_empty({size}, at::kLong);
+  const at::Tensor own = host_empty({static_cast<std::int64_t>(words.size())}, at::kLong);
   std::copy(words.begin(), words.end(), reinterpret_cast<std::uint64_t*>(own.mutable_data_ptr<std::int64_t>()));
   std::vector<std::pair<RankId, at::Tensor>> parts;
   std::vector<comm::Transfer> receives, all;
-  for (const RankId rank : peers) {
+  for (const auto& [rank, size] : peers) {
     if (rank == transfers_.rank()) continue;
-    parts.emplace_back(rank, host_empty({size}, at::kLong));
+    parts.emplace_back(rank, host_empty({static_cast<std::int64_t>(size)}, at::kLong));
     receives.push_back(transfers_.receive(parts.back().second, rank, tag));
   }
   all = receives;
   for (const auto& [rank, part] : parts) all.push_back(transfers_.send(own, rank, tag));
   votes_ = {{transfers_.rank(), words}};
   const auto keep = [&](std::size_t i) {
-    const auto* data = reinterpret_cast<const std::uint64_t*>(parts[i].second.const_data_ptr<std::int64_t>());
-    votes_[parts[i].first].assign(data, data + size);
+    const auto& [rank, part] = parts[i];
+    const auto* data = reinterpret_cast<const std::uint64_t*>(part.const_data_ptr<std::int64_t>());
+    votes_[rank].assign(data, data + part.numel());
   };
   try {
     transfers_.wait(all);
@@ -224,7 +228,8 @@ void Engine::vote() {
   Vote mine;
   mine.memory_bytes = static_cast<double>(resident_peak_bytes());
   mine.content = options_.content;
-  mine.state = shards_.owned_digest();
+  mine.keys = keys_;
+  mine.buckets = shards_.owned_digests();
   mine.consumed = consumed_.spans();
   mine.loss = loss_;
   mine.count = count_;
@@ -234,7 +239,9 @@ void Engine::vote() {
   const commit::Actions cast = machine_.cast_vote();
   check_copies(cast);
   const std::vector<RankId> peers = peers_in(cast);
-  all_gather_votes(mine.pack(), peers, 0);
+  std::map<RankId, std::size_t> words_of;
+  for (const RankId peer : peers) words_of[peer] = Vote::words_with(shards_.owned_buckets(peer));
+  all_gather_votes(mine.pack(), words_of, 0);
   for (const RankId peer : peers) machine_.vote_arrived(peer);
   commit(unpacked(votes_));
   if (result_.updated) updates_.apply(programs_, tables_);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "memory.h"
@@ -79,7 +80,11 @@ std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, 
 
 void ShardStore::install(const std::vector<BoxSpec>& specs) {
   boxes_.resize(specs.size());
+  std::set<std::pair<RankId, BucketId>> owned;
+  owned_buckets_.clear();
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    const RankId owner = machine_.roles(BoxId::at(i)).owner;
+    if (owned.emplace(owner, specs[i].bucket).second) ++owned_buckets_[owner];
     Box& box = boxes_[i];
     box.spec = specs[i];
     box.coming.reset();
@@ -111,12 +116,12 @@ bool ShardStore::intact(BoxId id) const {
   return box.state.here() && digest_of(box.spec, box.state) == box.state.digest;
 }
 
-Digest ShardStore::owned_digest() const {
-  Digest digest;
+std::map<BucketId, Digest> ShardStore::owned_digests() const {
+  std::map<BucketId, Digest> digests;
   for (const BoxId box : all_ids<BoxId>(size())) {
-    if (machine_.owns(box)) digest += at(box).state.digest;
+    if (machine_.owns(box)) digests[spec(box).bucket] += at(box).state.digest;
   }
-  return digest;
+  return digests;
 }
 
 void ShardStore::perform(const commit::Actions& actions) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,7 +58,10 @@ class ShardStore {
   const ShardState& state(BoxId box) const { return at(box).state; }
   // Whether a state still has the bytes that its last update wrote. Reads all of it.
   bool intact(BoxId box) const;
-  Digest owned_digest() const;  // the sum over all owned boxes
+  // Of the boxes that this rank owns: the sums of the digests of their states, by bucket.
+  std::map<BucketId, Digest> owned_digests() const;
+  // Of how many buckets a rank owns a box.
+  std::size_t owned_buckets(RankId rank) const { return owned_buckets_.contains(rank) ? owned_buckets_.at(rank) : 0; }
 
   // Does what the machine says, one after the other; votes and the commit are the engine's. Throws as transfers do; an
   // update that fails costs the box its state and is an ExecError that names box and rank.
@@ -156,6 +160,7 @@ class ShardStore {
   at::ScalarType record_type_ = at::kFloat;
   Hyper hyper_;
   std::vector<Box> boxes_;
+  std::map<RankId, std::size_t> owned_buckets_;
   // Of the step.
   std::vector<Run> runs_;  // one for each box, used of those that are first
   std::vector<Part> parts_;

@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "kernels/keyed.h"
 #include "memory.h"
+#include "tensor_span.h"
 
 namespace elaswave::exec {
 namespace {
@@ -29,11 +30,20 @@ c10::IValue Engine::input_of(const ResolvedInput& input, const Step& step) {
   if (const auto* constant = std::get_if<c10::IValue>(&input)) return *constant;
   if (const auto* bound = std::get_if<BorderValue>(&input)) return values_.activation(bound->value, step.micro_batch);
   if (const auto* batch = std::get_if<BatchInput>(&input)) return batch_input(batch->name, step.micro_batch);
-  if (std::holds_alternative<StepKeys>(input)) {
-    return kernels::sample_keys(spec_.seed, step_index_, 1, step.index | kStepKeyBit);
-  }
+  return keys(input, step);
+}
+
+// What a unit draws with: a key for each sample, or one for the step. The sum over a step's samples knows no layout.
+at::Tensor Engine::keys(const ResolvedInput& input, const Step& step) {
   const SampleSpan& span = micro_batch(step.micro_batch);
-  return kernels::sample_keys(spec_.seed, step_index_ * spec_.global_batch + span.lo, span.size(), step.index);
+  const bool of_step = std::holds_alternative<StepKeys>(input);
+  const at::Tensor drawn =
+      of_step ? kernels::sample_keys(spec_.seed, step_index_, 1, step.index | kStepKeyBit)
+              : kernels::sample_keys(spec_.seed, step_index_ * spec_.global_batch + span.lo, span.size(), step.index);
+  for (const std::int64_t key : span_of<const std::int64_t>(drawn)) {
+    keys_ += static_cast<std::uint64_t>(key) * static_cast<std::uint64_t>(of_step ? span.size() : 1);
+  }
+  return drawn;
 }
 
 void Engine::forward(const Step& step, bool train) {

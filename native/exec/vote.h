@@ -2,9 +2,10 @@
 // the step: loss, count, clipping norm and verdict follow from them. Also what the ledger needs. No torch in here.
 //
 // As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
-//   peak memory [float64]  flags  content lo, hi  state lo, hi [uint64]
-//   number of spans, then kMostSpans of them, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
+//   peak memory [float64]  flags  content lo, hi  keys  number of spans, number of buckets [uint64]
+//   kMostSpans spans, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
 //   loss, count, squares [ExactTotal each: the digits from the least one on, then how many values were not finite]
+//   for each bucket of which the rank owns a box: number, digest lo, hi [uint64]
 #pragma once
 
 #include <algorithm>
@@ -76,15 +77,19 @@ struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
   static constexpr std::size_t kMostSpans = 8;
   static constexpr std::size_t kHeadWords = 7;
-  static constexpr std::size_t kWords = kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords;
+  static constexpr std::size_t kBucketWords = 3;
+  static constexpr std::size_t words_with(std::size_t buckets) {
+    return kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords + kBucketWords * buckets;
+  }
 
   double memory_bytes = 0.0;
   std::uint64_t flags = 0;
-  Digest content;  // of the samples that the rank consumed
-  Digest state;    // of the boxes that it owns, before the step
+  Digest content;          // of the samples that the rank consumed
+  std::uint64_t keys = 0;  // the sum of the keys that it drew with
   std::vector<WorkSpan> consumed;
-  ExactTotal loss, count;  // sums over the rank's samples
-  ExactTotal squares;      // of the gradient of the boxes that it owns
+  ExactTotal loss, count;              // sums over the rank's samples
+  ExactTotal squares;                  // of the gradient of the boxes that it owns
+  std::map<BucketId, Digest> buckets;  // of the state of the boxes that it owns, before the step
 
   // Throws ExecError if the rank consumed more separate spans than a vote has room for.
   std::vector<std::uint64_t> pack() const {
@@ -92,8 +97,8 @@ struct Vote {
       throw ExecError("vote: " + std::to_string(consumed.size()) +
                       " separate spans were consumed; a vote has room for " + std::to_string(kMostSpans));
     }
-    std::vector<std::uint64_t> words = {bits(memory_bytes), flags,    content.lo,     content.hi,
-                                        state.lo,           state.hi, consumed.size()};
+    std::vector<std::uint64_t> words = {bits(memory_bytes), flags,         content.lo, content.hi, keys,
+                                        consumed.size(),    buckets.size()};
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
     }
@@ -102,24 +107,31 @@ struct Vote {
       const auto digits = total->words();
       words.insert(words.end(), digits.begin(), digits.end());
     }
+    for (const auto& [bucket, digest] : buckets) {
+      words.insert(words.end(), {static_cast<std::uint64_t>(bucket.value()), digest.lo, digest.hi});
+    }
     return words;
   }
 
-  // Throws ExecError unless there are as many words and no more spans than there is room for.
+  // Throws ExecError unless there are as many words as it says, and no more spans than there is room for.
   static Vote unpack(const std::vector<std::uint64_t>& words) {
-    if (words.size() != kWords) {
-      throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(kWords));
+    // Compared by division: a number of buckets may be anything.
+    const std::size_t least = words_with(0);
+    const std::size_t rest = words.size() < least ? 0 : words.size() - least;
+    if (words.size() < least || rest % kBucketWords != 0 || rest / kBucketWords != words[6]) {
+      throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(least) + " and " +
+                      std::to_string(kBucketWords) + " for each bucket");
     }
-    if (words[6] > kMostSpans) {
-      throw ExecError("vote: says that it has " + std::to_string(words[6]) + " spans; there is room for " +
+    if (words[5] > kMostSpans) {
+      throw ExecError("vote: says that it has " + std::to_string(words[5]) + " spans; there is room for " +
                       std::to_string(kMostSpans));
     }
     Vote vote;
     vote.memory_bytes = real(words[0]);
     vote.flags = words[1];
     vote.content = {words[2], words[3]};
-    vote.state = {words[4], words[5]};
-    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
+    vote.keys = words[4];
+    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[5]; i += 4) {
       vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
     }
     std::size_t at = kHeadWords + 4 * kMostSpans;
@@ -128,6 +140,9 @@ struct Vote {
       std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(at), digits.size(), digits.begin());
       *total = ExactTotal(digits);
       at += digits.size();
+    }
+    for (; at < words.size(); at += kBucketWords) {
+      vote.buckets[BucketId(static_cast<std::int64_t>(words[at]))] = {words[at + 1], words[at + 2]};
     }
     return vote;
   }

@@ -33,6 +33,7 @@ std::vector<Parser> vote_parsers() {
   std::vector<Bytes> valid;
   for (std::size_t spans = 0; spans <= exec::Vote::kMostSpans; spans += 4) {
     vote.consumed.assign(spans, {0, 1, 2, 3});
+    vote.buckets[BucketId(static_cast<std::int64_t>(spans))] = {4, 5};
     Bytes& bytes = valid.emplace_back();
     for (const std::uint64_t word : vote.pack()) append(bytes, word);
   }

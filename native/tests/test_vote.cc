@@ -67,11 +67,12 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   vote.memory_bytes = 1048576.0;
   vote.flags = Vote::kStop;
   vote.content = {3, 4};
-  vote.state = {5, 6};
+  vote.keys = 7;
   vote.consumed = {{2, 5, 8, 16}, {7, 8, 0, 4}};
   vote.loss.add(-1.5);
   vote.count.add(6.0);
   for (const double square : {0x1p-298, 4.0, std::numeric_limits<double>::infinity()}) vote.squares.add(square);
+  vote.buckets = {{BucketId(0), {5, 6}}, {BucketId(9), {8, 9}}};
   std::ifstream file(GOLDEN_VOTE);
   const std::string golden((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   CHECK_EQUAL(hex_of(vote.pack()), golden);
@@ -80,15 +81,19 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   CHECK(back.loss == vote.loss && back.count == vote.count && back.squares == vote.squares);
   CHECK_EQUAL(back.flags, Vote::kStop);
   CHECK_EQUAL(back.memory_bytes, 1048576.0);
-  CHECK(back.content.hi == 4 && back.state.lo == 5);
+  CHECK(back.content.hi == 4 && back.keys == 7 && back.buckets == vote.buckets);
 }
 
 TEST(a_vote_that_is_none_is_refused) {
   std::vector<std::uint64_t> words = Vote().pack();
-  words[6] = 9;
+  words[5] = 9;
   CHECK_THROWS(ExecError, "says that it has 9 spans; there is room for 8", Vote::unpack(words));
+  for (const std::uint64_t buckets : {std::uint64_t{1}, ~std::uint64_t{0}, std::uint64_t{1} << 63}) {
+    words[6] = buckets;
+    CHECK_THROWS(ExecError, "72 words; it has 72 and 3 for each bucket", Vote::unpack(words));
+  }
   words.pop_back();
-  CHECK_THROWS(ExecError, "71 words; it has 72", Vote::unpack(words));
+  CHECK_THROWS(ExecError, "71 words; it has 72 and 3 for each bucket", Vote::unpack(words));
   Vote scattered;
   scattered.consumed.resize(9);
   CHECK_THROWS(ExecError, "9 separate spans were consumed; a vote has room for 8", scattered.pack());

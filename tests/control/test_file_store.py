@@ -29,8 +29,8 @@ from elaswave_fx.control.protocol.types import (
 )
 from elaswave_fx.control.store import file_store
 from elaswave_fx.control.store.exact_total import ExactTotal
-from elaswave_fx.control.store.file_store import FileStore, _Lines, refuse_foreign, settle_dead_jobs
-from elaswave_fx.control.store.ledger import Payload, covers_once
+from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
+from elaswave_fx.control.store.ledger import Payload, covers_once, first_break, standing
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines
 from elaswave_fx.plan.box import Span
@@ -113,10 +113,12 @@ def test_a_writer_that_was_killed_leaves_nothing_to_repair(written: int, tmp_pat
     first = (tmp_path / "ledger.jsonl").read_bytes()
     register = store.swap(with_line(register, commit(2)))
     other = FileStore(tmp_path)  # of a coordinator that is killed while it writes, before it can say so
-    other._write_lines(other._read()[1])
+    lines = other._read().lines
+    other._write_lines(lines)
     whole = (tmp_path / "ledger.jsonl").read_bytes()
     (tmp_path / "ledger.jsonl").write_bytes(whole[: len(first) + written])
-    store._write_since(register, _Lines(len(first), (whole[len(first) :].decode(),)))
+    store._write_since(register, lines)
+    assert lines.waiting == (whole[len(first) :].decode(),)
     register = FileStore(tmp_path).swap(with_line(register, commit(3)))
     assert register.committed.version == 3 and steps(tmp_path) == [0, 1, 2]
     assert covers_once(json_lines(tmp_path / "ledger.jsonl"), 1, 12, 0, 3) is None
@@ -125,7 +127,7 @@ def test_a_writer_that_was_killed_leaves_nothing_to_repair(written: int, tmp_pat
 def test_two_that_flush_at_once_write_the_same(tmp_path: Path) -> None:
     store = create(tmp_path)
     register = store.swap(with_line(START, commit(1)))
-    late = store._read()[1]
+    late = store._read().lines
     assert steps(tmp_path) == [0]
     store.swap(with_line(register, commit(2)))
     assert steps(tmp_path) == [0, 1]
@@ -311,7 +313,8 @@ def test_a_rollback_makes_later_lines_void(tmp_path: Path) -> None:
         register = store.swap(with_line(register, commit(version, epoch=1)))
     store.flush()
     lines = json_lines(tmp_path / "ledger.jsonl")
-    assert {"rolled_back_to": 1, "epoch": 1} in lines
+    assert [line["rolled_back_to"] for line in lines if "rolled_back_to" in line] == [1]
+    assert first_break((tmp_path / "ledger.jsonl").read_text().splitlines()) is None
     assert covers_once(lines, 1, 12, 0, 3) is None
 
 
@@ -323,9 +326,22 @@ def test_a_run_that_goes_on_keeps_the_lines_before_it(tmp_path: Path) -> None:
     stamp = Stamp(Version(2), Epoch(0))
     again = Register(Term(0), replace(FIRST, resume=stamp, previous=stamp), stamp, stamp, None, stamp)
     store = create(tmp_path, again)
-    assert store.read() == again and steps(tmp_path) == [0, 1]
+    assert store.read() == again
     store.swap(with_line(again, commit(3)))
-    assert steps(tmp_path) == [0, 1, 2]
+    store.flush()
+    lines = json_lines(tmp_path / "ledger.jsonl")
+    assert [line.get("step") for line in lines] == [0, 1, 2, None, 2] and lines[3]["rolled_back_to"] == 2
+    assert [line["step"] for line in standing(lines)] == [0, 1, 2]
+    assert first_break((tmp_path / "ledger.jsonl").read_text().splitlines()) is None
+
+
+def test_lines_say_by_what_they_were_computed(tmp_path: Path) -> None:
+    store = FileStore.create(tmp_path, START, "{}", fingerprint="f")
+    _folders.append(store.folder)
+    register = store.swap(with_line(START, commit(1)))
+    store.swap(with_line(register, commit(2)))
+    store.flush()
+    assert [line["fingerprint"] for line in json_lines(tmp_path / "ledger.jsonl")] == ["f", "f"]
 
 
 def _race(folder: Path, wins: object) -> None:

@@ -29,7 +29,8 @@ def test_the_bytes_are_those_that_the_engine_writes() -> None:
     assert vote.pack() == GOLDEN
     squares = ExactTotal.of(2.0**-298) + ExactTotal.of(4.0) + ExactTotal.of(math.inf)
     totals = (ExactTotal.of(-1.5), ExactTotal.of(6.0), squares)
-    assert vote == Payload(2**20, STOP_WANTED, 3 + (4 << 64), 5 + (6 << 64), SPANS, *totals)
+    buckets = ((0, 5 + (6 << 64)), (9, 8 + (9 << 64)))
+    assert vote == Payload(2**20, STOP_WANTED, 3 + (4 << 64), 7, SPANS, *totals, buckets)
     assert (vote.loss.value, vote.count.value) == (-1.5, 6.0) and math.isnan(vote.squares.value)
 
 
@@ -43,10 +44,13 @@ def test_totals_are_exact() -> None:
 
 def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
     assert Payload.unpack(b"") == Payload()
-    with pytest.raises(ValueError, match="a vote's payload has 575 bytes; it has 576"):
+    with pytest.raises(ValueError, match="a vote's payload has 623 bytes; it has 576 and 24 for each bucket"):
         Payload.unpack(GOLDEN[:-1])
+    for short in (GOLDEN[:576], GOLDEN[:575], GOLDEN[:55]):
+        with pytest.raises(ValueError, match=f"a vote's payload has {len(short)} bytes"):
+            Payload.unpack(short)
     with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):
-        Payload.unpack(GOLDEN[:48] + (9).to_bytes(8, "little") + GOLDEN[56:])
+        Payload.unpack(GOLDEN[:40] + (9).to_bytes(8, "little") + GOLDEN[48:])
 
 
 def test_a_line_lists_the_spans_of_every_rank() -> None:
@@ -55,9 +59,12 @@ def test_a_line_lists_the_spans_of_every_rank() -> None:
         Vote(stamp, Rank(2), SPANS, GOLDEN),
         Vote(stamp, Rank(0), SPANS[:1], Payload(count=ExactTotal.of(1.0)).pack()),
     )
-    line = line_of(Certificate(stamp, votes))
+    line = line_of(Certificate(stamp, votes), 0xAB, "f")
     assert line["tiles"] == {"0": [[2, 5, 8, 16]], "2": [[2, 5, 8, 16], [7, 8, 0, 4]]}
     assert (line["step"], line["epoch"], line["weight_sum"]) == (3, 1, 7.0)
+    assert (line["plan"], line["fingerprint"]) == ("00000000000000ab", "f")
+    assert (line["loss"], line["count"], line["squares"]) == ((-1.5).hex(), (7.0).hex(), "nan")
+    assert line["keys"] == {"0": f"{0:016x}", "2": f"{7:016x}"}
 
 
 def test_the_halves_of_a_digest_do_not_carry_into_each_other() -> None:
@@ -65,8 +72,10 @@ def test_the_halves_of_a_digest_do_not_carry_into_each_other() -> None:
     assert sum_of_digests([high - 1, 1 + 5 * high]) == 5 * high
     assert sum_of_digests([(high - 1) * high, 3 * high + 7]) == 2 * high + 7
     stamp = Stamp(Version(1), Epoch(0))
-    votes = tuple(Vote(stamp, Rank(rank), (), Payload(state_digest=high - 1).pack()) for rank in range(2))
-    assert line_of(Certificate(stamp, votes))["state_digest"] == f"{high - 2:032x}"
+    votes = tuple(Vote(stamp, Rank(rank), (), Payload(buckets=((3, high - 1), (rank, 1))).pack()) for rank in range(2))
+    line = line_of(Certificate(stamp, votes))
+    assert line["state_digest"] == f"{0:032x}"
+    assert line["buckets"] == {"0": f"{1:032x}", "1": f"{1:032x}", "3": f"{high - 2:032x}"}
 
 
 def test_a_rollback_to_another_state_is_told() -> None:
@@ -76,3 +85,5 @@ def test_a_rollback_to_another_state_is_told() -> None:
     other = [*lines, rollback_line(2, 1), {"step": 2, "state_digest": "x"}, lines[3]]
     assert restored_alike(other) == "ledger: step 2 was done again from a state with digest x; it was d2 before"
     assert restored_alike([*lines, rollback_line(4, 1), {"step": 4, "state_digest": "new"}]) is None
+    of_another_program = {"step": 2, "state_digest": "x", "fingerprint": "another"}
+    assert restored_alike([*lines, rollback_line(2, 0), of_another_program]) is None

@@ -228,7 +228,7 @@ class ToyRank:
         tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
         flags = STOP_WANTED if self.wants_stop() else 0
         payload = Payload(
-            count=ExactTotal.of(len(tile.samples)), content_hash=stamp.version, state_digest=self.rank, flags=flags
+            count=ExactTotal.of(len(tile.samples)), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags
         )
         vote = Vote(stamp, self.rank, (WorkSpan(tile.units, tile.samples),), payload.pack())
         self.votes[stamp, self.rank] = vote

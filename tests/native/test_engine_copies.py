@@ -54,7 +54,7 @@ def kept(engine: _native.Engine) -> dict[int, tuple[int, list[Tensor]]]:
     found = {}
     for held in engine.holdings().boxes:
         state = engine.read(held.box)
-        assert state is not None and state.digest == held.digest
+        assert state is not None and state.digest[0] == held.digest
         found[held.box] = (held.digest, [state.master, *state.state])
     return found
 

@@ -27,7 +27,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,18 +61,27 @@ _PLAN = re.compile(r"plan-(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The ledger: `written` bytes are on disk, `waiting` follow them."""
+    """The ledger: `written` bytes are on disk, `waiting` follow them; `head` is the hash of the last line."""
 
     written: int = 0
     waiting: tuple[str, ...] = ()
+    head: str = ledger.CHAIN_START
+
+    def followed_by(self, lines: Iterable[Mapping[str, Any]]) -> _Lines:
+        waiting, head = list(self.waiting), self.head
+        for line in lines:
+            text, head = ledger.linked(line, head)
+            waiting.append(text + "\n")
+        return replace(self, waiting=tuple(waiting), head=head)
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """The register as of its last whole writing."""
+    """The register as of its last whole writing. `fingerprint`: what lines say of what else decides bits."""
 
     register: Register
     lines: _Lines
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,54 +112,59 @@ class FileStore:
         self._alive = -1
 
     @staticmethod
-    def create(run_dir: Path, register: Register, plan: str) -> FileStore:
-        """A new job's store. Ledger lines of steps before `register.committed` stay, if the run directory has some.
-        Raises `ConfigError` if it has a `control` that is no run's."""
+    def create(run_dir: Path, register: Register, plan: str, fingerprint: str = "") -> FileStore:
+        """A new job's store. If the run directory has a ledger, a job that goes on from `register.committed` follows
+        its lines; those of later steps become void. Raises `ConfigError` if it has a `control` that is no run's."""
         refuse_foreign(run_dir)
-        old = FileStore(run_dir)
-        kept = [line for line in old._lines() if line.get("step", -1) < register.committed.version]
-        text = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        old, first = FileStore(run_dir), register.committed.version
+        kept = old._texts() if first else []
+        lines = _Lines(head=ledger.hash_of(kept[-1]) if kept else ledger.CHAIN_START)
+        if any(line["step"] >= first for line in ledger.standing(map(json.loads, kept))):
+            lines = lines.followed_by([ledger.rollback_line(first, register.epoch)])
+        text = "".join((*(line + "\n" for line in kept), *lines.waiting)).encode()
+        lines = _Lines(written=len(text), head=lines.head)
         old._remove()
         run_dir.mkdir(parents=True, exist_ok=True)
         replace_file(old._ledger, text)
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY if os.access(MEMORY, os.W_OK) else ELSE)
         try:
             old._link.symlink_to(folder)
-            return FileStore(run_dir)._begun(register, plan, len(text))
+            return FileStore(run_dir)._begun(_Saved(register, lines, fingerprint), plan)
         except OSError:
             shutil.rmtree(folder)
             old._link.unlink(missing_ok=True)
             raise
 
-    def _begun(self, register: Register, plan: str, ledger_bytes: int) -> FileStore:
+    def _begun(self, saved: _Saved, plan: str) -> FileStore:
         """This one, with its first files."""
         (self.folder / _RUN).symlink_to(self._run_dir.absolute())
         self._alive = os.open(self.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._alive, fcntl.LOCK_EX)  # Somebody who looks for dead jobs may have it for a moment.
-        self.write_plan(register.epoch, plan)
+        self.write_plan(saved.register.epoch, plan)
         with self._locked():
-            replace_file(self._register, msgspec.json.encode(_Saved(register, _Lines(ledger_bytes))))
+            replace_file(self._register, msgspec.json.encode(saved))
         return self
 
     def read(self) -> Register:
         """The current register. Takes no lock: files change as a whole, and one of another epoch is passed over."""
-        return self._read()[0]
+        return self._read().register
 
     def swap(self, wanted: Swap) -> Register:
         """Replace the register if its key is the expected one, with its ledger lines; return it as it is then."""
         with self._locked():
-            register, lines = self._read()
+            saved = self._read()
+            register = saved.register
             after, done = swap(register, wanted)
             if not done:
                 return after
-            lines = replace(lines, waiting=(*lines.waiting, *_lines_of(register, wanted)))
+            lines = saved.lines.followed_by(_lines_of(register, wanted, saved.fingerprint))
             if len(lines.waiting) > MOST_WAITING:
                 raise OSError(f"store: {len(lines.waiting)} lines wait to be written to {self._ledger}")
             since = replace(register, committed=after.committed, previous=after.previous, last=after.last)
             if after == since:
                 self._write_since(after, lines)
             else:
-                replace_file(self._register, msgspec.json.encode(_Saved(after, lines)))
+                replace_file(self._register, msgspec.json.encode(_Saved(after, lines, saved.fingerprint)))
             return after
 
     def write_plan(self, epoch: int, text: str) -> None:
@@ -164,8 +178,9 @@ class FileStore:
     def flush(self) -> None:
         """Bring to the run directory what waits for it: lines of the ledger, and plans. May take as long as a disk."""
         with self._locked():
-            register, lines = self._read()
-        self._write_lines(lines)
+            saved = self._read()
+        register = saved.register
+        self._write_lines(saved.lines)
         if register.checkpoint != self._synced:
             sync(self._ledger)
             self._synced = register.checkpoint
@@ -200,7 +215,7 @@ class FileStore:
         beside = self._run_dir / ".control.new"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        replace_file(beside / self._register.name, msgspec.json.encode(_Saved(*self._read())))
+        replace_file(beside / self._register.name, msgspec.json.encode(self._read()))
         self._remove()
         beside.rename(self._link)
 
@@ -216,13 +231,13 @@ class FileStore:
 
     # --- Ledger ---
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """All of the ledger, wherever it is, without what a killed writer has torn."""
+    def _texts(self) -> list[str]:
+        """The lines of all of the ledger, wherever it is, without what a killed writer has torn."""
         data = self._ledger.read_bytes() if self._ledger.exists() else b""
         with contextlib.suppress(OSError):
-            lines = self._read()[1]
+            lines = self._read().lines
             data = data[: lines.written] + "".join(lines.waiting).encode()
-        return [json.loads(line) for line in data.decode().split("\n")[:-1]]
+        return data.decode().split("\n")[:-1]
 
     def _write_lines(self, lines: _Lines) -> None:
         if not lines.waiting:
@@ -239,14 +254,15 @@ class FileStore:
         finally:
             os.close(file)
         with self._locked():
-            register, now = self._read()
+            saved = self._read()
+            now = saved.lines
             if now.written == lines.written:  # else another has written them
                 waiting = now.waiting[len(lines.waiting) :]
-                self._write_since(register, _Lines(lines.written + len(text), waiting))
+                self._write_since(saved.register, _Lines(lines.written + len(text), waiting, now.head))
 
     # --- Files ---
 
-    def _read(self) -> tuple[Register, _Lines]:
+    def _read(self) -> _Saved:
         try:
             saved = msgspec.json.decode(self._register.read_bytes(), type=_Saved)
             text = self._committed.read_bytes() if self._committed.exists() else b""
@@ -255,9 +271,9 @@ class FileStore:
             raise OSError(f"store: {self.folder} cannot be read ({error})") from error
         register = saved.register
         if since is None or since.epoch != register.epoch or since.committed.version < register.committed.version:
-            return register, saved.lines
+            return saved
         newer = replace(register, committed=since.committed, previous=since.previous, last=since.last)
-        return newer, since.lines
+        return _Saved(newer, since.lines, saved.fingerprint)
 
     def _write_since(self, register: Register, lines: _Lines) -> None:
         news = _Since(register.epoch, register.committed, register.previous, register.last, lines)
@@ -342,10 +358,10 @@ def _settle_if_dead(folder: Path) -> None:
         os.close(alive)
 
 
-def _lines_of(old: Register, wanted: Swap) -> list[str]:
+def _lines_of(old: Register, wanted: Swap, fingerprint: str) -> list[dict[str, Any]]:
     """The ledger lines of a swap."""
-    lines = [ledger.line_of(certificate) for certificate in wanted.lines]
+    lines = [ledger.line_of(certificate, old.key.plan_hash, fingerprint) for certificate in wanted.lines]
     new = wanted.new
     if new.epoch > old.epoch and new.activation.rollback:
         lines.append(ledger.rollback_line(new.committed.version, new.epoch))
-    return [json.dumps(line) + "\n" for line in lines]
+    return lines

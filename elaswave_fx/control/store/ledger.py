@@ -3,14 +3,22 @@
 In: a `Certificate`, whose votes carry what the engine cast. Out: a line of `ledger.jsonl`.
 
     {"step": 7, "tiles": {"0": [[0, 4, 0, 8]], "1": [[0, 4, 8, 16]]}, "weight_sum": 2048.0,
-     "tile_hashes": {"0": "2f…", "1": "2c…"}, "content_hash": "5b…", "state_digest": "01…", "epoch": 2}
+     "tile_hashes": {"0": "2f…", "1": "2c…"}, "content_hash": "5b…", "keys": {"0": "7a…", "1": "3e…"},
+     "loss": "0x1.5cp+13", "count": "0x1p+11", "squares": "0x1.9p+4", "state_digest": "01…", "buckets": {"0": "6d…"},
+     "epoch": 2, "plan": "9c…", "fingerprint": "b1…", "previous": "e3…"}
+
+Lines are a chain: `previous` is the SHA-256 of the text of the line before, so that none can be edited, removed or
+moved without a trace in the lines after it, nor the last ones without one in the summary.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elaswave_fx.control.protocol.types import Certificate, WorkSpan
@@ -21,6 +29,7 @@ from elaswave_fx.plan.box import Span
 
 _HEAD = struct.Struct("<dQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
+_BUCKET = struct.Struct("<QQQ")
 _CONTENT_MODULUS = 1 << 128
 _LOW = (1 << 64) - 1
 
@@ -31,35 +40,42 @@ MOST_SPANS = 8
 """Separate spans that a vote has room for; what a rank consumes is one tile as a rule."""
 
 _TOTALS = _HEAD.size + MOST_SPANS * _SPAN.size
-_BYTES = _TOTALS + 3 * ExactTotal.BYTES
+_BUCKETS = _TOTALS + 3 * ExactTotal.BYTES
+
+CHAIN_START = 64 * "0"
+"""What the first line has as `previous`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's.
 
-    `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `state_digest`: of the boxes that
-    it owns, as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `consumed`: what it ran
-    forward, with its holes and with what was run twice. `squares`: of the gradient of the boxes that it owns. The
-    layout is that of `native/exec/vote.h`.
+    `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of the keys that
+    it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
+    of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
+    as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). The layout is that of
+    `native/exec/vote.h`.
     """
 
     memory_bytes: float = 0.0
     flags: int = 0
     content_hash: int = 0
-    state_digest: int = 0
+    keys: int = 0
     consumed: tuple[WorkSpan, ...] = ()
     loss: ExactTotal = ZERO
     count: ExactTotal = ZERO
     squares: ExactTotal = ZERO
+    buckets: tuple[tuple[int, int], ...] = ()
 
     def pack(self) -> bytes:
         """Little-endian words of 8 bytes."""
-        words = [word for value in (self.content_hash, self.state_digest) for word in (value & _LOW, value >> 64)]
-        head = _HEAD.pack(self.memory_bytes, self.flags, *words, len(self.consumed))
+        content = self.content_hash & _LOW, self.content_hash >> 64
+        sizes = len(self.consumed), len(self.buckets)
+        head = _HEAD.pack(self.memory_bytes, self.flags, *content, self.keys, *sizes)
         spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
         totals = b"".join(total.pack() for total in (self.loss, self.count, self.squares))
-        return (head + spans).ljust(_TOTALS, b"\0") + totals
+        buckets = b"".join(_BUCKET.pack(number, digest & _LOW, digest >> 64) for number, digest in self.buckets)
+        return (head + spans).ljust(_TOTALS, b"\0") + totals + buckets
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
@@ -67,9 +83,12 @@ class Payload:
         spans."""
         if not data:
             return Payload()
-        if len(data) != _BYTES:
-            raise ValueError(f"ledger: a vote's payload has {len(data)} bytes; it has {_BYTES}")
-        memory, flags, content, content_high, state, state_high, spans = _HEAD.unpack_from(data)
+        buckets = _HEAD.unpack_from(data)[-1] if len(data) >= _BUCKETS else 0
+        if len(data) != _BUCKETS + _BUCKET.size * buckets:
+            raise ValueError(
+                f"ledger: a vote's payload has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
+            )
+        memory, flags, content, content_high, keys, spans, _ = _HEAD.unpack_from(data)
         if spans > MOST_SPANS:
             raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
         edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
@@ -81,9 +100,10 @@ class Payload:
             memory,
             flags,
             content | content_high << 64,
-            state | state_high << 64,
+            keys,
             consumed,
-            *(ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BYTES, ExactTotal.BYTES)),
+            *(ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)),
+            tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:])),
         )
 
 
@@ -95,19 +115,70 @@ def sum_of_digests(digests: Iterable[int]) -> int:
     return low | high << 64
 
 
-def line_of(certificate: Certificate) -> dict[str, Any]:
-    """The ledger line of a committed step: step = version - 1. `state_digest` is of the state it started from."""
+def line_of(certificate: Certificate, plan_hash: int = 0, fingerprint: str = "") -> dict[str, Any]:
+    """The ledger line of a committed step: step = version - 1.
+
+    `state_digest` and `buckets` are of the state that it started from. `loss`, `count` and `squares` are sums over the
+    step as `float.hex` gives them; `weight_sum` is the count. `plan_hash`: of the plan by which it was computed;
+    `fingerprint`: of what else decides its bits.
+    """
     votes = sorted(certificate.votes, key=lambda vote: vote.rank)
-    payloads = [Payload.unpack(vote.payload) for vote in votes]
+    payloads = {str(vote.rank): Payload.unpack(vote.payload) for vote in votes}
+    loss, count, squares = (
+        sum((getattr(payload, name) for payload in payloads.values()), ZERO).value
+        for name in ("loss", "count", "squares")
+    )
+    buckets = digests_of_buckets(pair for payload in payloads.values() for pair in payload.buckets)
     return {
         "step": certificate.stamp.version - 1,
         "tiles": {str(vote.rank): [list(edges_of(span)) for span in vote.consumed] for vote in votes},
-        "tile_hashes": {str(v.rank): f"{p.content_hash:032x}" for v, p in zip(votes, payloads, strict=True)},
-        "weight_sum": sum((payload.count for payload in payloads), ZERO).value,
-        "content_hash": f"{sum(payload.content_hash for payload in payloads) % _CONTENT_MODULUS:032x}",
-        "state_digest": f"{sum_of_digests(payload.state_digest for payload in payloads):032x}",
+        "tile_hashes": {rank: f"{payload.content_hash:032x}" for rank, payload in payloads.items()},
+        "weight_sum": count,
+        "content_hash": f"{sum(payload.content_hash for payload in payloads.values()) % _CONTENT_MODULUS:032x}",
+        "keys": {rank: f"{payload.keys:016x}" for rank, payload in payloads.items()},
+        "loss": loss.hex(),
+        "count": count.hex(),
+        "squares": squares.hex(),
+        "state_digest": f"{sum_of_digests(buckets.values()):032x}",
+        "buckets": {str(number): f"{digest:032x}" for number, digest in buckets.items()},
         "epoch": certificate.stamp.epoch,
+        "plan": f"{plan_hash:016x}",
+        "fingerprint": fingerprint,
     }
+
+
+def digests_of_buckets(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Bucket -> digest of all of it, from the digests of parts of buckets."""
+    found: dict[int, list[int]] = {}
+    for number, digest in parts:
+        found.setdefault(number, []).append(digest)
+    return {number: sum_of_digests(found[number]) for number in sorted(found)}
+
+
+def linked(line: Mapping[str, Any], head: str) -> tuple[str, str]:
+    """The text of a line that follows the one with the hash `head`, and its own hash."""
+    text = json.dumps({**line, "previous": head})
+    return text, hash_of(text)
+
+
+def hash_of(text: str) -> str:
+    """What the next line has as `previous`; of a line's text without its end."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def first_break(texts: Iterable[str], head: str = CHAIN_START) -> int | None:
+    """The number, from 1 on, of the first line that does not follow the one before it; None if all do."""
+    for number, text in enumerate(texts, 1):
+        if json.loads(text).get("previous") != head:
+            return number
+        head = hash_of(text)
+    return None
+
+
+def head_of(path: Path) -> str | None:
+    """The hash of the last whole line of a ledger; None if there is none."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return hash_of(lines[-1]) if lines else None
 
 
 def rollback_line(version: int, epoch: int) -> dict[str, Any]:
@@ -128,18 +199,19 @@ def standing(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def restored_alike(lines: Iterable[Mapping[str, Any]]) -> str | None:
     """What is wrong with the states that rollbacks went back to; None if each was that of before."""
-    began: dict[int, str] = {}  # step -> the state that it started from
+    began: dict[int, tuple[str, str | None]] = {}  # step -> the state that it started from, and whose bits they are
     restored: int | None = None
     for line in lines:
         if "rolled_back_to" in line:
             restored = line["rolled_back_to"]
             continue
-        step, digest = line["step"], line["state_digest"]
-        if step == restored and began.get(step, digest) != digest:
-            return f"ledger: step {step} was done again from a state with digest {digest}; it was {began[step]} before"
+        step, digest, bits = line["step"], line["state_digest"], line.get("fingerprint")
+        before, bits_before = began.get(step, (digest, bits))
+        if step == restored and before != digest and bits == bits_before:  # Else another program may cut other buckets.
+            return f"ledger: step {step} was done again from a state with digest {digest}; it was {before} before"
         if step == restored:
             restored = None
-        began[step] = digest
+        began[step] = digest, bits
     return None
 
 
