@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.checkpoint.folder import set_aside
-from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
@@ -97,11 +95,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     state = None
     if folder is not None:
         state = folder / "state.safetensors"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(initial_state(model), state)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"hydra.run.dir: the initial state cannot be written ({error})") from error
+        save_state(initial_state(model), state)
     clock.lap("model")
     batches = example_batches(config, source)
     model_print = fingerprint(model)  # before it runs, which may leave traces in it
@@ -250,7 +244,12 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         units=len(artifact.units),
         samples=config.global_batch,
         data={**data, **_checkpoint_fields(config, run_dir, built, fingerprint, start)},
-        run={"config": plain_config(config), "program": built.folder.name, "fingerprint": fingerprint},
+        run={
+            "program": built.folder.name,
+            "fingerprint": fingerprint,
+            "resume_from": str(start.path) if start.path is not None else None,
+            "config": plain_config(config),
+        },
         fingerprint=hash_of(fingerprint, built.folder.name),
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",

@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.program.artifact import Artifact, BucketSpec
 
 _DIGEST_CHUNK_BYTES = 16 << 20
+
+
+def save_state(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write what `InitialState` reads. Raises ConfigError if there is no room."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"hydra.run.dir: the initial state cannot be written ({error})") from error
 
 
 class InitialState:

@@ -181,18 +181,19 @@ def _check_tensors(then: Mapping[str, Any], now: Mapping[str, Any], where: Path)
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
     found = []
-    before, after = _leaves(then), _leaves(now)
+    before, after = leaves(then), leaves(now)
     for key in sorted({*before, *after}):
         if before.get(key) != after.get(key) and any(key == each or key.startswith(f"{each}.") for each in keys):
             found.append(f"{key}={show(after.get(key))} (was {show(before.get(key))})")
     return tuple(found)
 
 
-def _leaves(node: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+def leaves(node: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Dotted key -> value."""
     found: dict[str, Any] = {}
     for name, value in node.items():
         key = f"{place}.{name}" if place else name
-        found |= _leaves(value, key) if isinstance(value, Mapping) else {key: value}
+        found |= leaves(value, key) if isinstance(value, Mapping) else {key: value}
     return found
 
 

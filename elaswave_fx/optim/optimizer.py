@@ -102,6 +102,11 @@ class SGD:
         return [self.weight_decay if group == "decay" else 0.0, lr]
 
 
+def step_hypers(optimizer: Optimizer, step: int, lr: float) -> list[list[float]]:
+    """The values of `hyper` at `step`, group by group as the engine takes them."""
+    return [optimizer.hyper_values(step, lr, group) for group in GROUPS]
+
+
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config` names; a user's is checked. Raises `ConfigError`."""
     if config.name == "adamw":

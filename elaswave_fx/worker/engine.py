@@ -134,6 +134,12 @@ def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
     return tuple(name for name in artifact.inputs if name in read)
 
 
+def vouched_inputs(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
+    """Those of its inputs for whose content a rank vouches: it runs the first unit that reads them."""
+    readers, units = first_readers(artifact), plan.tile(rank).units  # type: ignore[arg-type]
+    return tuple(name for name in input_names(artifact, plan, rank) if readers[name] in units)
+
+
 def first_readers(artifact: Artifact) -> dict[str, int]:
     """Input -> the first unit that reads it: whoever runs it vouches for the input's content."""
     found: dict[str, int] = {}

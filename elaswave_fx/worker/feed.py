@@ -19,7 +19,7 @@ from elaswave_fx.data import Prefetcher, Source, cast_inputs, load_batch, step_l
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.worker.engine import first_readers, input_names
+from elaswave_fx.worker.engine import input_names, vouched_inputs
 
 Content = tuple[int, int]
 """A sum of hashes modulo 2^128, as its low and high 64 bits."""
@@ -43,9 +43,8 @@ class InputFeed:
         self, config: Config, artifact: Artifact, plan: Plan, rank: int, source: Source, first_step: int
     ) -> None:
         tile = plan.tile(rank)  # type: ignore[arg-type]
-        readers = first_readers(artifact)
         self._names = input_names(artifact, plan, rank)
-        self._vouched = tuple(name for name in self._names if readers[name] in tile.units)
+        self._vouched = vouched_inputs(artifact, plan, rank)
         self._config, self._samples, self._source = config, tile.samples, source
         self._held_out = source.dataset.for_evaluation()
         self._of_step = step_loader(source.dataset, source.train, config.global_batch, tile.samples.lo, tile.samples.hi)

@@ -27,7 +27,7 @@ from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.optim.optimizer import GROUPS
+from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.export_model import export_model
 from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
@@ -213,7 +213,7 @@ class Training:
     def _hyper(self, step: int) -> list[list[float]]:
         worker = self._worker
         lr = worker.config.optimizer.lr * worker.schedule(step)
-        return [worker.optimizer.hyper_values(step, lr, group) for group in GROUPS]
+        return step_hypers(worker.optimizer, step, lr)
 
     def _native_fault(self, step: int) -> _native.Fault | None:
         """Where the engine is to raise which signal on this process, and whom it tells at the last moment.

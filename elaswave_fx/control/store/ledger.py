@@ -96,15 +96,12 @@ class Payload:
             consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges)
         except PlanError as error:
             raise ValueError(f"ledger: a vote's payload says what no rank consumes ({error})") from error
-        return Payload(
-            memory,
-            flags,
-            content | content_high << 64,
-            keys,
-            consumed,
-            *(ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)),
-            tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:])),
+        loss, count, squares = (
+            ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)
         )
+        digests = tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:]))
+        content |= content_high << 64
+        return Payload(memory, flags, content, keys, consumed, loss, count, squares, digests)
 
 
 def sum_of_digests(digests: Iterable[int]) -> int:

@@ -1,0 +1,130 @@
+"""`python -m elaswave_fx.verify RUN [OTHER] [replay=STEPS]`: hold a run against what it should have been.
+
+Alone: the ledger covers every sample once and is a chain; samples, counts and random draws are those of data,
+configuration and seed; losses follow from the ledger; the model file is the one that the run ended with. With OTHER:
+the first step and bucket in which two runs differ. With `replay=40` or `replay=40-45`: these steps once more, on one
+rank, from the nearest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bits depend on it
+
+from elaswave_fx.errors import ConfigError, ElasWaveError
+
+if TYPE_CHECKING:
+    from elaswave_fx.audit.finding import Finding
+
+USAGE = """usage: python -m elaswave_fx.verify RUN [OTHER] [replay=STEPS]
+
+RUN      a run directory
+OTHER    another one to compare it with: the first step and bucket that differ
+replay   steps to do again on one rank, from the nearest checkpoint: replay=40, or replay=40-45
+
+Prints a line for each check: holds, WRONG (with step and place), or not checked (with the reason).
+Exit code: 0 nothing is wrong, 1 something is, 2 bad input."""
+
+_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be verified."""
+
+    run: Path
+    other: Path | None = None
+    steps: tuple[int, int] | None = None
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    if {"-h", "--help"}.intersection(words):
+        print(USAGE)
+        return 0
+    try:
+        wanted = read_words(words)
+        count = {"holds": 0, "WRONG": 0, "not checked": 0}
+        for finding in verify(wanted, _progress):
+            print(finding, flush=True)
+            count[finding.verdict.value] += 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    except ElasWaveError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(f"{wanted.run}: {', '.join(f'{number} {verdict}' for verdict, number in count.items() if number)}")
+    return 1 if count["WRONG"] else 0
+
+
+def read_words(words: Iterable[str]) -> Wanted:
+    """The command line. Raises ConfigError."""
+    folders, steps = [], None
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "replay":
+            match = _STEPS.fullmatch(value)
+            if match is None:
+                raise ConfigError(f"{word}: is no step and no range of steps; nearest valid: replay=40-45")
+            steps = int(match[1]), int(match[2] or match[1])
+        elif word.startswith("-"):
+            raise ConfigError(f"{word}: unknown option; see --help")
+        else:
+            folders.append(Path(word))
+    if not 1 <= len(folders) <= 2:
+        raise ConfigError(f"verify takes one or two run directories, not {len(folders)}; see --help")
+    return Wanted(folders[0], folders[1] if len(folders) == 2 else None, steps)
+
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how many steps are done, of how many."""
+
+
+def verify(wanted: Wanted, progress: Progress) -> Iterator[Finding]:
+    """All findings, each as soon as it is known. Raises ConfigError for what is no run."""
+    import torch
+
+    from elaswave_fx.audit.compare import compare
+    from elaswave_fx.audit.inputs import check_inputs
+    from elaswave_fx.audit.lines import check_files
+    from elaswave_fx.audit.model import check_model
+    from elaswave_fx.audit.program import find_program
+    from elaswave_fx.audit.record import read_record
+    from elaswave_fx.audit.replay import replay
+
+    torch.set_num_threads(1)
+    record = read_record(wanted.run)
+    other = read_record(wanted.other) if wanted.other is not None else None
+    yield from check_files(record)
+    program = find_program(record.last)
+
+    def lines() -> Iterator:
+        for done, line in enumerate(record.lines):
+            progress("inputs", done, len(record.lines))
+            yield line
+
+    yield from check_inputs(record, program, lines())
+    yield check_model(record, program)
+    if other is not None:
+        yield from compare(record, other, None if isinstance(program, str) else program.artifact)
+    if wanted.steps is not None:
+        yield replay(record, program, *wanted.steps, lambda done, of: progress("replay", done, of))
+
+
+def _progress(what: str, done: int, of: int) -> None:
+    """On a terminal only."""
+    if sys.stderr.isatty() and (done % 16 == 0 or done + 1 >= of):
+        end = "\r" if done + 1 < of else "\r" + " " * 40 + "\r"
+        print(f"{what}: step {done + 1} of {of}", end=end, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
