@@ -6,7 +6,8 @@ In: events as they come, with the sender's time, and the durations of steps. Out
     fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step, redone}
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
-A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again.
+A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again. How
+a process has ended may be known only after that, because the kernel takes it apart first; the entry is told again then.
 
 Times count from the last sign of life of the rank that was lost first: the fault, if the victim told of one; else its
 last heartbeat, or the last commit that needed it. So `detect_ms` and `mttr_ms` are upper bounds, whoever struck. What
@@ -20,6 +21,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_SEEN, _ENDED, _STRUCK = 1, 2, 3
+"""Who tells of a loss, those who know more having the larger numbers: the others, the process's end, the fault."""
 
 NORMAL_STEPS = 10
 """The median of this many steps before a loss says how long a normal one takes."""
@@ -38,6 +42,7 @@ class _Open:
     epoch: int = 0
     ranks: list[int] = field(default_factory=list)
     causes: dict[int, tuple[int, str]] = field(default_factory=dict)
+    exited: set[int] = field(default_factory=set)  # The processes of these have ended.
     step: int | None = None
     detected_s: float | None = None
     stopped_s: float | None = None
@@ -72,7 +77,7 @@ class _Open:
         """Drop accused ranks that have stayed: where links broke, both ends accuse each other."""
         self.ranks = [rank for rank in self.ranks if rank not in members]
         for rank in lost:
-            self.lost(rank, f"the others went on without rank {rank}", 1)
+            self.lost(rank, f"the others went on without rank {rank}", _SEEN)
 
 
 class Recoveries:
@@ -80,7 +85,12 @@ class Recoveries:
 
     def __init__(self, earlier: Iterable[dict[str, Any]] = ()) -> None:
         """`earlier`: those of the parts of the run before."""
-        self._closed = list(earlier)
+        self._closed: list[dict[str, Any]] = []
+        for entry in earlier:
+            if self._closed and _without_cause(self._closed[-1]) == _without_cause(entry):
+                self._closed.pop()  # It was told again.
+            self._closed.append(entry)
+        self._unexplained: dict[int, _Open] = {}  # by rank: the newest recovery, if nobody has said how that one ended
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._alive_s: float | None = None
         self._open: _Open | None = None
@@ -99,6 +109,8 @@ class Recoveries:
         passed over."""
         if kind == "started":
             self._alive_s = at_s
+        elif kind == "left" and fields["rank"] in self._unexplained:
+            return self._explain(fields["rank"], fields["cause"])
         elif kind in ("fault", "left", "detected"):
             self._on_sign(kind, at_s, fields)
         elif self._open is not None and kind == "resumed":
@@ -116,14 +128,15 @@ class Recoveries:
         now.first_s = min(now.first_s, at_s)
         if kind == "fault":
             now.faults_s.setdefault(fields["rank"], at_s)
-            now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", 3)
+            now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", _STRUCK)
             now.step = fields["step"] if now.step is None else now.step
         elif kind == "left":
-            now.lost(fields["rank"], fields["cause"], 2)
+            now.lost(fields["rank"], fields["cause"], _ENDED)
         else:
             now.detected_s = at_s if now.detected_s is None else now.detected_s
+            now.exited.update(fields.get("ranks", ()) if fields.get("exited") else ())
             for rank in fields.get("ranks") or [fields.get("rank")]:
-                now.lost(rank, fields["cause"], 1)
+                now.lost(rank, fields["cause"], _SEEN)
                 if rank is not None and fields.get("silent_ms") is not None:
                     sign_s = at_s - fields["silent_ms"] / 1e3
                     now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
@@ -152,6 +165,14 @@ class Recoveries:
         self._settled.update(now.ranks)
         self._open = None
         self._closed.append(_entry(now, at_s))
+        self._unexplained = {rank: now for rank in now.exited.intersection(now.ranks) if now.causes[rank][0] < _ENDED}
+        return self._closed[-1]
+
+    def _explain(self, rank: int, cause: str) -> dict[str, Any]:
+        """Return the newest recovery once more, now that it is known how a rank's process has ended."""
+        now = self._unexplained.pop(rank)
+        now.lost(rank, cause, _ENDED)
+        self._closed[-1] = {**self._closed[-1], "cause": _cause(now)}
         return self._closed[-1]
 
     def _add(self, now: _Open, **parts: float) -> None:
@@ -191,6 +212,10 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
         "mttr_ms": _ms(mttr_s),
         **{name: round(value, 3) if isinstance(value, float) else value for name, value in parts.items()},
     }
+
+
+def _without_cause(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "cause"}
 
 
 def _cause(done: _Open) -> str:

@@ -171,3 +171,15 @@ def test_a_rank_that_ends_after_it_was_left_out_is_no_second_loss() -> None:
         ("left", 9.0, {"rank": 1, "cause": "rank 1: Excluded: the job went on without rank 1"}),
     )
     assert [entry["ranks"] for entry in book.entries()] == [[1]]
+
+
+def test_how_a_process_ended_may_be_known_after_the_run_has_gone_on() -> None:
+    book = after_steps(20.0)
+    exited = {"rank": 2, "ranks": [2], "cause": "rank 2 exited", "silent_ms": 1.0, "exited": True}
+    tell(book, ("detected", 10.0, exited), ("agreed", 10.01, AGREED))
+    first = book.event("resumed", 1, 10.02, {"step": 12})
+    assert first is not None and first["cause"] == "rank 2 exited"
+    again = book.event("left", 1, 10.03, {"rank": 2, "cause": "rank 2: killed by SIGKILL"})
+    assert again == {**first, "cause": "rank 2: killed by SIGKILL"}
+    assert book.entries() == (again,) == Recoveries([first, again]).entries()
+    assert book.event("left", 1, 10.04, {"rank": 2, "cause": "again"}) is None

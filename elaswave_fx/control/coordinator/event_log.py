@@ -3,7 +3,8 @@
 In: an event of `protocol/events.py`. Out: (kind, epoch, fields) for the launcher, or a sentence.
 
     Detected(4, (3,), Cause(CauseKind.LEFT, (3,), by=0), since_s)
-        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 91.0})
+        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 91.0,
+                             "exited": False})
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def line_of(event: Event, now_s: float) -> Line | None:
             rank = event.ranks[0] if event.ranks else None
             silent_ms = None if event.since_s is None else round(1e3 * (now_s - event.since_s), 3)
             fields = {"rank": rank, "ranks": list(event.ranks), "cause": cause_words(event.cause)}
-            return "detected", event.epoch, {**fields, "silent_ms": silent_ms}
+            exited = event.cause.kind is CauseKind.EXITED
+            return "detected", event.epoch, {**fields, "silent_ms": silent_ms, "exited": exited}
         case Stopping():
             return "stopping", event.epoch, {"cause": cause_words(event.cause)}
         case Waiting():
