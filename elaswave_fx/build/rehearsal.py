@@ -34,6 +34,7 @@ from elaswave_fx.passes.assign_stages import AssignStages
 from elaswave_fx.plan.engine_spec import UPDATE, EngineJob
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.operators import import_modules
 from elaswave_fx.worker.engine import RankEngine, input_names
 
 FILE = "rehearsal.json"
@@ -43,8 +44,8 @@ SIZES = (1, 2, 4, 8)
 _STEPS_MIN, _STEPS_MAX = 2, 20
 """Of each size; the first one does not count."""
 
-_SIZE_S, _ALL_S = 0.5, 5.0
-"""After the first of these, no step of a size begins; no other size than the run's own that would end after the second."""
+_SIZE_S, _ALL_S = 0.5, 2.0
+"""After the first of these no step of a size begins, but for the fewest; after the second no size."""
 
 _DEADLINE_S = 3600.0  # of a step, in which nobody is waited for
 _RANK = Rank(0)
@@ -56,7 +57,7 @@ _REFUSED = re.compile(
 @dataclass(frozen=True)
 class Rehearsal:
     """Seconds of a sample by samples of a granule, the run's own first: forward, backward, and its part in exact sums.
-    None: that would have taken long. `notes` say what was wrong with what an earlier run has left."""
+    None: it would have taken long, or too much memory. `notes` say what was wrong with what an earlier run has left."""
 
     seconds: Mapping[int, float | None]
     notes: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class Rehearsal:
         times = {size: _milliseconds(taken) for size, taken in self.seconds.items() if taken is not None}
         said = "".join(f", {times[size]} at {size}" for size in others if size in times)
         left_out = " and ".join(str(size) for size in others if size not in times)
-        tail = f"; {left_out} would take long to measure" if left_out else ""
+        tail = f"; not measured at {left_out}" if left_out else ""
         return f"exact: {times[own]} ms a sample at parallel.granule={own} (this run's){said}{tail}"
 
 
@@ -80,11 +81,11 @@ def rehearse(
     """
     path, updated_by, sizes = folder / FILE, digest(json.dumps(update)), sizes_of(config, artifact)
     known, notes = _read(path, updated_by, sizes[0])
-    missing = [size for size in sizes if size not in known]
-    if missing:
-        batch = cast_inputs(load_batch(source.dataset, source.train, 0, max(missing)), config.precision)
+    if not known.keys() >= set(sizes):
+        batch = cast_inputs(load_batch(source.dataset, source.train, 0, max(sizes)), config.precision)
+        import_modules(artifact)
         constants = Artifact.load_constants(folder)
-        known |= _Stage(config, artifact, constants, InitialState(state), update, batch).seconds(missing)
+        known |= _Stage(config, artifact, constants, InitialState(state), update, batch).seconds(sizes)
         found = {"update": updated_by, "seconds": {str(size): taken for size, taken in known.items()}}
         replace_file(path, json.dumps(found).encode(), durable=True)
     return Rehearsal({size: known[size] for size in sizes}, notes)
@@ -133,17 +134,15 @@ class _Stage:
     batch: Mapping[str, torch.Tensor]
 
     def seconds(self, sizes: Sequence[int]) -> dict[int, float | None]:
-        """As `Rehearsal` has them; the first of `sizes` is measured however long that takes."""
+        """As `Rehearsal` has them; the first of `sizes`, the run's own, is measured whatever it takes."""
+        own, *others = sizes
         end_s = time.perf_counter() + _ALL_S
-        found: dict[int, float | None] = {}
-        expected_s = 0.0  # a sample with its part in making an engine
-        for size in sizes:
-            began_s = time.perf_counter()
-            if found and began_s + expected_s * size > end_s:
+        found: dict[int, float | None] = {own: self._seconds_per_sample(own)}
+        for size in others:
+            try:
+                found[size] = self._seconds_per_sample(size) if time.perf_counter() < end_s else None
+            except ConfigError:  # With that granule the run would be refused.
                 found[size] = None
-                continue
-            found[size] = self._seconds_per_sample(size)
-            expected_s = (time.perf_counter() - began_s) / size
         return found
 
     def _seconds_per_sample(self, size: int) -> float:
