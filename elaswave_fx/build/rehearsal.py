@@ -31,7 +31,7 @@ from elaswave_fx.errors import ConfigError, ExecError
 from elaswave_fx.files import replace_file
 from elaswave_fx.optim.optimizer import GROUPS, make_optimizer
 from elaswave_fx.passes.assign_stages import AssignStages
-from elaswave_fx.plan.engine_spec import UPDATE, EngineJob
+from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.operators import import_modules
@@ -50,7 +50,8 @@ _SIZE_S, _ALL_S = 0.5, 2.0
 _DEADLINE_S = 3600.0  # of a step, in which nobody is waited for
 _RANK = Rank(0)
 _REFUSED = re.compile(
-    r"program (?P<program>\S+), instruction \d+ \((?P<operator>[^)]+)\): .*does not have a deterministic implementation"
+    r"program (?P<program>\S+), instruction \d+ \((?P<operator>[^)]+)\): "
+    r".*?(?P<kernel>\S+) does not have a deterministic implementation"
 )
 
 
@@ -158,25 +159,25 @@ class _Stage:
         options = _native.StepOptions(_DEADLINE_S, self.config.clip_norm)
         try:
             engine = RankEngine(job, self.constants, self.initial, _RANK, None, optimizer, self.update, plan, 0).native
-            engine.evaluate(0, inputs, _DEADLINE_S)
             taken_s: list[float] = []
             end_s = time.perf_counter() + _SIZE_S
             while len(taken_s) < _STEPS_MIN or (len(taken_s) < _STEPS_MAX and time.perf_counter() < end_s):
                 timings = engine.step(len(taken_s), inputs, hyper, options).timings
                 taken_s.append(timings["FORWARD"].seconds + timings["BACKWARD"].seconds)
+            engine.evaluate(0, inputs, _DEADLINE_S)
         except ExecError as error:
             refused = _REFUSED.search(str(error))
             if refused is None:
                 raise
-            raise ConfigError(_refusal(refused["operator"], refused["program"], artifact)) from error
+            raise ConfigError(_refusal(artifact, **refused.groupdict())) from error
         return statistics.median(taken_s[1:]) / size
 
 
-def _refusal(operator: str, program: str, artifact: Artifact) -> str:
+def _refusal(artifact: Artifact, program: str, operator: str, kernel: str) -> str:
     kind, _, way = program.rpartition(".")
     unit = next((unit.index for unit in artifact.units if unit.kind == kind), None)
-    place = "the optimizer's update" if program == UPDATE else program if unit is None else f"unit {unit}, {way}"
+    place = f"program {program}" if unit is None else f"unit {unit}, {way}"
     return (
-        f"exact=true: {operator} in {place}, has no deterministic implementation, says torch; a way out is to compute "
-        "it with other operators, or exact=false"
+        f"exact=true: {operator} in {place}: torch has no deterministic implementation of {kernel}; a way out is to "
+        "compute the same with other operators, or exact=false"
     )
