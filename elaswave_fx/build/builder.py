@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
+from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import plain_config
@@ -228,14 +229,16 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     device = make_device(config.device)
     device.set_up(threads=1, deterministic=config.exact)
     fingerprint = device.fingerprint()
+    assert built.state is not None, "a job has a state"
+    update = update_program(config)
     data = {
         "fingerprint": fingerprint,
         "artifact": str(built.folder),
         "state": str(built.state),
-        "update": update_program(config),
+        "update": update,
         "eval_batches": eval_batches,
     }
-    assert built.state is not None, "a job has a state"
+    rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
@@ -258,9 +261,16 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
             _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
+            *rehearsed,
             *start.lines,
         ),
     )
+
+
+def _rehearsal_lines(config: Config, built: Built, update: Mapping[str, Any]) -> tuple[str, ...]:
+    assert built.state is not None, "a job has a state"
+    rehearsal = rehearse(config, built.artifact, built.folder, built.state, built.source, update)
+    return (*rehearsal.notes, rehearsal.line())
 
 
 def _memory_line(plan: Plan, mode: str) -> str:
