@@ -155,7 +155,7 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
     train, evaluate = step_program(plan, rank), eval_program(plan, rank)
     return EngineSpec(
         rank=rank,
-        keys=_keys(job, plan, rank),
+        keys=key_stream(job.seed, job.reshard_rng, plan, rank),
         global_batch=plan.workload.global_batch,
         granule=artifact.granule,
         exact=plan.workload.exact,
@@ -173,13 +173,13 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
     )
 
 
-def _keys(job: EngineJob, plan: Plan, rank: Rank) -> EngineKeys:
-    """By the sample's position in the run; or as of a trainer that seeds each rank and draws call by call, where a rank
-    with another number of samples is at another place of its stream."""
-    if job.reshard_rng:
-        return EngineKeys(job.seed, plan.workload.global_batch, 0)
+def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
+    """By the sample's position in the run; or, if not `reshard`, as of a trainer that seeds each rank and draws call by
+    call, where a rank with another number of samples is at another place of its stream."""
+    if reshard:
+        return EngineKeys(seed, plan.workload.global_batch, 0)
     samples = plan.tile(rank).samples
-    return EngineKeys(_seed_of_rank(job.seed, rank), len(samples), samples.lo)
+    return EngineKeys(_seed_of_rank(seed, rank), len(samples), samples.lo)
 
 
 def _seed_of_rank(seed: int, rank: Rank) -> int:
