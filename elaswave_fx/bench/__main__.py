@@ -13,6 +13,7 @@ BENCHES = {
     "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",
     "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
     "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
+    "exact": "what bits that do not depend on the layout cost: processor time, a lost rank, bytes",
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
 }
@@ -23,6 +24,7 @@ TAKES = {
     "pipeline": {"repeats", "tiny"},
     "copies": {"repeats", "tiny"},
     "steady": {"repeats", "tiny"},
+    "exact": {"repeats", "tiny"},
     "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
 }
