@@ -162,6 +162,10 @@ REFUSALS = [
         "parallel.micro_batch=4: exact=true runs one granule at a time, of parallel.granule=2, in every layout; "
         "nearest valid: parallel.granule=4",
     ),
+    (
+        ["exact=true", "rng.reshard=false"],
+        "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true",
+    ),
     (["exact=true", "device=emulated"], "exact=true: device=emulated computes nothing; nearest valid: exact=false"),
     (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
     (["model=hf"], "model.name: is missing, model=hf needs a model type as transformers names it"),
@@ -199,7 +203,7 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 NOT_YET = [
     "policy=recycle", "policy=drop_replica", "policy=restart",
-    "planner.axes=[graph]", "rng.reshard=false", "device=cuda", "device=npu", "launch=env",
+    "planner.axes=[graph]", "device=cuda", "device=npu", "launch=env",
     "compile=inductor",
 ]  # fmt: skip
 

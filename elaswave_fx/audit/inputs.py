@@ -19,6 +19,7 @@ from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
 from elaswave_fx.data import cast_inputs, load_batch
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.errors import DataError, ExecError, SampleError
+from elaswave_fx.plan.engine_spec import key_stream
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.program.count import Counter, cut_count
@@ -135,24 +136,22 @@ class _Examiner:
         return ExactTotal.of(float(self._count.run(values)[0]))
 
     def _check_keys(self, line: Line, plan: Plan) -> Iterator[Finding]:
-        if not self._config.rng.reshard:
-            yield unchecked("keys", "rng.reshard=false: draws depend on who computes")
-            return
         for tile in plan.tiles:
-            drawn = f"{self._sum_of_keys(line.step, tile):016x}"
+            drawn = f"{self._sum_of_keys(line.step, plan, tile):016x}"
             if line.keys.get(str(tile.rank)) != drawn:
                 units = f"units {tile.units.lo} to {tile.units.hi - 1}"
                 yield wrong("keys", f"{_place(line, tile)}, {units}: drew with keys of another seed or other positions")
                 return
 
-    def _sum_of_keys(self, step: int, tile: Tile) -> int:
-        seed, batch, samples = self._config.seed, self._config.global_batch, len(tile.samples)
+    def _sum_of_keys(self, step: int, plan: Plan, tile: Tile) -> int:
+        stream = key_stream(self._config.seed, self._config.rng.reshard, plan, tile.rank)
+        first, samples = step * stream.per_step + tile.samples.lo - stream.first, len(tile.samples)
         total = 0
         for unit in self._keys.of_samples.intersection(tile.units):
-            keys = sample_keys(seed, step * batch + tile.samples.lo, samples, unit)
+            keys = sample_keys(stream.seed, first, samples, unit)
             total += int(torch.sum(keys))  # modulo 2^64, as tensors of integers add
         for unit in self._keys.of_steps.intersection(tile.units):
-            total += samples * int(sample_keys(seed, step, 1, unit | _STEP_KEY_BIT))
+            total += samples * int(sample_keys(stream.seed, step, 1, unit | _STEP_KEY_BIT))
         return total % _WORD
 
 

@@ -145,8 +145,9 @@ class _Replay:
         config, artifact = self._config, self._program.artifact
         record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
         engine = RankEngine(
-            EngineJob(artifact, config.seed, record_dtype, config.copies.mode), self._program.constants, self._initial,
-            _ALONE, None, self._optimizer, update_program(config), self._plan, origin.step,
+            EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode),
+            self._program.constants, self._initial, _ALONE, None, self._optimizer, update_program(config), self._plan,
+            origin.step,
         )  # fmt: skip
         if origin.checkpoint is not None:
             check_files(origin.checkpoint, read_manifest(origin.checkpoint))

@@ -16,6 +16,7 @@ BENCHES = {
     "exact": "what bits that do not depend on the layout cost: processor time, a lost rank, bytes",
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
+    "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }
 TAKES = {
     "executor": {"repeats", "tiny"},
@@ -27,6 +28,7 @@ TAKES = {
     "exact": {"repeats", "tiny"},
     "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
+    "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
 }
 """The options that a benchmark knows, besides --json."""
 
@@ -39,8 +41,9 @@ def main() -> int:
     for option in given:
         if option not in TAKES[arguments.name]:
             parser.error(f"--{option.replace('_', '-')}: {arguments.name} does not take it")
-    if arguments.json is not None and not arguments.json.parent.is_dir():
-        parser.error(f"--json {arguments.json}: no such folder {arguments.json.parent}")
+    for option, file in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if file is not None and not file.parent.is_dir():
+            parser.error(f"{option} {file}: no such folder {file.parent}")
 
     from elaswave_fx.bench.results import Options, table, write_json
     from elaswave_fx.errors import ConfigError
@@ -81,6 +84,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--settings", type=_numbers, metavar="N,…", help="of TorchFT, by their places in the sweep; 0 are its defaults"
     )
     parser.add_argument("--resident-gb", type=float, metavar="G", help="memory of each rank besides the model's")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="of convergence, so many from 0 on; if not said 5")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="of each run of convergence; if not said 120")
+    parser.add_argument("--precision", type=_words, metavar="NAME,…", help="of convergence; if not said fp32,bf16")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what convergence has found; by suffix")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
 
@@ -90,6 +97,10 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -78,6 +78,14 @@ class Processes:
         """Send SIGKILL."""
         self._children[name].signal(signal.SIGKILL)
 
+    def join(self, name: str) -> None:
+        """Wait for its end. Raises `BenchFailed` when it does not come, or its body has failed."""
+        child = self._children[name]
+        if not select.select([child.pidfd], [], [], TEST_TIMEOUT_S)[0]:
+            raise self._failed(name, f"did not end within {TEST_TIMEOUT_S:g} s")
+        if child.reap():
+            raise self._failed(name, "failed")
+
     def end(self, name: str) -> None:
         """End a launcher as an impatient user does: SIGTERM to stop, again to stop at once. Raises `BenchFailed`."""
         child, end = self._children[name], time.monotonic() + TEST_TIMEOUT_S

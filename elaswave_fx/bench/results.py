@@ -57,6 +57,10 @@ class Options:
     tiny: bool = False
     settings: tuple[int, ...] | None = None
     resident_gb: float = 0.0
+    seeds: int | None = None
+    steps: int | None = None
+    precision: tuple[str, ...] | None = None
+    plot: Path | None = None
 
 
 @dataclass(frozen=True)

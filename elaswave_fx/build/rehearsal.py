@@ -29,7 +29,7 @@ from elaswave_fx.data.cached import digest
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import ConfigError, ExecError
 from elaswave_fx.files import replace_file
-from elaswave_fx.optim.optimizer import GROUPS, make_optimizer
+from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
 from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.topology import Rank, local_topology
@@ -153,9 +153,9 @@ class _Stage:
         topology = local_topology(1, 1, make_device(self.config.device).memory_total_bytes())
         stages = AssignStages(dp=1, pp=1, copies=0, exact=True)
         plan = stages.apply(artifact, topology, size, len(optimizer.init(torch.zeros(1))))
-        job = EngineJob(artifact, self.config.seed, "float32", self.config.copies.mode)
+        job = EngineJob(artifact, self.config.seed, self.config.rng.reshard, "float32", self.config.copies.mode)
         inputs = {name: self.batch[name][:size] for name in input_names(artifact, plan, _RANK)}
-        hyper = [optimizer.hyper_values(0, 0.0, group) for group in GROUPS]
+        hyper = step_hypers(optimizer, 0, 0.0)
         options = _native.StepOptions(_DEADLINE_S, self.config.clip_norm)
         try:
             engine = RankEngine(job, self.constants, self.initial, _RANK, None, optimizer, self.update, plan, 0).native

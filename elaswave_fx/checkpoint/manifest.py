@@ -119,11 +119,15 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
     """Refuse keys that would change which samples and random numbers the steps see, and too few steps."""
     then = manifest.config
-    for key, value in (("seed", config.seed), ("global_batch", config.global_batch)):
-        if then[key] != value:
+    for key, value, made_with, what in (
+        ("seed", config.seed, then["seed"], "samples"),
+        ("global_batch", config.global_batch, then["global_batch"], "samples"),
+        ("rng.reshard", config.rng.reshard, then["rng"]["reshard"], "random draws"),
+    ):
+        if made_with != value:
             raise ConfigError(
-                f"resume={where}: {key}={value} would change the samples, the checkpoint was made with "
-                f"{key}={then[key]}; nearest valid: {key}={then[key]}"
+                f"resume={where}: {key}={show(value)} would change the {what}, the checkpoint was made with "
+                f"{key}={show(made_with)}; nearest valid: {key}={show(made_with)}"
             )
     if config.steps < manifest.step:
         raise ConfigError(

@@ -25,7 +25,6 @@ from elaswave_fx.errors import ConfigError
 NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
     "policy": ("elaswave",),
     "planner.axes": (("dataflow", "graph", "frequency"),),
-    "rng.reshard": (True,),
     "device": ("cpu", "emulated"),
     "launch": ("local",),
     "compile": ("none",),
@@ -111,7 +110,7 @@ def _check_shape(config: Config) -> None:
 
 
 def _check_exact(config: Config) -> None:
-    """Refuse what would compute with other shapes, whose bits are others, or computes nothing."""
+    """Refuse what would compute with other shapes or draws, whose bits are others, or computes nothing."""
     shape = config.parallel
     if config.exact and shape.micro_batch not in (None, shape.granule):
         raise ConfigError(
@@ -120,6 +119,10 @@ def _check_exact(config: Config) -> None:
         )
     if config.exact and config.device == "emulated":
         raise ConfigError("exact=true: device=emulated computes nothing; nearest valid: exact=false")
+    if config.exact and not config.rng.reshard:
+        raise ConfigError(
+            "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true"
+        )
 
 
 def _check_init_from(config: Config) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.observe.drawing import pyplot, save
 
 Event = Mapping[str, Any]
 
@@ -56,14 +57,7 @@ def parts_of(events: Sequence[Event], recovery: Mapping[str, Any]) -> tuple[Part
 
 def draw(parts: Sequence[Part], title: str, path: Path) -> None:
     """Draw one bar per part, with its milliseconds. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("timeline: drawing needs matplotlib; pip install elaswave_fx[plot]") from error
-    matplotlib.use("svg" if path.suffix == ".svg" else "agg")
-    matplotlib.rcParams["svg.hashsalt"] = "elaswave_fx"  # The same run gives the same file.
-    import matplotlib.pyplot as plt
-
+    plt = pyplot("timeline", path)
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(parts) + 1.2), layout="constrained")
     total = max(part.end_ms for part in parts)
     for row, part in enumerate(parts):
@@ -76,5 +70,5 @@ def draw(parts: Sequence[Part], title: str, path: Path) -> None:
     axes.set_xlabel("ms since the loss")
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save(figure, path)
     plt.close(figure)

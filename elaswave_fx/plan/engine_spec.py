@@ -10,6 +10,7 @@ checks; what these classes are called here is therefore the encoding. Programs a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -82,6 +83,16 @@ class EngineUnit:
 
 
 @dataclass(frozen=True)
+class EngineKeys:
+    """Where random draws come from: sample i of step s has the key at position s * `per_step` + i - `first` of the
+    stream of `seed`."""
+
+    seed: int
+    per_step: int
+    first: int
+
+
+@dataclass(frozen=True)
 class EngineSchedule:
     """The instructions of a step and of an evaluation. `micro_batches` in step coordinates."""
 
@@ -101,7 +112,7 @@ class EngineSpec:
     """
 
     rank: Rank
-    seed: int
+    keys: EngineKeys
     global_batch: int
     granule: int
     exact: bool
@@ -129,10 +140,11 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class EngineJob:
-    """What of a spec no plan changes."""
+    """What of a spec no plan changes. `reshard_rng`: random draws follow the samples when these change ranks."""
 
     artifact: Artifact
     seed: int
+    reshard_rng: bool
     record_dtype: str
     copy_mode: str
 
@@ -143,7 +155,7 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
     train, evaluate = step_program(plan, rank), eval_program(plan, rank)
     return EngineSpec(
         rank=rank,
-        seed=job.seed,
+        keys=key_stream(job.seed, job.reshard_rng, plan, rank),
         global_batch=plan.workload.global_batch,
         granule=artifact.granule,
         exact=plan.workload.exact,
@@ -159,6 +171,21 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         units=tuple(_unit(artifact, index, (kernels or {}).get(index)) for index in plan.tile(rank).units),
         schedule=EngineSchedule(train.instructions, evaluate.instructions, train.micro_batches, train.first_sample),
     )
+
+
+def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
+    """By the sample's position in the run; or, if not `reshard`, as of a trainer that seeds each rank and draws call by
+    call, where a rank with another number of samples is at another place of its stream."""
+    if reshard:
+        return EngineKeys(seed, plan.workload.global_batch, 0)
+    samples = plan.tile(rank).samples
+    return EngineKeys(_seed_of_rank(seed, rank), len(samples), samples.lo)
+
+
+def _seed_of_rank(seed: int, rank: Rank) -> int:
+    """63 bits; a sum would give rank 1 of a run the stream of rank 0 in the run with the next seed."""
+    digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _updates(artifact: Artifact, plan: Plan) -> tuple[EngineBufferUpdate, ...]:

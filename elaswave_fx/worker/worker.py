@@ -113,8 +113,8 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     optimizer = make_optimizer(config.optimizer)
     record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
     engine = RankEngine(
-        EngineJob(artifact, config.seed, record_dtype, config.copies.mode), constants, initial, Rank(context.rank),
-        endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
+        EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode), constants, initial,
+        Rank(context.rank), endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
         kernels if config.device == "emulated" else None,
     )  # fmt: skip
     initial.let_go()

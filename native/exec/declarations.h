@@ -44,6 +44,13 @@ using InputBinding = std::variant<Parameter, TableEntry, BorderValue, BatchInput
 using OutputBinding = std::variant<Nothing, BorderValue, Loss, Count, UpdateValue>;
 using GradientBinding = std::variant<Nothing, Parameter, BorderValue>;
 
+// Where the keys of random draws come from: sample i of step s has that at position s * per_step + i - first.
+struct KeyStream {
+  std::int64_t seed = 0;
+  std::int64_t per_step = 0;
+  std::int64_t first = 0;
+};
+
 // An activation that crosses a unit border.
 struct ValueSpec {
   std::string name;

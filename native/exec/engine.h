@@ -151,9 +151,8 @@ class Engine {
   // stale or new. Throws ExecError, and the engine is as it was.
   std::vector<BucketId> install(const Data& spec, const Tensors& tensors, std::optional<std::int64_t> restart_at);
 
-  // One step. Keys are made of the seed and global positions step_index * global_batch + i. `inputs` hold the tile's
-  // samples along dimension 0; `hyper` has, per group, the optimizer program's inputs after grad_scale. Throws as said
-  // above.
+  // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
+  // inputs after grad_scale. Throws as said above.
   StepResult step(std::int64_t step_index, const Tensors& inputs, const Hypers& hyper, const StepOptions& options);
   // The forward-only list with the eval programs. Changes nothing that lasts.
   EvalResult evaluate(std::int64_t step_index, const Tensors& inputs, double deadline_s);

@@ -50,7 +50,7 @@ class SpecReader {
 
   EngineSpec read() {
     spec_.rank = data_.field("rank").id<RankId>();
-    spec_.seed = data_.field("seed").integer();
+    spec_.keys = read_keys(data_.field("keys"));
     read_sizes();
     read_copies();
     read_world();
@@ -64,6 +64,10 @@ class SpecReader {
   }
 
  private:
+  static KeyStream read_keys(const Reader& data) {
+    return {data.field("seed").integer(), data.field("per_step").integer(), data.field("first").integer()};
+  }
+
   void read_sizes() {
     spec_.global_batch = data_.field("global_batch").integer();
     spec_.granule = data_.field("granule").integer();
@@ -390,7 +394,7 @@ void check_successor(const EngineSpec& before, const EngineSpec& after) {
       throw ExecError("install: " + what + " is another one; what is computed stays, a new plan moves it only");
   };
   expect_same("the rank", before.rank == after.rank);
-  expect_same("the seed", before.seed == after.seed);
+  expect_same("the seed", before.keys.seed == after.keys.seed);
   expect_same("the global batch", before.global_batch == after.global_batch);
   expect_same("the granule", before.granule == after.granule);
   expect_same("the kind of sums", before.exact == after.exact);

@@ -16,7 +16,7 @@ namespace elaswave::exec {
 
 struct EngineSpec {
   RankId rank;
-  std::int64_t seed = 0;
+  KeyStream keys;
   std::int64_t global_batch = 1, granule = 1;  // samples; the latter: of a micro-batch where buffers are updated
   bool exact = false;                          // gradients are summed without regard to order, and without loss
   c10::ScalarType record_dtype = c10::ScalarType::Float;

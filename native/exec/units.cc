@@ -33,13 +33,15 @@ c10::IValue Engine::input_of(const ResolvedInput& input, const Step& step) {
   return keys(input, step);
 }
 
-// What a unit draws with: a key for each sample, or one for the step. The sum over a step's samples knows no layout.
+// What a unit draws with: a key for each sample, or one for the step. Where keys are those of positions in the run, the
+// sum over a step's samples knows no layout.
 at::Tensor Engine::keys(const ResolvedInput& input, const Step& step) {
   const SampleSpan& span = micro_batch(step.micro_batch);
   const bool of_step = std::holds_alternative<StepKeys>(input);
-  const at::Tensor drawn =
-      of_step ? kernels::sample_keys(spec_.seed, step_index_, 1, step.index | kStepKeyBit)
-              : kernels::sample_keys(spec_.seed, step_index_ * spec_.global_batch + span.lo, span.size(), step.index);
+  const KeyStream& stream = spec_.keys;
+  const std::int64_t first = step_index_ * stream.per_step + span.lo - stream.first;
+  const at::Tensor drawn = of_step ? kernels::sample_keys(stream.seed, step_index_, 1, step.index | kStepKeyBit)
+                                   : kernels::sample_keys(stream.seed, first, span.size(), step.index);
   for (const std::int64_t key : span_of<const std::int64_t>(drawn)) {
     keys_ += static_cast<std::uint64_t>(key) * static_cast<std::uint64_t>(of_step ? span.size() : 1);
   }

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elaswave_fx.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
+from elaswave_fx.bench.left_out import train_without
 from elaswave_fx.bench.own_job import OwnJob, Variant
 from elaswave_fx.bench.pipeline import check_losses
 from elaswave_fx.bench.processes import BenchFailed
@@ -25,7 +28,12 @@ from elaswave_fx.bench.results import Entry, p95, paired, table
 from elaswave_fx.bench.startup import parts_of
 from elaswave_fx.bench.torch_job import Settings
 from elaswave_fx.bench.views import Views
+from elaswave_fx.bench.whole_run import WholeRun
 from elaswave_fx.bench.workload import FOUR_COLUMNS, tiny
+from elaswave_fx.config.compose import Job
+from elaswave_fx.config.faults import Fault, check_faults
+from elaswave_fx.train import train
+from tests.runs import small_config
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 needs_torchft = pytest.mark.skipif(
@@ -182,6 +190,43 @@ def test_recovery(tmp_path: Path) -> None:
     assert "SIGSTOP: " in shown and "links down: " in shown
 
 
+def test_convergence(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "convergence.svg"
+    shown, entries = bench(tmp_path, "convergence", "--tiny", "--precision", "bf16", "--plot", str(picture))
+    assert [entry["name"] for entry in entries] == [
+        "bf16, default against rng.reshard=false", "bf16, default against a smaller batch",
+    ]  # fmt: skip
+    assert all(entry["ratio"] > entry["target"] == pytest.approx(1 / 0.22) for entry in entries)
+    assert re.search(r"exact=true +0\.0 +0\.0 +0\.0 +0\.0 +100\.000 % +100\.000 %", shown)
+    assert "about 78 % lower" in shown and picture.stat().st_size > 0
+
+
+def test_failures_of_a_seed_are_two_ranks_apart_in_time() -> None:
+    for seed in range(20):
+        first, second = failures_of(seed, LEAST_STEPS)
+        assert first.rank != second.rank and second.step - first.step > LEAST_STEPS // 6
+        check_faults((first, second), RANKS, LEAST_STEPS)
+    assert failures_of(3, 120) == failures_of(3, 120) != failures_of(4, 120)
+
+
+def test_a_deviation_counts_from_the_first_failure() -> None:
+    found = deviation(WholeRun((3.0, 2.0, 1.0), 1.5), WholeRun((3.0, 2.5, 0.0), 1.25), first=1)
+    assert found == Deviation((0.0, 0.5, 1.0), 0.75, 0.25)
+    check_exact("fp32", [Deviation((0.0, 0.0), 0.0, 0.0)])
+    with pytest.raises(BenchFailed, match="fp32, seed 1: exact=true deviates by 1"):
+        check_exact("fp32", [Deviation((0.0,), 0.0, 0.0), found])
+
+
+def test_samples_that_are_left_out_count_for_nothing(tmp_path: Path) -> None:
+    config = small_config("gpt_stdlib", "steps=4", "parallel.dp=2", "parallel.pp=1")
+    work = partial(train_without, (Fault(step=2, rank=1),))
+    assert train(Job(config, tmp_path, {}, ()), work) == 0
+    tokens = config.global_batch * config.seq_len
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [tokens, tokens, tokens // 2, tokens // 2]
+
+
 def a_loss(recovery_s: float, parts: float | None = None, signal_s: float = 0.0) -> Loss:
     """One in the middle of a step of 50 ms, all of whose parts are equal."""
     return Loss(recovery_s, 0.05, 0.5, signal_s, dict.fromkeys(PARTS, parts) if parts is not None else {})
@@ -282,4 +327,8 @@ def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
     assert "--resident-gb: steady does not take it" in refused("steady", "--resident-gb", "1")
     assert "--settings 0,9: there are 8, 0 to 7" in refused("recovery", "--settings", "0,9", "--tiny")
     assert "sizes are even and at least 4" in refused("communicator_edit", "--ranks", "3")
+    assert "--steps 23: two failures need at least 24" in refused("convergence", "--steps", "23")
+    assert "precision=fp23: must be one of fp32, bf16" in refused("convergence", "--precision", "bf16,fp23")
+    assert "x.wav cannot be drawn; suffixes are " in refused("convergence", "--plot", "x.wav")
+    assert "--plot /nowhere/x.png: no such folder /nowhere" in refused("convergence", "--plot", "/nowhere/x.png")
     assert "must be at least 1" in refused("communicator_edit", "--repeats", "0")

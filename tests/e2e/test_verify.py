@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -271,7 +272,7 @@ def test_a_foreign_seed_in_one_unit_is_found(tmp_path: Path, monkeypatch: pytest
     def with_foreign_seed(job, plan, rank, kernels=None):
         spec = original(job, plan, rank, kernels)
         if rank == 1:
-            object.__setattr__(spec, "seed", 99)
+            return replace(spec, keys=replace(spec.keys, seed=99))
         return spec
 
     monkeypatch.setattr(worker_engine, "engine_spec", with_foreign_seed)
@@ -284,6 +285,12 @@ def test_a_foreign_seed_in_one_unit_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 # --- What cannot be checked
+
+
+def test_draws_by_rank_are_checked_too(tmp_path: Path) -> None:
+    assert finish(config("exact=false", "rng.reshard=false", "model.dropout=0.1", LOST), tmp_path).code == 0
+    found = findings(tmp_path)
+    assert [str(each) for each in found.values() if each.verdict is not Verdict.HOLDS] == []
 
 
 def test_a_run_without_exact_is_checked_as_far_as_that_goes(alone: Finished, tmp_path: Path) -> None:

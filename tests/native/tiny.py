@@ -24,6 +24,7 @@ from elaswave_fx.plan.engine_spec import (
     UPDATE,
     EngineBucket,
     EngineBufferUpdate,
+    EngineKeys,
     EngineSchedule,
     EngineSpec,
     EngineUnit,
@@ -349,8 +350,8 @@ def make_spec(
     if update is not None:
         yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
     return EngineSpec(
-        rank=Rank(rank), seed=SEED, global_batch=BATCH, granule=granule, exact=exact, record_dtype=record_dtype,
-        copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
+        rank=Rank(rank), keys=EngineKeys(SEED, BATCH, 0), global_batch=BATCH, granule=granule, exact=exact,
+        record_dtype=record_dtype, copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
         buckets=tuple(
             EngineBucket(name, numel, dtype, UPDATE, 0) for name, (numel, _) in BUCKETS.items()

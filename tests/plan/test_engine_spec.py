@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineJob, engine_spec
+from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineJob, EngineKeys, engine_spec
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import step_program
 from elaswave_fx.plan.topology import Rank, local_topology
@@ -38,7 +38,7 @@ ARTIFACT = Artifact(
     folds=(FoldSpec("mean", 1, (("float32", (8,)),)),), invariant_inputs=(), invariant_names=(), draws=(),
     evaluation_exact=True, text="",
 )  # fmt: skip
-JOB = EngineJob(ARTIFACT, seed=3, record_dtype="bfloat16", copy_mode="log")
+JOB = EngineJob(ARTIFACT, seed=3, reshard_rng=True, record_dtype="bfloat16", copy_mode="log")
 
 
 def test_tiles_are_told_apart_and_all_else_is_the_same() -> None:
@@ -49,6 +49,16 @@ def test_tiles_are_told_apart_and_all_else_is_the_same() -> None:
     nothing = {"rank": Rank(0), "units": (), "schedule": specs[0].schedule}
     assert {replace(spec, **nothing) for spec in specs} == {replace(specs[0], **nothing)}
     assert specs[0].boxes == PLAN.boxes and specs[0].world == PLAN.ranks
+
+
+def test_keys_follow_the_samples_or_are_a_stream_of_the_rank() -> None:
+    specs = [engine_spec(JOB, PLAN, rank) for rank in PLAN.ranks]
+    assert {spec.keys for spec in specs} == {EngineKeys(seed=3, per_step=WORKLOAD.global_batch, first=0)}
+    jobs = [replace(JOB, reshard_rng=False, seed=seed) for seed in (3, 4)]
+    own = [(PLAN.tile(rank).samples, engine_spec(job, PLAN, rank).keys) for job in jobs for rank in PLAN.ranks]
+    assert all((keys.per_step, keys.first) == (len(samples), samples.lo) for samples, keys in own)
+    assert len({keys.seed for _, keys in own}) == len(own), "no two ranks share a stream, in whichever run"
+    assert all(0 <= keys.seed < 2**63 for _, keys in own)
 
 
 def test_what_is_absent_is_none() -> None:

@@ -1,0 +1,53 @@
+"""A run of `train` from its first step to its last, in a child: what it learned.
+
+whole_run(load_config(["recipe=gpt_stdlib", "eval.every=200"]))  ->  WholeRun(losses=(5.5, …), held_out=2.1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import elaswave_fx.build.builder
+import elaswave_fx.worker.loop  # noqa: F401 - both once, and not in every child
+from elaswave_fx.bench.processes import BenchFailed, Processes
+from elaswave_fx.config.compose import Job
+from elaswave_fx.config.types import Config
+from elaswave_fx.launch.channel import Channel
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.train import train
+
+Work = Callable[[Config, WorkerContext], Mapping[str, Any]]
+"""Does a rank's work and returns its share of the summary, as `run_worker`."""
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """The mean loss of each step, and that of the held-out samples when they were looked at last."""
+
+    losses: tuple[float, ...]
+    held_out: float
+
+
+def whole_run(config: Config, work: Work | None = None) -> WholeRun:
+    """Train to the end. `work`: what each rank does, if not what it does for users. Raises BenchFailed."""
+    with Processes() as processes:
+        folder = processes.folder / "run"
+        folder.mkdir()
+
+        def body(_: Channel) -> None:
+            if train(Job(config, folder, {}, ()), work) != 0:
+                raise BenchFailed("bench: the run failed")
+
+        processes.fork("train", body)
+        processes.join("train")
+        return WholeRun(
+            tuple(line["loss"] for line in _lines(folder / "metrics.jsonl")), _lines(folder / "eval.jsonl")[-1]["loss"]
+        )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
