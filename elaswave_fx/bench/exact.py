@@ -1,11 +1,11 @@
 """exact: what `exact=true` costs, against the same job in the default mode: processor time, bytes, a lost rank.
 
 The same GPT with 128 and 512 tokens, two ranks. The default mode runs with micro-batches of 1, 2, 4 and 8 samples (of
-512 tokens up to 4), exact mode with granules of as many. All these jobs live at once and take their steps in turns. What
-counts is the processor time of the ranks (user and system, all threads), which a busy machine changes less than the wall
-clock beside it. A rank lost: one job of four ranks stays whole and one has lost a rank, and the processor time of the
-ranks with most granules is compared; on fewer cores than ranks the wall clock does not show who has most to do. Bytes
-are counted: by the plan, and where ranks send.
+512 tokens up to 4), exact mode with granules of as many. All these jobs live at once and take their steps in turns.
+What counts is the processor time of the ranks (user and system, all threads), which a busy machine changes less than
+the wall clock beside it. A rank lost: one job of four ranks stays whole and one has lost a rank, and the processor time
+of the ranks with most granules is compared; on fewer cores than ranks the wall clock does not show who has most to do.
+Bytes are counted: by the plan, and where ranks send.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def _measure(
             for size in sizes:
                 progress(f"{workload.seq_len} tokens: starting {mode}, {size}")
                 job = stack.enter_context(PacedJob(replace(workload, micro_batch=size), variant(size)))
+                job.await_ready()
                 jobs[f"{mode}, {size}"] = job
         for job in jobs.values():
             job.take(1)
@@ -188,6 +189,7 @@ def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None])
     with ExitStack() as stack:
         whole, less = (stack.enter_context(PacedJob(workload, Variant(exact=True))) for _ in range(2))
         for job in (whole, less):
+            job.await_ready()
             job.take(1)
         less.lose(LOST)
         less.take(2)

@@ -212,6 +212,7 @@ def _work(
         _tell(worker, reports, report)
         pause(context.rank)
 
+    reports.say("ready", rank=context.rank)
     pause(context.rank)
     share = Training(worker, on_step).run()
     reports.say("over", rank=context.rank, forked_bytes=forked, peak_bytes=device.memory_peak_bytes())

@@ -59,6 +59,11 @@ class PacedJob:
         """Called in the rank."""
         os.read(self._gates[rank][0], 1)
 
+    def await_ready(self) -> None:
+        """Return when all ranks stand before the first step. Raises BenchFailed."""
+        for _ in self.ranks:
+            self._job.hear("ready")
+
     def take(self, steps: int) -> Turn:
         """Take a step that does not count, and so many that do. Raises BenchFailed."""
         for rank in self.ranks:
