@@ -34,7 +34,7 @@ from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.train import train
-from elaswave_fx.worker.loop import Training
+from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, set_up
 
 
@@ -42,7 +42,8 @@ from elaswave_fx.worker.worker import Worker, set_up
 class Variant:
     """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
     goodbye before the first step, so that there are no heartbeats, proofs of commits or ledger. With `exit_words` the
-    launcher tells of children that end. A rank has `resident_bytes` in memory besides.
+    launcher tells of children that end. A rank has `resident_bytes` in memory besides. `exact` and `granule` are the
+    keys of these names.
     """
 
     copies: int = 1
@@ -51,12 +52,15 @@ class Variant:
     guarded: bool = True
     exit_words: bool = True
     resident_bytes: int = 0
+    exact: bool = False
+    granule: int = 1
 
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides that the command line would have."""
         return (
             f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
-            f"launch.exit_words={str(self.exit_words).lower()}",
+            f"launch.exit_words={str(self.exit_words).lower()}", f"exact={str(self.exact).lower()}",
+            f"parallel.granule={self.granule}",
         )  # fmt: skip
 
 
@@ -79,10 +83,21 @@ class Run(Steps):
     resident: tuple[Resident, ...]
 
 
+FOREVER = 1_000_000
+"""A job of so many steps is ended when nothing more is wanted of it."""
+
 _LOOK_EVERY_S = 0.01
 
 Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any]]
 """Does a rank's work: it reports, and returns the rank's share of the summary."""
+
+Pause = Callable[[int], object]
+"""Called by a rank, with its number, before each of its steps."""
+
+
+def work_of(variant: Variant, pause: Pause = lambda rank: None) -> Work:
+    """Train as users do, and tell of every step."""
+    return partial(_work, variant, pause)
 
 
 class OwnJob:
@@ -92,7 +107,7 @@ class OwnJob:
 
     def __init__(self, workload: Workload, variant: Variant, steps: int, work: Work | None = None) -> None:
         config = workload.config(f"steps={steps}", *variant.overrides())
-        work = work or partial(_work, variant)
+        work = work or work_of(variant)
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
         self.folder.mkdir()
@@ -115,6 +130,15 @@ class OwnJob:
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
         """Return the next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
         return self._reports.hear(kind, self._child.log, timeout_s)
+
+    def read(self, name: str) -> str:
+        """Return a file of the run directory; some appear a moment after what they tell of. Raises BenchFailed."""
+        end, path = time.monotonic() + TEST_TIMEOUT_S, self.folder / name
+        while not path.exists():
+            if time.monotonic() > end:
+                raise BenchFailed(f"bench: the run has no {name} after {TEST_TIMEOUT_S:g} s")
+            time.sleep(_LOOK_EVERY_S)
+        return path.read_text()
 
     def events(self, until: str) -> list[dict[str, Any]]:
         """Return the run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic
@@ -170,16 +194,27 @@ def _with_clock(
     return work(config, context)
 
 
-def _work(variant: Variant, reports: Reports, config: Config, context: WorkerContext) -> Mapping[str, Any]:
+def _work(
+    variant: Variant, pause: Pause, reports: Reports, config: Config, context: WorkerContext
+) -> Mapping[str, Any]:
     """Do what `run_worker` does, and tell of every step."""
     device = make_device(config.device)
-    device.set_up(threads=1)
+    device.set_up(threads=1, deterministic=config.exact)
+    if config.exact:
+        refuse_other_bits(device, context)
     ballast = torch.ones(variant.resident_bytes, dtype=torch.uint8)
     forked = device.memory_peak_bytes()
     worker = set_up(config, context)
     if not variant.guarded:
         worker.agent.close(finished=True)  # the coordinator waits for none of its words, and makes no epoch
-    share = Training(worker, partial(_tell, worker, reports)).run()
+
+    def on_step(report: StepReport) -> None:
+        _tell(worker, reports, report)
+        pause(context.rank)
+
+    reports.say("ready", rank=context.rank)
+    pause(context.rank)
+    share = Training(worker, on_step).run()
     reports.say("over", rank=context.rank, forked_bytes=forked, peak_bytes=device.memory_peak_bytes())
     del ballast
     return share

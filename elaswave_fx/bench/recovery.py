@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from elaswave_fx.bench.links import CannotCut
-from elaswave_fx.bench.own_job import OwnJob, Variant
+from elaswave_fx.bench.own_job import FOREVER, OwnJob, Variant
 from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.recovery_trial import Fault, Loss, cut, kill, lose, parts_of, phases, stop
 from elaswave_fx.bench.results import Entry, Options, Outcome, aligned, medians, p95
@@ -53,8 +53,6 @@ Own = dict[str, list[Loss]]
 """What every point gave, by told or untold."""
 
 EXTRA_RUNS = 5
-FOREVER = 1_000_000
-"""A run of so many steps is ended once it has told what is wanted."""
 
 
 @dataclass(frozen=True)

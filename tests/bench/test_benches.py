@@ -154,6 +154,19 @@ def test_copies(tmp_path: Path) -> None:
     assert "bytes of copies per parameter and step" in shown and "more than without copies" in shown
 
 
+def test_exact(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "exact", "--tiny", "--repeats", "1")
+    assert [entry["name"] for entry in entries[:2]] == ["16 tokens: granules of 1", "16 tokens: granules of 2"]
+    assert entries[2]["name"].startswith("16 tokens, each at its best: granules of ")
+    assert [entry["target"] for entry in entries[:4]] == pytest.approx([1 / 1.1, 1 / 1.1, 1 / 1.25, 1 / 1.05])
+    assert (entries[3]["unit"], entries[3]["peer"]) == ("x", 1.5), "six of 16 granules after four of them"
+    for gradients, everything in (entries[4:6], entries[6:8]):
+        assert gradients["ratio"] == 0.5 and gradients["unit"] == "MiB"
+        # All is gradients and parameters, as many of both in the default mode; a tiny model's votes are beside them.
+        assert 1 / 1.5 <= everything["ratio"] < 0.7
+    assert "6 granules for 4 are 1.500x" in shown and "memory of a parameter on each rank +4.0 bytes" in shown
+
+
 @needs_torchft
 def test_steady(tmp_path: Path) -> None:
     _, entries = bench(tmp_path, "steady", "--tiny", "--repeats", "1")
