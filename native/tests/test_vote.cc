@@ -72,7 +72,7 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   vote.loss.add(-1.5);
   vote.count.add(6.0);
   for (const double square : {0x1p-298, 4.0, std::numeric_limits<double>::infinity()}) vote.squares.add(square);
-  vote.buckets = {{BucketId(0), {5, 6}}, {BucketId(9), {8, 9}}};
+  vote.buckets = {{elaswave::BucketId(0), {5, 6}}, {elaswave::BucketId(9), {8, 9}}};
   std::ifstream file(GOLDEN_VOTE);
   const std::string golden((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   CHECK_EQUAL(hex_of(vote.pack()), golden);
