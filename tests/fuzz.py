@@ -23,19 +23,22 @@ from pathlib import Path
 
 from rich.progress import track
 
+from elaswave_fx.audit.lines import check_files
+from elaswave_fx.audit.record import read_record
 from elaswave_fx.checkpoint import manifest
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import SEED, Activation, Term
+from elaswave_fx.control.protocol.types import SEED, Activation, Certificate, Stamp, Term, Version, Vote, WorkSpan
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore
-from elaswave_fx.control.store.ledger import Payload
+from elaswave_fx.control.store.ledger import CHAIN_START, Payload, line_of, linked
 from elaswave_fx.control.stream import Hello, Stream, answer, challenge
 from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.errors import CommError, ConfigError, DataError, PlanError
+from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.program.artifact import Artifact
@@ -83,6 +86,8 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("job file", (_job(folder),), _in_file(job_file, JobFile.read), (ConfigError,), 4),
         Parser("manifest", (_manifest(folder),), _in_file(written, _read_manifest), (ConfigError,), 4),
         Parser("artifact", (b'{"format": 6, "programs": {}}',), _in_file(artifact, _damage), (), 4),
+        Parser("ledger", (_ledger(folder),), _in_file(folder / "record" / "ledger.jsonl", _verify), (), 10),
+        Parser("run files", _RUN_FILES, _in_file(folder / "record" / "files", _verify_files), (), 10),
         Parser("token index", (_index(),), _in_file(index, _open_tokens), (DataError,), 4),
         Parser("override", WORDS, lambda data: load_config([_text(data)]), (ConfigError,), 500),
     ]  # fmt: skip
@@ -157,6 +162,51 @@ def _damage(path: Path) -> None:
     (path.parent / "digests.json").write_bytes(path.read_bytes())
     (path.parent / "costs.json").write_bytes(path.read_bytes())
     assert Artifact.damage(path.parent) is not None
+
+
+def _ledger(folder: Path) -> bytes:
+    """Three lines, beside the other files of their run."""
+    place = folder / "record"
+    place.mkdir(parents=True)
+    for name, data in zip(("run.json", "summary.json", "metrics.jsonl"), _RUN_FILES, strict=True):
+        (place / name).write_bytes(data)
+    text, head = "", CHAIN_START
+    for version in (1, 2, 3):
+        stamp = Stamp(Version(version), Epoch(0))
+        span = WorkSpan(Span(0, 2), Span(0, 4))
+        payload = Payload(1.0, 0, 7, 8, (span,), *(ExactTotal.of(2.0) for _ in range(3)), ((0, 9), (1, 10)))
+        line = line_of(Certificate(stamp, (Vote(stamp, Rank(0), (span,), payload.pack()),)), 5, "ab")
+        one, head = linked(line, head)
+        text += one + "\n"
+    return text.encode()
+
+
+def _run_files() -> tuple[bytes, ...]:
+    config = manifest.plain_config(load_config(["recipe=gpt_stdlib"]))
+    run = {"first_step": 0, "program": "ab", "fingerprint": {"device": "cpu"}, "resume_from": None, "config": config}
+    summary = {"steps": 3, "loss_last": 1.0, "ledger_head": "ab", "state_digest": "ab", "buckets": {"0": "ab"}}
+    metrics = [{"step": step, "loss": 1.0, "grad_norm": 0.5, "tokens": 2} for step in range(3)]
+    lines = "".join(json.dumps(line) + "\n" for line in metrics)
+    return json.dumps(run).encode(), json.dumps(summary).encode(), lines.encode()
+
+
+def _verify(path: Path) -> None:
+    for finding in check_files(read_record(path.parent)):
+        assert str(finding)
+
+
+def _verify_files(path: Path) -> None:
+    """The same damaged bytes as each of the files, beside the others as they were."""
+    for name, whole in zip(("run.json", "summary.json", "metrics.jsonl"), _RUN_FILES, strict=True):
+        (path.parent / name).write_bytes(path.read_bytes())
+        try:
+            with contextlib.suppress(ConfigError):
+                _verify(path)
+        finally:
+            (path.parent / name).write_bytes(whole)
+
+
+_RUN_FILES = _run_files()
 
 
 def _index() -> bytes:

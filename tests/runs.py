@@ -28,6 +28,20 @@ SMALL: dict[str, tuple[str, ...]] = {
     "resnet_digits": ("optimizer.lr=1e-3", "global_batch=32"),
     "two_tower": ("global_batch=16",),
 }  # fmt: skip
+# Architectures without a recipe, as their users would write them.
+_HF = ("model=hf", "data=synthetic", "data.vocab_size=256", "seq_len=16", "global_batch=8")
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "mixtral": (
+        *_HF, "model.name=mixtral", "model.config.hidden_size=32", "model.config.intermediate_size=32",
+        "model.config.num_hidden_layers=2", "model.config.num_attention_heads=4",
+        "model.config.num_key_value_heads=2", "model.config.num_local_experts=4",
+        "model.config.num_experts_per_tok=2",
+    ),
+    "t5": (
+        *_HF, "model.name=t5", "model.config.d_model=32", "model.config.d_kv=8", "model.config.d_ff=64",
+        "model.config.num_layers=2", "model.config.num_heads=4",
+    ),
+}  # fmt: skip
 STEPS = 20
 
 
@@ -56,7 +70,9 @@ class Run:
 
 
 def small_config(recipe: str, *overrides: str) -> Config:
-    return load_config([f"recipe={recipe}", *SMALL[recipe], f"steps={STEPS}", "eval.every=0", *overrides])
+    """A recipe, or one of `ARCHITECTURES`, at a small size."""
+    words = (f"recipe={recipe}", *SMALL[recipe]) if recipe in SMALL else ARCHITECTURES[recipe]
+    return load_config([*words, f"steps={STEPS}", "eval.every=0", *overrides])
 
 
 def run_job(config: Config, folder: Path) -> Run:

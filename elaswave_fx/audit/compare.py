@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
-from elaswave_fx.audit.record import Line, Record, final_buckets, sum_of_keys
+from elaswave_fx.audit.record import Line, Record, Summary, sum_of_keys
 from elaswave_fx.checkpoint.manifest import leaves, plain_config
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.program.artifact import Artifact
@@ -34,15 +34,10 @@ def compare(record: Record, other: Record, artifact: Artifact | None) -> Iterato
             yield wrong("compared", f"step {own.step} (lines {own.number} and {their.number}): {found}")
             return
     words = f"steps {common[0][0].step} to {common[-1][0].step} have equal samples, keys, counts, losses, norms, states"
-    ends = final_buckets(record), final_buckets(other)
-    if record.lines[-1].step == other.lines[-1].step and ends[0] is not None and ends[1] is not None:
-        name = _differing_bucket(ends[0], ends[1], artifact)
-        if name is not None:
-            yield wrong("compared", f"after the last step, {record.lines[-1].step}: {name} is another one")
-            return
-        digests = [(each.summary or {}).get("params_digest") for each in (record, other)]
-        if digests[0] != digests[1]:
-            yield wrong("compared", "after the last step: the models are other ones (params_digest)")
+    if record.lines[-1].step == other.lines[-1].step and record.summary is not None and other.summary is not None:
+        found = _differing_ends(record.summary, other.summary, artifact)
+        if found is not None:
+            yield wrong("compared", f"after the last step, {record.lines[-1].step}: {found}")
             return
         words += ", and so has the end"
     yield holds("compared", words)
@@ -83,6 +78,13 @@ def _first_difference(own: Line, their: Line, artifact: Artifact | None) -> str 
         "the gradient is another one": (own.squares, their.squares),
     }
     return next((f"{words} ({a} and {b})" for words, (a, b) in values.items() if a != b), None)
+
+
+def _differing_ends(own: Summary, their: Summary, artifact: Artifact | None) -> str | None:
+    bucket = _differing_bucket(own.buckets or {}, their.buckets or {}, artifact)
+    if bucket is not None:
+        return f"{bucket} is another one"
+    return "the models are other ones (params_digest)" if own.params_digest != their.params_digest else None
 
 
 def _differing_bucket(own: Mapping[str, str], their: Mapping[str, str], artifact: Artifact | None) -> str | None:

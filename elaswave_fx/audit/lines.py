@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
@@ -18,7 +19,6 @@ from elaswave_fx.control.store.ledger import (
     sum_of_digests,
 )
 from elaswave_fx.devices.fingerprint import hash_of as hash_of_fingerprint
-from elaswave_fx.files import json_lines
 from elaswave_fx.plan.plan import Plan
 
 
@@ -38,7 +38,7 @@ def check_chain(record: Record) -> Finding:
     """Every line has the hash of the one before, and the summary that of the last."""
     try:
         number = first_break(record.texts)
-    except ValueError:
+    except (ValueError, AttributeError, RecursionError):
         return unchecked("chain", "a line of the ledger cannot be read")
     if number is not None:
         return wrong(
@@ -46,7 +46,7 @@ def check_chain(record: Record) -> Finding:
             "one that was removed"
         )  # fmt: skip
     head = hash_of(record.texts[-1]) if record.texts else CHAIN_START
-    told = (record.summary or {}).get("ledger_head")
+    told = record.summary.ledger_head if record.summary is not None else None
     if told is None:
         return unchecked("chain", f"{len(record.texts)} lines follow each other, but no summary says which is the last")
     if told != head:
@@ -104,8 +104,8 @@ def check_states(record: Record) -> Finding:
         if f"{total:032x}" != line.state_digest:
             return wrong("states", f"{_place(line)}: the digests of its buckets do not add up to state_digest")
     try:
-        found = restored_alike(json_lines(record.folder / "ledger.jsonl"))
-    except (ValueError, KeyError, TypeError):
+        found = restored_alike(map(json.loads, record.texts))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return unchecked("states", "a line of the ledger cannot be read")
     if found is not None:
         return wrong("states", found.removeprefix("ledger: "))
@@ -114,21 +114,21 @@ def check_states(record: Record) -> Finding:
 
 def check_metrics(record: Record) -> Finding:
     """`metrics.jsonl` has the loss and the norm that the bits in the ledger make."""
-    by_step = {line.get("step"): line for line in record.metrics}
+    by_step = {line.step: line for line in record.metrics}
     for line in record.lines:
         told = by_step.pop(line.step, None)
         if told is None:
             return wrong("metrics", f"step {line.step} has no line in metrics.jsonl")
         try:
             expected = _expected_metrics(line)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             return wrong("metrics", f"{_place(line)}: its totals are no numbers ({error})")
         for name, value in expected.items():
-            if told.get(name) != (value if math.isfinite(value) else None):
+            if getattr(told, name) != (value if math.isfinite(value) else None):
                 said = f"the ledger's line {line.number} says {value}"
-                return wrong("metrics", f"step {line.step}: {name} is {told.get(name)}, {said}")
+                return wrong("metrics", f"step {line.step}: {name} is {getattr(told, name)}, {said}")
     if by_step:
-        return wrong("metrics", f"metrics.jsonl has step {min(map(str, by_step))}, which the ledger has not")
+        return wrong("metrics", f"metrics.jsonl has step {min(by_step)}, which the ledger has not")
     return holds("metrics", f"losses, norms and counts of {len(record.lines)} steps follow from the ledger")
 
 
@@ -146,18 +146,17 @@ def check_summary(record: Record) -> Finding:
     summary = record.summary
     if summary is None:
         return unchecked("summary", "there is none: the run goes on, or was killed")
-    if summary.get("steps") != _steps(record):
-        return wrong("summary", f"says {summary.get('steps')} steps, the ledger has {_steps(record)}")
-    last = record.metrics[-1].get("loss") if record.metrics else None
-    if summary.get("loss_last") != last:
-        return wrong("summary", f"says that the last loss is {summary.get('loss_last')}; metrics.jsonl says {last}")
-    buckets = summary.get("buckets")
-    if buckets is None:
+    if summary.steps != _steps(record):
+        return wrong("summary", f"says {summary.steps} steps, the ledger has {_steps(record)}")
+    last = record.metrics[-1].loss if record.metrics else None
+    if summary.loss_last != last:
+        return wrong("summary", f"says that the last loss is {summary.loss_last}; metrics.jsonl says {last}")
+    if summary.buckets is None:
         return unchecked("summary", "it has no digests of the last state; the run did not come to its end")
-    total = sum_of_digests(int(digest, 16) for digest in buckets.values())
-    if f"{total:032x}" != summary.get("state_digest"):
+    total = sum_of_digests(int(digest, 16) for digest in summary.buckets.values())
+    if f"{total:032x}" != summary.state_digest:
         return wrong("summary", "the digests of its buckets do not add up to state_digest")
-    return holds("summary", f"{summary['steps']} steps, last loss {last}")
+    return holds("summary", f"{summary.steps} steps, last loss {last}")
 
 
 def _steps(record: Record) -> int:

@@ -15,10 +15,10 @@ from elaswave_fx.checkpoint.initial_state import params_digest, tensor_digest
 
 def check_model(record: Record, program: Program | str) -> Finding:
     """The parameters in the file are those that the run ended with."""
-    summary = record.summary or {}
-    if summary.get("model") is None or summary.get("params_digest") is None:
+    summary = record.summary
+    if summary is None or summary.model is None or summary.params_digest is None:
         return unchecked("model", "the run has written none")
-    path = _place_of(record, summary["model"])
+    path = _place_of(record, summary.model)
     if isinstance(program, str):
         return unchecked("model", program)
     if not path.is_file():
@@ -30,7 +30,7 @@ def check_model(record: Record, program: Program | str) -> Finding:
         return wrong("model", f"{path}: cannot be read ({error})")
     except KeyError as error:
         return wrong("model", f"{path}: has no parameter {error.args[0]}")
-    if params_digest(program.artifact, digests) != summary["params_digest"]:
+    if params_digest(program.artifact, digests) != summary.params_digest:
         return wrong("model", f"{path}: its parameters are not those that the run ended with (params_digest)")
     return holds("model", f"{len(digests)} parameters are those that the run ended with")
 

@@ -13,17 +13,22 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from elaswave_fx.audit.finding import Finding, wrong
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.files import json_lines
 from elaswave_fx.plan.plan import Plan, plan_hash
 
 Tiles = dict[str, list[tuple[int, int, int, int]]]
+Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]
+Rank = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
+Bucket = Rank
+
+
+_UNREADABLE = (ValueError, TypeError, RecursionError)  # msgspec's errors are of the first kind
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -33,14 +38,14 @@ class Line(msgspec.Struct, frozen=True):
     step: int
     epoch: int
     tiles: Tiles
-    tile_hashes: dict[str, str]
-    content_hash: str
-    keys: dict[str, str]
+    tile_hashes: dict[Rank, Hex]
+    content_hash: Hex
+    keys: dict[Rank, Hex]
     loss: str
     count: str
     squares: str
-    state_digest: str
-    buckets: dict[str, str]
+    state_digest: Hex
+    buckets: dict[Bucket, Hex]
     plan: str
     fingerprint: str
 
@@ -51,6 +56,37 @@ class Rollback(msgspec.Struct, frozen=True):
     number: int
     rolled_back_to: int
     epoch: int
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A line of `metrics.jsonl`, as far as the ledger says the same."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    tokens: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """`summary.json`, as far as something can be held against it."""
+
+    steps: int
+    loss_last: float | None = None
+    ledger_head: Hex | None = None
+    state_digest: Hex | None = None
+    buckets: dict[Bucket, Hex] | None = None
+    params_digest: Hex | None = None
+    model: str | None = None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """`run.json`."""
+
+    first_step: int
+    program: str
+    fingerprint: dict[str, str]
+    config: Config
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +109,8 @@ class Record:
     texts: tuple[str, ...]
     lines: tuple[Line, ...]
     parts: tuple[Part, ...]
-    metrics: tuple[Mapping[str, Any], ...]
-    summary: Mapping[str, Any] | None
+    metrics: tuple[Metric, ...]
+    summary: Summary | None
     damage: tuple[Finding, ...]
 
     @property
@@ -104,37 +140,34 @@ def read_record(folder: Path) -> Record:
     parts = tuple(_read_part(place, damage) for place in (*folders, folder) if (place / "run.json").is_file())
     if not parts or not (folder / "run.json").is_file():
         raise ConfigError(f"{folder}: has no run.json; it is a run of an earlier version, or was not begun")
-    text = (folder / "ledger.jsonl").read_text(encoding="utf-8")
-    *texts, rest = text.split("\n")
+    *texts, rest = _text_of(folder / "ledger.jsonl").split("\n")
     if rest:
         damage.append(wrong("ledger", f"line {len(texts) + 1} is cut off"))
+    lines = tuple(_standing(_read_lines(texts, damage)))
     return Record(
-        folder,
-        tuple(texts),
-        tuple(_standing(_read_lines(texts, damage))),
-        parts,
-        tuple(_read_json(folder / "metrics.jsonl", damage, lines=True) or ()),
-        _read_json(folder / "summary.json", damage),
-        tuple(damage),
+        folder, tuple(texts), lines, parts, _read_metrics(folder, damage), _read_summary(folder, damage), tuple(damage)
     )
+
+
+def _text_of(path: Path) -> str:
+    """What is no text becomes text that is no JSON."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _read_part(folder: Path, damage: list[Finding]) -> Part:
     path = folder / "run.json"
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        config = msgspec.convert(said["config"], Config)
-        program, first_step, fingerprint = said["program"], int(said["first_step"]), dict(said["fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:  # msgspec's are the first kind
+        said = msgspec.convert(json.loads(_text_of(path)), _Run)
+    except _UNREADABLE as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     plans = {}
     for plan_path in sorted(folder.glob("plan-*.json")):
-        plan_text = plan_path.read_text(encoding="utf-8")
+        plan_text = _text_of(plan_path)
         try:
             plans[f"{plan_hash(plan_text):016x}"] = Plan.from_json(plan_text)
         except PlanError as error:
             damage.append(wrong("plans", f"{plan_path}: {error}"))
-    return Part(first_step, config, program, fingerprint, said.get("resume_from"), plans)
+    return Part(said.first_step, said.config, said.program, said.fingerprint, said.resume_from, plans)
 
 
 def _read_lines(texts: Iterable[str], damage: list[Finding]) -> Iterable[Line | Rollback]:
@@ -143,8 +176,30 @@ def _read_lines(texts: Iterable[str], damage: list[Finding]) -> Iterable[Line | 
             said = json.loads(text)
             kind = Rollback if "rolled_back_to" in said else Line
             yield msgspec.convert({**said, "number": number}, kind)
-        except (ValueError, TypeError) as error:
+        except _UNREADABLE as error:
             damage.append(wrong("ledger", f"line {number} is no line of a ledger ({error})"))
+
+
+def _read_metrics(folder: Path, damage: list[Finding]) -> tuple[Metric, ...]:
+    path = folder / "metrics.jsonl"
+    found = []
+    for number, text in enumerate(_text_of(path).split("\n")[:-1] if path.is_file() else (), 1):
+        try:
+            found.append(msgspec.convert(json.loads(text), Metric))
+        except _UNREADABLE as error:
+            damage.append(wrong("metrics", f"line {number} of metrics.jsonl cannot be read ({error})"))
+    return tuple(found)
+
+
+def _read_summary(folder: Path, damage: list[Finding]) -> Summary | None:
+    path = folder / "summary.json"
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.convert(json.loads(_text_of(path)), Summary)
+    except _UNREADABLE as error:
+        damage.append(wrong("summary", f"{path}: cannot be read ({error})"))
+        return None
 
 
 def _standing(lines: Iterable[Line | Rollback]) -> list[Line]:
@@ -157,16 +212,6 @@ def _standing(lines: Iterable[Line | Rollback]) -> list[Line]:
     return kept
 
 
-def _read_json(path: Path, damage: list[Finding], lines: bool = False) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return json_lines(path) if lines else json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        damage.append(wrong("files", f"{path}: cannot be read ({error})"))
-        return None
-
-
 def sum_of_keys(line: Line) -> int:
     """The sum of the keys that all ranks drew with, modulo 2^64."""
     return sum(int(keys, 16) for keys in line.keys.values()) % (1 << 64)
@@ -175,8 +220,3 @@ def sum_of_keys(line: Line) -> int:
 def line_fields(line: Line) -> dict[str, Any]:
     """As `control/store/ledger.py` takes lines."""
     return msgspec.to_builtins(line)
-
-
-def final_buckets(record: Record) -> Mapping[str, str] | None:
-    """The digests of the state after the last step; None if the run has not said."""
-    return (record.summary or {}).get("buckets")

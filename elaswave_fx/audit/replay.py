@@ -17,7 +17,7 @@ from elaswave_fx import _native
 from elaswave_fx.audit.compare import bucket_name
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.program import Program
-from elaswave_fx.audit.record import Line, Part, Record, final_buckets
+from elaswave_fx.audit.record import Line, Part, Record
 from elaswave_fx.build.builder import initial_state, make_model, plan_of, update_program
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
@@ -74,9 +74,9 @@ def replay(
         return unchecked("replay", f"no checkpoint is left from before step {first}, and the run began after step 0")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _Replay(part.config, program, Path(folder)).run(
-                origin, last, by_step, final_buckets(record), on_step
-            )
+            alone = _Replay(part.config, program, Path(folder))
+            end = record.summary.buckets if record.summary is not None else None
+            return alone.run(origin, last, by_step, end, on_step)
     except ElasWaveError as error:
         return unchecked("replay", " ".join(str(error).split()))
 

@@ -41,6 +41,7 @@ def draw(found: Mapping[str, Lines], failures: Sequence[int], path: Path) -> Non
         axes.set_xlabel("step (marks: a rank is lost)")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("deviation of the loss (nats)")
-    panels[0][-1].legend(frameon=False)
+    handles, ways = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, ways, loc="outside lower center", ncols=len(ways), frameon=False)
     save(figure, path)
     plt.close(figure)

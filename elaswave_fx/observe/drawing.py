@@ -7,6 +7,8 @@ from typing import Any
 
 from elaswave_fx.errors import ConfigError
 
+_DPI = 150
+
 
 def pyplot(command: str, path: Path) -> Any:
     """Return `matplotlib.pyplot`, which is to draw what `path` will hold. Raises ConfigError without matplotlib,
@@ -28,4 +30,4 @@ def pyplot(command: str, path: Path) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Write the file; its suffix says of what kind it is."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    figure.savefig(path, dpi=_DPI, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -102,7 +102,7 @@ class StepBook:
         self.units, self.samples = units, samples
         self._first = self._next = first
         self._ahead: dict[int, StepReport] = {}
-        self._coverage: list[Coverage] = []
+        self._odd: dict[int, Coverage] = {}  # of steps that were not covered once, which a run has none or few of
 
     def add(self, report: StepReport) -> tuple[StepLine, ...]:
         """The lines that this report brings: none if the step is known; later ones too, if they waited for it."""
@@ -111,7 +111,9 @@ class StepBook:
         lines = []
         while self._next in self._ahead:
             found = self._ahead.pop(self._next)
-            self._coverage.append(coverage(found.consumed, self.units, self.samples))
+            covered = coverage(found.consumed, self.units, self.samples)
+            if covered != Coverage(seen=self.samples):
+                self._odd[self._next] = covered
             lines.append(step_line(found))
             self._next += 1
         return tuple(lines)
@@ -119,13 +121,14 @@ class StepBook:
     def rewind(self, step: int) -> None:
         """Forget steps from `step` on: they are done again from a checkpoint."""
         self._next = max(self._first, min(self._next, step))
-        del self._coverage[self._next - self._first :]
+        self._odd = {odd: covered for odd, covered in self._odd.items() if odd < self._next}
         self._ahead.clear()
 
     @property
     def covered(self) -> Coverage:
         """The coverage of all lines together."""
-        return sum(self._coverage, Coverage())
+        even = self._next - self._first - len(self._odd)
+        return sum(self._odd.values(), Coverage(seen=even * self.samples))
 
 
 def step_line(report: StepReport) -> StepLine:

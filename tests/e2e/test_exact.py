@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,107 +15,89 @@ from torch import Tensor, nn
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
-from elaswave_fx.control.store.ledger import standing
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.worker.loop import refuse_other_bits
-from tests.recovery.harness import Finished, finish
-from tests.runs import small_config
+from tests.recovery.harness import Finished, finish, job_config
+from tests.recovery.invariants import assert_same_bits
+from tests.recovery.kinds import ALIKE_LAYOUTS, KINDS
 
 STEPS = 8
 PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot")
-LAYOUTS = ((2, 1), (4, 1), (1, 2), (2, 2), (3, 2), (2, 3), (1, 4))
-KINDS: tuple[tuple[str, ...], ...] = (
-    ("gpt_stdlib",),
-    ("gpt_stdlib", "precision=bf16", "copies.record=bf16"),
-    ("gpt_stdlib", "optimizer=sgd", "parallel.granule=2"),
-    ("hf_gpt2", "precision=bf16"),
-    ("hf_llama",),
-    ("resnet_digits", "parallel.granule=4"),
-    ("two_tower",),
-)
-"""Recipes with what else is said to them."""
-
 # Every kind of run on two layouts, every layout with several kinds.
-PAIRS = [(kind, LAYOUTS[(2 * number + other) % len(LAYOUTS)]) for number, kind in enumerate(KINDS) for other in (0, 3)]
+PAIRS = [
+    (kind, ALIKE_LAYOUTS[(2 * number + other) % len(ALIKE_LAYOUTS)])
+    for number, kind in enumerate(KINDS)
+    for other in (0, 3)
+]
 
 
-def exact(kind: tuple[str, ...], layout: tuple[int, int] = (1, 1), *words: str) -> Config:
-    dp, pp = layout
-    shape = (f"parallel.dp={dp}", f"parallel.pp={pp}")
-    return small_config(kind[0], *kind[1:], f"steps={STEPS}", "eval.every=4", "exact=true", *shape, *words)
-
-
-def bits(run: Finished) -> dict[str, object]:
-    """All that a run computed; floats are written so that equal texts are equal bits."""
-    assert run.code == 0, run.console[-3000:]
-    return {
-        "losses": run.losses,
-        "norms": [line["grad_norm"] for line in run.metrics],
-        "states": [line["state_digest"] for line in standing(run.ledger)],
-        "contents": [line["content_hash"] for line in standing(run.ledger)],
-        "counts": [line["weight_sum"] for line in standing(run.ledger)],
-        "held-out": [(run.folder / "eval.jsonl").read_text() if (run.folder / "eval.jsonl").exists() else ""],
-        "params": run.summary["params_digest"],
-        "model": (run.folder / "model.safetensors").read_bytes(),
-    }
+def exact(kind: str, layout: tuple[int, int] = (1, 1), *words: str) -> Config:
+    recipe, *said = KINDS[kind]
+    return job_config(layout, *said, f"steps={STEPS}", "eval.every=4", *words, recipe=recipe)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """The bits of one rank, by kind."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """The run of one rank, by kind."""
 
     @cache
-    def of(kind: tuple[str, ...]) -> dict[str, object]:
-        return bits(finish(exact(kind), tmp_path_factory.mktemp("alone") / "run"))
+    def of(kind: str) -> Finished:
+        return finish(exact(kind), tmp_path_factory.mktemp("alone") / "run")
 
     return of
 
 
-@pytest.mark.parametrize(("kind", "layout"), PAIRS, ids=lambda each: "-".join(map(str, each)))
+def assert_ended_alike(run: Finished, alone: Finished) -> None:
+    for each in (run, alone):
+        assert each.code == 0, each.console[-3000:]
+    assert_same_bits(run, alone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), PAIRS, ids=lambda each: each if isinstance(each, str) else "{}x{}".format(*each)
+)
 def test_every_layout_has_the_bits_of_one_rank(
-    kind: tuple[str, ...], layout: tuple[int, int], alone: object, tmp_path: Path
+    kind: str, layout: tuple[int, int], alone: Callable[[str], Finished], tmp_path: Path
 ) -> None:
-    assert bits(finish(exact(kind, layout), tmp_path)) == alone(kind)  # type: ignore[operator]
+    assert_ended_alike(finish(exact(kind, layout), tmp_path), alone(kind))
 
 
 @pytest.mark.parametrize(("layout", "phases"), [((4, 1), PHASES[:3]), ((2, 2), PHASES[3:4]), ((3, 2), PHASES[3:])])
 def test_losses_in_every_phase_cost_no_bit(
-    layout: tuple[int, int], phases: tuple[str, ...], alone: object, tmp_path: Path
+    layout: tuple[int, int], phases: tuple[str, ...], alone: Callable[[str], Finished], tmp_path: Path
 ) -> None:
     ranks = [2 * number + 1 if layout == (3, 2) else number for number in range(len(phases))]
     faults = ",".join(
         f"{{step: {1 + 2 * number}, rank: {rank}, kind: kill, phase: {phase}}}"
         for number, (rank, phase) in enumerate(zip(ranks, phases, strict=True))
     )
-    run = finish(exact(KINDS[0], layout, f"faults=[{faults}]"), tmp_path)
+    run = finish(exact("gpt", layout, f"faults=[{faults}]"), tmp_path)
     assert len(run.of_kind("left")) == len(phases), "the ranks were lost"
-    assert bits(run) == alone(KINDS[0])  # type: ignore[operator]
+    assert_ended_alike(run, alone("gpt"))
 
 
-def test_a_run_goes_on_with_the_same_bits_in_another_layout(alone: object, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_same_bits_in_another_layout(alone: Callable[[str], Finished], tmp_path: Path) -> None:
     words = ("checkpoint.every=2", "resume=auto")
-    begun = finish(exact(KINDS[1], (2, 2), *words, "steps=4"), tmp_path)
+    begun = finish(exact("gpt-bf16", (2, 2), *words, "steps=4"), tmp_path)
     assert begun.code == 0, begun.console
-    gone_on = finish(exact(KINDS[1], (3, 1), *words), tmp_path)
-    found, wanted = bits(gone_on), dict(alone(KINDS[1]))  # type: ignore[operator]
-    assert found["model"] == wanted["model"] and found["losses"] == wanted["losses"]
-    assert found["norms"] == wanted["norms"]
+    gone_on = finish(exact("gpt-bf16", (3, 1), *words), tmp_path)
+    assert_ended_alike(gone_on, alone("gpt-bf16"))
 
 
 def test_nobody_goes_on_from_a_run_that_computed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("checkpoint.every=2", "resume=auto")
-    assert finish(exact(KINDS[0], (2, 1), *words, "steps=4"), tmp_path).code == 0
+    assert finish(exact("gpt", (2, 1), *words, "steps=4"), tmp_path).code == 0
     there = os.environ["MKL_CBWR"]
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    refused = finish(exact(KINDS[0], (2, 1), *words), tmp_path)
+    refused = finish(exact("gpt", (2, 1), *words), tmp_path)
     assert refused.code == 2
     assert refused.console.splitlines()[-1].endswith(
         "step-4: exact=true cannot go on from it, its run computed other bits: "
         f"mkl_cbwr is COMPATIBLE, and was {there} there"
     )
     monkeypatch.setenv("MKL_CBWR", there)
-    assert finish(exact(KINDS[0], (2, 1), *words), tmp_path).code == 0, "nothing was lost"
+    assert finish(exact("gpt", (2, 1), *words), tmp_path).code == 0, "nothing was lost"
 
 
 def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
@@ -165,8 +148,7 @@ def test_what_a_double_cannot_hold_travels_beside_it(tmp_path: Path) -> None:
         finish(cancelling((dp, 1), *words), tmp_path / f"{dp}-{len(words)}")
         for dp, words in itertools.chain([(1, ()), (2, ()), (3, ()), (4, ()), (4, (fault,))])
     ]
-    wanted = bits(runs[0])
     assert all(0.0 < line["grad_norm"] < 1e-6 for line in runs[0].metrics), "the large ones have cancelled"
     for run in runs[1:]:
-        assert bits(run) == wanted
+        assert_ended_alike(run, runs[0])
     assert runs[-1].of_kind("left")

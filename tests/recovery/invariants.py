@@ -12,6 +12,10 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from elaswave_fx.audit.compare import compare
+from elaswave_fx.audit.finding import Verdict
+from elaswave_fx.audit.lines import check_files
+from elaswave_fx.audit.record import read_record
 from elaswave_fx.control.store.ledger import covers_once, standing
 from tests.recovery.harness import Finished
 from tests.reference import relative_difference
@@ -98,13 +102,16 @@ def assert_recoveries(run: Finished, lost: set[int], rolled_back: bool) -> None:
 
 
 def assert_same_arithmetic(run: Finished, undisturbed: Finished, loss_rtol: float, parameter_rtol: float) -> None:
-    """The same samples in every step, the same losses and parameters up to rounding."""
-    ours = {line["step"]: line for line in standing(run.ledger)}
-    theirs = {line["step"]: line for line in standing(undisturbed.ledger)}
-    assert ours.keys() == theirs.keys()
-    for step in sorted(ours):
-        for key in ("content_hash", "weight_sum"):
-            assert ours[step][key] == theirs[step][key], f"{key} of step {step}, in {run.folder}"
+    """The same bits in everything if both are exact; else the same samples, and the rest up to rounding."""
+    ours, theirs = read_record(run.folder), read_record(undisturbed.folder)
+    if ours.exact and theirs.exact:
+        assert_same_bits(run, undisturbed)
+        return
+    assert [line.step for line in ours.lines] == [line.step for line in theirs.lines]
+    for mine, other in zip(ours.lines, theirs.lines, strict=True):
+        assert (mine.content_hash, mine.count) == (other.content_hash, other.count), (
+            f"step {mine.step}, in {run.folder}"
+        )
     for mine, other in zip(run.metrics, undisturbed.metrics, strict=True):
         assert math.isclose(mine["loss"], other["loss"], rel_tol=loss_rtol), (
             f"loss of step {mine['step']}: {mine['loss']} against {other['loss']} undisturbed, in {run.folder}"
@@ -112,3 +119,15 @@ def assert_same_arithmetic(run: Finished, undisturbed: Finished, loss_rtol: floa
         assert mine["lr"] == other["lr"], f"learning rate of step {mine['step']}, in {run.folder}"
     apart = relative_difference(run.tensors, undisturbed.tensors)
     assert apart < parameter_rtol, f"parameters differ by {apart:.2e} of their norm, in {run.folder}"
+
+
+def assert_same_bits(run: Finished, undisturbed: Finished) -> None:
+    """Of samples, random keys, counts, losses, norms and states in every step, held-out losses, the model's file."""
+    ours, theirs = read_record(run.folder), read_record(undisturbed.folder)
+    found = [*check_files(ours), *compare(ours, theirs, None)]
+    wrong = [str(finding) for finding in found if finding.verdict is Verdict.WRONG]
+    assert not wrong, f"{wrong}, in {run.folder}, against {undisturbed.folder}"
+    for name in ("eval.jsonl", "model.safetensors"):
+        mine, other = run.folder / name, undisturbed.folder / name
+        assert mine.exists() == other.exists(), f"{name}, in {run.folder}"
+        assert not mine.exists() or mine.read_bytes() == other.read_bytes(), f"{name} differs, in {run.folder}"

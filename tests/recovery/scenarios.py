@@ -23,7 +23,8 @@ from elaswave_fx.plan.plan import Plan
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout, Loss
 from tests.recovery.harness import Finished, Job, finish, is_stopped, job_config
-from tests.recovery.invariants import assert_survived
+from tests.recovery.invariants import assert_same_bits, assert_survived
+from tests.recovery.kinds import KINDS
 from tests.recovery.references import References
 from tests.waiting import await_true
 
@@ -65,6 +66,20 @@ def inside(
     name = "+".join(loss.name for loss in losses)
     group = "settings" if label else "several in one job" if len(losses) > 1 else "inside"
     return Scenario(group, f"{label}-{name}" if label else name, check)
+
+
+def alike(kind: str, layout: Layout) -> Scenario:
+    """Nobody is lost: a layout has the bits of one rank."""
+
+    def check(folder: Path, references: References) -> Finished:
+        recipe, *words = KINDS[kind]
+        config = job_config(layout, *words, "steps=8", "eval.every=4", recipe=recipe)
+        run = finish(config, folder)
+        assert run.code == 0, f"exit code {run.code}, in {folder}:\n{run.console[-3000:]}"
+        assert_same_bits(run, references.of(config))
+        return run
+
+    return Scenario("alike", f"{kind}-{cases.name_of(layout)}", check)
 
 
 def assert_fired(run: Finished, losses: Sequence[Loss]) -> None:
