@@ -42,7 +42,7 @@ REDUCED, EXCHANGED, REMEMBERED = 2.0, 1.5, 4
 
 RANKS_OF_LOSS, LOST = 4, 1
 WIDTHS = (2, 3, 4, 6)
-_COUNTED_STEPS = 4
+_COUNTED_STEPS = 20  # What is under way when a step is told of falls to the next one.
 _MIB = 2.0**20
 
 Turns = Mapping[int, Sequence[Turn]]

@@ -76,9 +76,9 @@ class PacedJob:
                 found[report["rank"], report["step"]] = report
                 self._pids[report["rank"]], self._epoch = report["pid"], report["epoch"]
         self._committed = last + 1
-        taken = {found[rank, last]["ranks"] for rank in self.ranks}
-        if taken != {len(self.ranks)}:
-            raise BenchFailed(f"bench: {len(self.ranks)} ranks were to take step {last}, and {sorted(taken)} did")
+        taken = {(report["ranks"], report["epoch"]) for report in found.values()}
+        if taken != {(len(self.ranks), self._epoch)}:
+            raise BenchFailed(f"bench: {len(self.ranks)} ranks were to take steps, and (ranks, epoch) {taken} did")
         one = min(self.ranks)
         return Turn(
             (found[one, last]["at_s"] - found[one, first]["at_s"]) / steps,
