@@ -5,7 +5,7 @@ The same GPT with 128 and 512 tokens, two ranks. The default mode runs with micr
 What counts is the processor time of the ranks (user and system, all threads), which a busy machine changes less than
 the wall clock beside it. A rank lost: one job of four ranks stays whole and one has lost a rank, and the processor time
 of the ranks with most granules is compared; on fewer cores than ranks the wall clock does not show who has most to do.
-Bytes are counted: by the plan, and where ranks send.
+Bytes are counted: by the plan, and where ranks send. The last entry is of `verify`, against the run that it verifies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from elaswave_fx.bench.own_job import Run, Variant, run_steps
 from elaswave_fx.bench.paced_job import PacedJob, Turn
 from elaswave_fx.bench.processes import BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, aligned, in_turns, paired
+from elaswave_fx.bench.verified_run import verified_run
 from elaswave_fx.bench.workload import COMPUTE_BOUND, FOUR_COLUMNS, Workload, tiny
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
@@ -39,6 +40,9 @@ AGAINST_BEST = {128: 1.25, 512: 1.15}
 AFTER_A_LOSS = 1.05
 REDUCED, EXCHANGED, REMEMBERED = 2.0, 1.5, 4
 """Most that is wanted: times by tokens of a sample, against the share of granules; times the bytes; bytes of memory."""
+
+FASTER_THAN_THE_RUN = 10.0
+_VERIFIED_STEPS = {False: 400, True: 4}
 
 RANKS_OF_LOSS, LOST = 4, 1
 WIDTHS = (2, 3, 4, 6)
@@ -71,7 +75,10 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     loss = _lose_one(losing, repeats, progress)
     progress("bytes")
     counts = [_count(replace(counted, ranks=width)) for width in widths]
-    entries += [loss.entry(), *(entry for count in counts for entry in count.entries())]
+    progress("verify")
+    verified = verified_run(("recipe=gpt_stdlib", f"steps={_VERIFIED_STEPS[options.tiny]}"))
+    verify = paired("verify, against its run", [verified.verify_s], [verified.train_s], "s", FASTER_THAN_THE_RUN)
+    entries += [loss.entry(), *(entry for count in counts for entry in count.entries()), verify]
     notes = ("", *aligned(rows), loss.line(), *(count.line() for count in counts))
     return Outcome(entries, (*notes, *(workload.text() for workload in (*lengths.values(), losing, counted))))
 

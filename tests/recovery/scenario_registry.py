@@ -1,6 +1,6 @@
 """What is tried where: everything (`make chaos`), and one of each kind (`make test`, beside the pairwise set).
 
-everything(seed=0)   ->  some 470 scenarios; the random ones are drawn from the seed
+everything(seed=0)   ->  some 490 scenarios; the random ones are drawn from the seed
 specials()           ->  one of each group, always the same
 """
 
@@ -57,7 +57,7 @@ def everything(seed: int = 0) -> list[Scenario]:
         *_hosts(),
         *_drawn(seed),
         *_moments(seed),
-        *(stops_itself(layout, ranks_of(layout)[-1], phase) for layout in LAYOUTS for phase in ("forward", "gather")),
+        *(stops_itself(layout, ranks_of(layout)[-1], phase) for layout in LAYOUTS for phase in PHASES),
         *(alike(kind, layout) for kind in KINDS for layout in ALIKE_LAYOUTS),
         *(storm(number) for number in range(STORMS)),
         overloaded((2, 2), SOAK_STEPS, hogs=4, timeout_s=SOAK_S),
