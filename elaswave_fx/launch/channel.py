@@ -71,12 +71,21 @@ class Channel:
             raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
         return _LENGTH.pack(len(body)) + body
 
+    @staticmethod
+    def unpacked(message: bytes | bytearray) -> Message:
+        """The message that `packed` made."""
+        return Message(*json.loads(message[_LENGTH.size :]))
+
     def send(self, kind: str, **fields: Any) -> None:
         """Raises `ChannelClosed` when the other end is gone, `CommError` for a message that is too long."""
-        message = self.packed(kind, **fields)
+        self.send_packed(self.packed(kind, **fields))
+
+    def send_packed(self, message: bytes) -> None:
+        """Send what `packed` gave. Raises `ChannelClosed` when the other end is gone."""
         try:
             self._socket.sendall(message)
         except OSError as error:
+            kind = self.unpacked(message).kind
             raise ChannelClosed(f"channel: {kind} was not sent, the other end is gone") from error
 
     def drain(self) -> list[Message]:
@@ -115,7 +124,5 @@ class Channel:
                 raise CommError(f"channel: a message of {length} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
             if len(self._buffer) < _LENGTH.size + length:
                 return
-            body = self._buffer[_LENGTH.size : _LENGTH.size + length]
+            self._messages.append(self.unpacked(self._buffer[: _LENGTH.size + length]))
             del self._buffer[: _LENGTH.size + length]
-            kind, fields = json.loads(body)
-            self._messages.append(Message(kind, fields))

@@ -82,7 +82,7 @@ class WorkerContext:
         self._peers: dict[int, Peer] | None = None
         self._halted = False
         self._began_s = began_s
-        self._said: deque[Message] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
+        self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
 
     def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
         """Say where this rank listens, wait until all have, and return every rank's place, one's own included.
@@ -119,13 +119,13 @@ class WorkerContext:
 
     def report_step(self, report: StepReport) -> None:
         """Report a committed step. Every rank reports every step, in order, and the first to do so is heard."""
-        self._said.append(Message("step", dataclasses.asdict(report)))
-        self._send("step", **self._said[-1].fields)
+        self._said.append(Channel.packed("step", **dataclasses.asdict(report)))
+        self._send_packed(self._said[-1])
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
         """Report the mean held-out loss over `count` targets after `step` steps; one rank does."""
-        self._said.append(Message("eval", {"step": step, "loss": loss, "count": count}))
-        self._send("eval", **self._said[-1].fields)
+        self._said.append(Channel.packed("eval", step=step, loss=loss, count=count))
+        self._send_packed(self._said[-1])
 
     def report_share(self, share: Mapping[str, Any]) -> None:
         """Report what this rank adds to `summary.json`, before its end: it may be lost until then."""
@@ -133,8 +133,8 @@ class WorkerContext:
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
-        event = Message("event", {"event": kind, "epoch": epoch, "at_s": time.monotonic(), **fields})
-        if not self._send("event", **event.fields):
+        event = Channel.packed("event", **{"event": kind, "epoch": epoch, "at_s": time.monotonic(), **fields})
+        if not self._send_packed(event):
             self._said.append(event)
 
     def report_end(self, share: Mapping[str, Any], steps: int) -> None:
@@ -148,7 +148,7 @@ class WorkerContext:
 
     def _finish_record(self, share: Mapping[str, Any], steps: int) -> None:
         recorder = Recorder.rejoin(self.run_dir, self.first.resume.version, self._began_s)
-        for kind, fields in ((message.kind, dict(message.fields)) for message in self._said):
+        for kind, fields in ((message.kind, dict(message.fields)) for message in map(Channel.unpacked, self._said)):
             if kind == "step":
                 recorder.step(StepReport.from_fields(fields))
             elif kind == "eval":
@@ -169,9 +169,12 @@ class WorkerContext:
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 
     def _send(self, kind: str, **fields: Any) -> bool:
+        return self._send_packed(Channel.packed(kind, **fields))
+
+    def _send_packed(self, message: bytes) -> bool:
         """Whether it was sent."""
         try:
-            self.channel.send(kind, **fields)
+            self.channel.send_packed(message)
         except ChannelClosed:
             self.channel.closed = True
         return not self.channel.closed
