@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from elaswave_fx.audit.finding import Finding, wrong
+from elaswave_fx.audit.finding import Finding, unchecked, wrong
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.plan import Plan, plan_hash
@@ -141,12 +141,13 @@ def read_record(folder: Path) -> Record:
     if not parts or not (folder / "run.json").is_file():
         raise ConfigError(f"{folder}: has no run.json; it is a run of an earlier version, or was not begun")
     *texts, rest = _text_of(folder / "ledger.jsonl").split("\n")
-    if rest:
+    summary = _read_summary(folder, damage)
+    if rest and summary is None:
+        damage.append(unchecked("ledger", f"line {len(texts) + 1} is being written, or is cut off"))
+    elif rest:
         damage.append(wrong("ledger", f"line {len(texts) + 1} is cut off"))
     lines = tuple(_standing(_read_lines(texts, damage)))
-    return Record(
-        folder, tuple(texts), lines, parts, _read_metrics(folder, damage), _read_summary(folder, damage), tuple(damage)
-    )
+    return Record(folder, tuple(texts), lines, parts, _read_metrics(folder, damage), summary, tuple(damage))
 
 
 def _text_of(path: Path) -> str:

@@ -324,6 +324,17 @@ def test_a_killed_run_has_no_summary_to_hold_against(copy: Path) -> None:
     assert found["replay"].verdict is Verdict.HOLDS and "at their beginnings" in found["replay"].words
 
 
+def test_files_of_a_run_that_goes_on_may_be_apart(copy: Path) -> None:
+    (copy / "summary.json").unlink()
+    path = copy / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    found = findings(copy)
+    assert found["ledger"].verdict is Verdict.UNCHECKED and found["metrics"].verdict is Verdict.HOLDS
+    for number in (6, 5):
+        rewrite(copy / "metrics.jsonl", lambda lines, number=number: lines.__delitem__(slice(number, None)))
+        assert findings(copy)["metrics"].verdict is Verdict.HOLDS
+
+
 def test_a_machine_of_other_bits_does_not_replay(copy: Path) -> None:
     said = json.loads((copy / "run.json").read_text())
     said["fingerprint"]["cpu_capability"] = "another"
