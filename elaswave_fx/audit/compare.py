@@ -62,7 +62,7 @@ def _recipes(record: Record, other: Record) -> Iterator[Finding]:
     elif machine is not None:
         yield unchecked("recipes", f"they are of other machines: {machine}")
     else:
-        yield holds("recipes", "their keys differ in nothing that may cost a bit")
+        yield holds("recipes", "their keys differ in nothing that changes bits")
 
 
 def _first_difference(own: Line, their: Line, artifact: Artifact | None) -> str | None:

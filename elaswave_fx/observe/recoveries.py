@@ -29,6 +29,18 @@ NORMAL_STEPS = 10
 """The median of this many steps before a loss says how long a normal one takes."""
 
 
+_PARTS = ("stopped", "agreed", "planned", "edited", "transferred", "resumed")
+_MOST_EARLY = 64
+
+
+@dataclass(frozen=True)
+class _Part:
+    kind: str
+    epoch: int
+    at_s: float
+    fields: Mapping[str, Any]
+
+
 @dataclass
 class _Open:
     """A recovery under way. It was first heard of at `first_s`; all ranks were last known to be alive at `alive_s`.
@@ -47,6 +59,7 @@ class _Open:
     detected_s: float | None = None
     stopped_s: float | None = None
     agreed_s: float | None = None
+    redone: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
     def lost(self, rank: int | None, cause: str, worth: int) -> None:
@@ -87,9 +100,11 @@ class Recoveries:
         """`earlier`: those of the parts of the run before."""
         self._closed: list[dict[str, Any]] = []
         for entry in earlier:
-            if self._closed and _without_cause(self._closed[-1]) == _without_cause(entry):
+            if self._closed and all(self._closed[-1].get(key) == entry.get(key) for key in ("rank", "step", "mttr_ms")):
                 self._closed.pop()  # It was told again.
             self._closed.append(entry)
+        self._early: deque[_Part] = deque(maxlen=_MOST_EARLY)  # parts that no recovery has taken
+        self._last: tuple[_Open, float] | None = None  # the newest recovery that has ended, and when
         self._unexplained: dict[int, _Open] = {}  # by rank: the newest recovery, if nobody has said how that one ended
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._alive_s: float | None = None
@@ -113,10 +128,39 @@ class Recoveries:
             return self._explain(fields["rank"], fields["cause"])
         elif kind in ("fault", "left", "detected"):
             self._on_sign(kind, at_s, fields)
-        elif self._open is not None and kind == "resumed":
-            return self._close(self._open, at_s, fields)
-        elif self._open is not None:
-            self._on_part(self._open, kind, epoch, at_s, fields)
+            return self._take_early(self._open) if self._open is not None else None
+        elif kind in _PARTS:
+            return self._take_part(_Part(kind, epoch, at_s, fields))
+        return None
+
+    def _take_part(self, part: _Part) -> dict[str, Any] | None:
+        """Ranks and coordinator are heard apart, so what a rank has done may be read before the loss, and what led to a
+        commit after it; the entry is told again then."""
+        if self._open is not None:
+            return self._take(self._open, part)
+        if self._last is not None and part.kind != "resumed" and part.at_s <= self._last[1]:
+            now, resumed_s = self._last
+            self._on_part(now, part)
+            self._closed[-1] = _entry(now, resumed_s)
+            return self._closed[-1]
+        self._early.append(part)
+        return None
+
+    def _take_early(self, now: _Open) -> dict[str, Any] | None:
+        """Take what was read before the loss. Parts from before the last sign of life of all are of a planned epoch."""
+        began_s = now.first_s if now.alive_s is None else min(now.first_s, now.alive_s)
+        early = sorted((part for part in self._early if part.at_s >= began_s), key=lambda part: part.at_s)
+        self._early.clear()
+        for part in early:
+            entry = self._take(now, part)
+            if entry is not None:
+                return entry
+        return None
+
+    def _take(self, now: _Open, part: _Part) -> dict[str, Any] | None:
+        if part.kind == "resumed":
+            return self._close(now, part)
+        self._on_part(now, part)
         return None
 
     def _on_sign(self, kind: str, at_s: float, fields: Mapping[str, Any]) -> None:
@@ -141,11 +185,12 @@ class Recoveries:
                     sign_s = at_s - fields["silent_ms"] / 1e3
                     now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
 
-    def _on_part(self, now: _Open, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
+    def _on_part(self, now: _Open, part: _Part) -> None:
+        kind, fields = part.kind, part.fields
         if kind == "stopped":
-            now.stopped_s = at_s
+            now.stopped_s = part.at_s
         elif kind == "agreed":
-            now.epoch, now.agreed_s = epoch, at_s
+            now.epoch, now.agreed_s = part.epoch, part.at_s
             now.settle(fields["members"], fields["lost"])
             now.step = fields["step"] if now.step is None else now.step
             now.fields["members"] = len(fields["members"])
@@ -153,18 +198,19 @@ class Recoveries:
                 self._add(now, steps_redone=fields["steps_redone"])
             if "rolled_back_to" in fields:
                 now.fields["rolled_back_to"] = fields["rolled_back_to"]
-        elif kind == "planned":
+        elif kind == "planned" and "plan_ms" in fields:
             self._add(now, plan_ms=fields["plan_ms"])
         elif kind == "edited":
             self._add(now, edit_ms=fields["ms"])
         elif kind == "transferred":
             self._add(now, transfer_ms=fields["ms"], bytes_moved=fields["bytes"])
 
-    def _close(self, now: _Open, at_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
-        now.fields["steps_redone"] = fields.get("redone", now.fields.get("steps_redone"))
+    def _close(self, now: _Open, part: _Part) -> dict[str, Any]:
+        now.redone = part.fields.get("redone")
         self._settled.update(now.ranks)
         self._open = None
-        self._closed.append(_entry(now, at_s))
+        self._closed.append(_entry(now, part.at_s))
+        self._last = (now, part.at_s)
         self._unexplained = {rank: now for rank in now.exited.intersection(now.ranks) if now.causes[rank][0] < _ENDED}
         return self._closed[-1]
 
@@ -200,6 +246,8 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     mttr_s = whole_s - (done.normal_s or 0.0) if whole_s is not None else None
     unobserved = dict.fromkeys(("plan_ms", "edit_ms", "transfer_ms", "steps_redone", "bytes_moved"))
     parts = {**unobserved, **done.fields}
+    if done.redone is not None:
+        parts["steps_redone"] = done.redone
     return {
         "cause": _cause(done),
         "rank": done.ranks[0] if done.ranks else None,
@@ -212,10 +260,6 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
         "mttr_ms": _ms(mttr_s),
         **{name: round(value, 3) if isinstance(value, float) else value for name, value in parts.items()},
     }
-
-
-def _without_cause(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != "cause"}
 
 
 def _cause(done: _Open) -> str:

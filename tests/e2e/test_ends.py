@@ -93,6 +93,11 @@ def test_a_run_that_is_gone_on_with_keeps_recoveries_plans_and_summary(tmp_path:
     assert all(entry["mttr_ms"] is not None for entry in summary["recoveries"])
     for number in (1, 2):
         before = tmp_path / "earlier" / str(number)
-        assert sorted(path.name for path in before.iterdir()) == ["plan-0.json", "plan-1.json", "summary.json"]
+        assert sorted(path.name for path in before.iterdir()) == [
+            "plan-0.json",
+            "plan-1.json",
+            "run.json",
+            "summary.json",
+        ]
         assert len(json.loads((before / "summary.json").read_text())["recoveries"]) == number
     assert len(list(tmp_path.glob("plan-*.json"))) == 2

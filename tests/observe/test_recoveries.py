@@ -183,3 +183,36 @@ def test_how_a_process_ended_may_be_known_after_the_run_has_gone_on() -> None:
     assert again == {**first, "cause": "rank 2: killed by SIGKILL"}
     assert book.entries() == (again,) == Recoveries([first, again]).entries()
     assert book.event("left", 1, 10.04, {"rank": 2, "cause": "again"}) is None
+
+
+def test_what_ranks_did_may_be_read_before_the_loss() -> None:
+    """Whatever the order in which the launcher reads of it, the entry is the same."""
+    signs = [
+        ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 2 exited", "silent_ms": 5.0, "exited": True}),
+        ("stopped", 10.006, {"members": [0, 1, 3]}),
+        ("agreed", 10.02, AGREED),
+        ("planned", 10.02, PLANNED),
+    ]
+    of_a_rank = [
+        ("edited", 10.03, {"ms": 3.0}),
+        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
+        ("resumed", 10.1, {"step": 12, "redone": 1}),
+    ]
+    entries = []
+    for order in ([*signs, *of_a_rank], [*of_a_rank, *signs], [of_a_rank[0], *signs[:2], *of_a_rank[1:], *signs[2:]]):
+        book = after_steps(20.0, 20.0)
+        tell(book, *order)
+        entries += book.entries()
+        assert book.unfinished() is None
+    assert entries[0]["edit_ms"] == 3.0 and entries == 3 * entries[:1]
+
+
+def test_parts_of_a_planned_epoch_are_not_those_of_a_later_loss() -> None:
+    book = after_steps(20.0)
+    tell(book, ("agreed", 8.0, {**AGREED, "lost": []}), ("edited", 8.1, {"ms": 9.0}), ("resumed", 8.2, {"step": 9}))
+    tell(
+        book, ("detected", 10.0, {"rank": 2, "ranks": [2], "cause": "rank 2 exited"}), ("agreed", 10.1, AGREED), epoch=2
+    )
+    tell(book, ("edited", 10.2, {"ms": 1.0}), ("resumed", 10.3, {"step": 12}), epoch=2)
+    (entry,) = book.entries()
+    assert (entry["edit_ms"], entry["epoch"]) == (1.0, 2)
