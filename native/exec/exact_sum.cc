@@ -6,6 +6,8 @@
 #include <limits>
 #include <map>
 
+#include "kernels/versions.h"
+
 namespace elaswave::exec {
 namespace {
 
@@ -24,7 +26,35 @@ double lost_part(double a, double b, double sum) {
   return (a - a_there) + (b - b_there);
 }
 
+// Adds values to sums, which are kept in `before`. Returns 0 if nothing was lost: then each sum less either summand is
+// the other one, and the difference with the larger summand is exact.
+template <typename Value>
+[[gnu::always_inline]] inline std::uint64_t add_values(double* sum, const Value* value, double* before,
+                                                       std::size_t count) {
+  std::uint64_t any = 0;
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) {
+    const double a = sum[i], b = static_cast<double>(value[i]);
+    const double total = a + b;
+    before[i] = a;
+    sum[i] = total;
+    any |= static_cast<std::uint64_t>(total - a != b) | static_cast<std::uint64_t>(total - b != a);
+  }
+  return any;
+}
+
 }  // namespace
+
+// Not in an anonymous namespace: compilers refuse versions of local functions.
+ELASWAVE_VERSIONS
+std::uint64_t add_block(double* sum, const float* value, double* before, std::size_t count) {
+  return add_values(sum, value, before, count);
+}
+
+ELASWAVE_VERSIONS
+std::uint64_t add_block(double* sum, const double* value, double* before, std::size_t count) {
+  return add_values(sum, value, before, count);
+}
 
 ExactTotal::ExactTotal(const std::array<std::uint64_t, kWords>& words) : infinite_(words[kDigits]) {
   std::copy_n(words.begin(), kDigits, digits_.begin());
@@ -137,25 +167,18 @@ double ExactTotal::value() const {
 // Blocks in which nothing is lost, nearly all of them, are one pass that the compiler vectorizes.
 template <typename Value>
 void add_exactly(std::span<double> sums, std::span<const Value> values, std::int64_t first, Residuals& residuals) {
-  std::array<double, kBlock> lost;
+  std::array<double, kBlock> before;
   for (std::size_t at = 0; at < sums.size(); at += kBlock) {
     const std::size_t count = std::min(kBlock, sums.size() - at);
     double* const sum = sums.data() + at;
     const Value* const value = values.data() + at;
-    std::uint64_t any = 0;
+    if (add_block(sum, value, before.data(), count) == 0) continue;
     for (std::size_t i = 0; i < count; ++i) {
-      const double added = static_cast<double>(value[i]);
-      const double total = sum[i] + added;
-      lost[i] = lost_part(sum[i], added, total);
-      sum[i] = total;
-      any |= std::bit_cast<std::uint64_t>(lost[i]) << 1;  // a zero may have a sign
-    }
-    if (any == 0) continue;
-    for (std::size_t i = 0; i < count; ++i) {
+      const double lost = lost_part(before[i], static_cast<double>(value[i]), sum[i]);
       if (!std::isfinite(sum[i])) {
         sum[i] = kNaN;
-      } else if (lost[i] != 0.0) {
-        residuals.push_back({first + static_cast<std::int64_t>(at + i), lost[i]});
+      } else if (lost != 0.0) {
+        residuals.push_back({first + static_cast<std::int64_t>(at + i), lost});
       }
     }
   }
