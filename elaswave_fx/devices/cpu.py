@@ -39,7 +39,8 @@ class CpuDevice:
     def set_up(self, threads: int, deterministic: bool = False) -> None:
         torch.set_num_threads(threads)
         if deterministic:
-            torch.use_deterministic_algorithms(True)
+            # `torch.use_deterministic_algorithms` does the same, and imports torch's compiler: a second for every rank.
+            torch.set_deterministic_debug_mode("error")
             torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - nothing reads what nobody wrote
         _keep_freed_memory()
         try:

@@ -73,7 +73,7 @@ REFUSED = {
 def any_operator() -> Iterator[None]:
     """A builder is a process of its own; this one goes on."""
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def config_of(folder: Path, *words: str) -> Config:
@@ -110,7 +110,7 @@ def test_an_operator_without_order_is_refused_by_name_at_every_start(name: str, 
         with pytest.raises(ConfigError, match=REFUSED[name]) as refusal:
             build_job(config_of(tmp_path, *words, "exact=true"), tmp_path / "run")
         assert "\n" not in str(refusal.value)
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
     assert not list((tmp_path / "cache" / "programs").glob(f"*/{rehearsal.FILE}"))
     build_job(config_of(tmp_path, *words), tmp_path / "run")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from elaswave_fx import _native, verify
+from elaswave_fx import verify
 from elaswave_fx.audit.finding import Finding, Verdict
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.store.ledger import CHAIN_START, linked
@@ -380,7 +380,6 @@ def test_the_exit_code_says_whether_something_is_wrong(
 @pytest.fixture(autouse=True)
 def _deterministic_here_only() -> Iterator[None]:
     """A replay sets this process up as it does ranks."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.get_deterministic_debug_mode()
     yield
-    torch.use_deterministic_algorithms(before)
-    assert _native is not None
+    torch.set_deterministic_debug_mode(before)
