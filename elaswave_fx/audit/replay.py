@@ -31,11 +31,10 @@ from elaswave_fx.errors import ConfigError, ElasWaveError
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
-from elaswave_fx.worker.engine import RankEngine
+from elaswave_fx.worker.engine import RankEngine, engine_job
 from elaswave_fx.worker.feed import InputFeed
 
 _DEADLINE_S = 24 * 3600.0
@@ -143,9 +142,8 @@ class _Replay:
 
     def _engine(self, origin: _Origin) -> RankEngine:
         config, artifact = self._config, self._program.artifact
-        record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
         engine = RankEngine(
-            EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode),
+            engine_job(config, artifact),
             self._program.constants, self._initial, _ALONE, None, self._optimizer, update_program(config), self._plan,
             origin.step,
         )  # fmt: skip

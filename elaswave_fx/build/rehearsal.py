@@ -31,11 +31,10 @@ from elaswave_fx.errors import ConfigError, ExecError
 from elaswave_fx.files import replace_file
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
-from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.operators import import_modules
-from elaswave_fx.worker.engine import RankEngine, input_names
+from elaswave_fx.worker.engine import RankEngine, engine_job, input_names
 
 FILE = "rehearsal.json"
 SIZES = (1, 2, 4, 8)
@@ -153,7 +152,7 @@ class _Stage:
         topology = local_topology(1, 1, make_device(self.config.device).memory_total_bytes())
         stages = AssignStages(dp=1, pp=1, copies=0, exact=True)
         plan = stages.apply(artifact, topology, size, len(optimizer.init(torch.zeros(1))))
-        job = EngineJob(artifact, self.config.seed, self.config.rng.reshard, "float32", self.config.copies.mode)
+        job = engine_job(self.config, artifact)
         inputs = {name: self.batch[name][:size] for name in input_names(artifact, plan, _RANK)}
         hyper = step_hypers(optimizer, 0, 0.0)
         options = _native.StepOptions(_DEADLINE_S, self.config.clip_norm)

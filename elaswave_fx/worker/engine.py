@@ -18,6 +18,7 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.config.types import Config
 from elaswave_fx.devices.emulated import Kernels
 from elaswave_fx.optim.optimizer import Optimizer
 from elaswave_fx.plan.box import numbered
@@ -118,6 +119,12 @@ class RankEngine:
             else self._initial.tensor(name).to(stored[name]).clone()
             for name in sorted(names)
         }
+
+
+def engine_job(config: Config, artifact: Artifact) -> EngineJob:
+    """What of a job's engine specs no plan changes."""
+    record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
+    return EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode)
 
 
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:

@@ -24,12 +24,11 @@ from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
 from elaswave_fx.plan.box import BoxId
-from elaswave_fx.plan.engine_spec import EngineJob
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import Checkpoints
-from elaswave_fx.worker.engine import RankEngine, load_artifact
+from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
 
 CONNECT_S = 60.0
@@ -111,9 +110,8 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
-    record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
     engine = RankEngine(
-        EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode), constants, initial,
+        engine_job(config, artifact), constants, initial,
         Rank(context.rank), endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
         kernels if config.device == "emulated" else None,
     )  # fmt: skip
