@@ -45,7 +45,7 @@ def graph_text(artifact: Artifact, plan: Plan) -> str:
     for tile in plan.tiles:
         lines.append(
             f"rank {tile.rank}: units {tile.units.lo}..{tile.units.hi - 1}, "
-            f"samples {tile.samples.lo}..{tile.samples.hi - 1} in {len(tile.micro_batches)} micro-batches"
+            f"samples {', '.join(f'{s.lo}..{s.hi - 1}' for s in tile.spans)} in {len(tile.micro_batches)} micro-batches"
         )
     return "\n".join(lines) + "\n\n" + artifact.text
 

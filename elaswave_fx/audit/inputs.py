@@ -104,9 +104,9 @@ class _Examiner:
         first = line.step * self._config.global_batch
         total = 0
         for tile in plan.tiles:
-            lo, hi = tile.samples.lo, tile.samples.hi
-            own = {name: batch[name][lo:hi] for name in vouched_inputs(self._artifact, plan, tile.rank)}
-            low, high = content_of(own, first + lo)
+            vouched = vouched_inputs(self._artifact, plan, tile.rank)
+            own = {name: torch.cat([batch[name][s.lo : s.hi] for s in tile.spans]) for name in vouched}
+            low, high = content_of(own, [range(first + s.lo, first + s.hi) for s in tile.spans])
             total += low | high << 64
             if line.tile_hashes.get(str(tile.rank)) != f"{low | high << 64:032x}":
                 yield wrong("contents", f"{_place(line, tile)}: was fed other samples than those of these positions")
@@ -145,17 +145,16 @@ class _Examiner:
 
     def _sum_of_keys(self, step: int, plan: Plan, tile: Tile) -> int:
         stream = key_stream(self._config.seed, self._config.rng.reshard, plan, tile.rank)
-        first, samples = step * stream.per_step + tile.samples.lo - stream.first, len(tile.samples)
         total = 0
         for unit in self._keys.of_samples.intersection(tile.units):
-            keys = sample_keys(stream.seed, first, samples, unit)
-            total += int(torch.sum(keys))  # modulo 2^64, as tensors of integers add
+            for start, part in zip(stream.starts, tile.micro_batches, strict=True):
+                keys = sample_keys(stream.seed, step * stream.per_step + start, len(part), unit)
+                total += int(torch.sum(keys))  # modulo 2^64, as tensors of integers add
         for unit in self._keys.of_steps.intersection(tile.units):
-            total += samples * int(sample_keys(stream.seed, step, 1, unit | _STEP_KEY_BIT))
+            total += tile.sample_count * int(sample_keys(stream.seed, step, 1, unit | _STEP_KEY_BIT))
         return total % _WORD
 
 
 def _place(line: Line, tile: Tile) -> str:
-    return (
-        f"step {line.step} (line {line.number}), rank {tile.rank}, samples {tile.samples.lo} to {tile.samples.hi - 1}"
-    )
+    samples = ", ".join(f"{span.lo} to {span.hi - 1}" for span in tile.spans)
+    return f"step {line.step} (line {line.number}), rank {tile.rank}, samples {samples}"

@@ -77,7 +77,7 @@ def check_tiles(record: Record) -> Finding:
             missing.add(line.plan)
             continue
         for tile in plan.tiles:
-            planned = [edges_of(WorkSpan(tile.units, tile.samples))]
+            planned = [edges_of(WorkSpan(tile.units, span)) for span in tile.spans]
             if line.tiles.get(str(tile.rank), []) != planned:
                 return wrong(
                     "tiles", f"{_place(line)}: rank {tile.rank} consumed {line.tiles.get(str(tile.rank))}, "

@@ -6,7 +6,7 @@ A sample is a pure function of (seed, data epoch, index): there is no cursor, so
     load_batch(source.dataset, source.train, first=0, count=16)["input_ids"].shape   ->  (16, 128)
 """
 
-from elaswave_fx.data.batches import Prefetcher, cast_inputs, load_batch, step_loader
+from elaswave_fx.data.batches import Prefetcher, cast_inputs, load_batch, load_ranges
 from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.order import HeldOutOrder, Order, SampleOrder
 from elaswave_fx.data.source import Source, open_data, open_source
@@ -28,7 +28,7 @@ __all__ = [
     "UserCode",
     "cast_inputs",
     "load_batch",
+    "load_ranges",
     "open_data",
     "open_source",
-    "step_loader",
 ]

@@ -1,28 +1,35 @@
 """Batches for a rank: the samples of its tile, loaded ahead of the step that wants them.
 
-with Prefetcher(step_loader(dataset, order, global_batch=16, lo=0, hi=8), first_step=0, last_step=100) as ahead:
+with Prefetcher(lambda step: load_batch(dataset, order, step * 16, 8), first_step=0, last_step=100) as ahead:
     ahead.take(0)   ->  {"input_ids": int64 (8, seq_len), …}, positions 0..7; step 1 is being loaded meanwhile
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
 from elaswave_fx.data.dataset import Batch, Dataset
 from elaswave_fx.data.order import Order
 
-Loader = Callable[[int], Batch]
 Loaded = TypeVar("Loaded")
 
 
 def load_batch(dataset: Dataset, order: Order, first: int, count: int) -> Batch:
     """The samples at global positions [first, first + count), stacked along dimension 0."""
-    return dataset.batch(order.indices(first, count), order.keys(first, count))
+    return load_ranges(dataset, order, [range(first, first + count)])
+
+
+def load_ranges(dataset: Dataset, order: Order, positions: Sequence[range]) -> Batch:
+    """The samples at these global positions, one range after the other, stacked along dimension 0."""
+    indices = [order.indices(part.start, len(part)) for part in positions]
+    keys = [order.keys(part.start, len(part)) for part in positions]
+    return dataset.batch(np.concatenate(indices), np.concatenate(keys))
 
 
 def cast_inputs(batch: Batch, precision: str) -> Batch:
@@ -30,11 +37,6 @@ def cast_inputs(batch: Batch, precision: str) -> Batch:
     if precision != "bf16":
         return batch
     return {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in batch.items()}
-
-
-def step_loader(dataset: Dataset, order: Order, global_batch: int, lo: int, hi: int) -> Loader:
-    """A function from a step to the samples [lo, hi) of that step (step coordinates, 0..global_batch)."""
-    return lambda step: load_batch(dataset, order, step * global_batch + lo, hi - lo)
 
 
 class Prefetcher(Generic[Loaded]):

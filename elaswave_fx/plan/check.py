@@ -17,10 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check_steps import run_instructions
-from elaswave_fx.plan.plan import Hop, Plan
+from elaswave_fx.plan.hops import Hop
+from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank
+
+MOST_SPANS = 8
+"""Of samples that adjoin, in a tile; kMostSpans of native/exec/vote.h."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -40,6 +44,7 @@ def check_instructions(plan: Plan, lists: Mapping[Rank, Sequence[Instruction]], 
 
 def plan_violations(plan: Plan) -> Iterator[str]:
     """All violations of the plan itself, its instruction lists aside; later ones may follow from earlier ones."""
+    yield from _lanes(plan)
     yield from _tiles(plan)
     yield from _plane(plan)
     yield from _micro_batches(plan)
@@ -47,6 +52,25 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _hops(plan)
     yield from _schedules(plan)
     yield from _memory(plan)
+
+
+def _lanes(plan: Plan) -> Iterator[str]:
+    for number, lane in enumerate(plan.lanes):
+        position = 0
+        for stage in lane.stages:
+            if stage.units.lo != position:
+                yield (
+                    f"lane {number} has a stage of units {stage.units} where {position} comes next; stages follow each "
+                    "other"
+                )
+            position = stage.units.hi
+            if len(stage.ranks) != len(stage.deal) or sum(stage.deal) != len(lane.micro_batches):
+                yield (
+                    f"lane {number} deals {stage.deal} of its {len(lane.micro_batches)} micro-batches to the ranks "
+                    f"{stage.ranks} of units {stage.units}; a stage deals every micro-batch once"
+                )
+        if position != len(plan.workload.units):
+            yield f"lane {number} ends at unit {position} of {len(plan.workload.units)}; a lane has all units"
 
 
 def _tiles(plan: Plan) -> Iterator[str]:
@@ -57,16 +81,20 @@ def _tiles(plan: Plan) -> Iterator[str]:
         if rank not in alive:
             yield f"rank {rank} has a tile but is not alive; ranks of a plan are in its topology"
     for tile in plan.tiles:
-        if not tile.units or not tile.samples:
-            yield f"rank {tile.rank} has units {tile.units} and samples {tile.samples}; a tile is not empty"
-        if tile.units.hi > len(plan.workload.units) or tile.samples.hi > plan.workload.global_batch:
-            yield f"rank {tile.rank} has units {tile.units} and samples {tile.samples}; a tile lies in the plane"
+        samples = _text(tile.micro_batches)
+        if not tile.units or not any(tile.micro_batches):
+            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile is not empty"
+        elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > plan.workload.global_batch:
+            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile lies in the plane"
+        spans = 1 + sum(a.hi != b.lo for a, b in itertools.pairwise(tile.micro_batches))
+        if spans > MOST_SPANS:
+            yield f"rank {tile.rank} has {spans} separate spans of samples; a vote has room for {MOST_SPANS}"
 
 
 def _plane(plan: Plan) -> Iterator[str]:
     whole = Span(0, plan.workload.global_batch)
     for unit in range(len(plan.workload.units)):
-        spans = [t.samples for t in plan.tiles if t.units.lo <= unit < t.units.hi]
+        spans = [s for t in plan.tiles if t.units.lo <= unit < t.units.hi for s in t.spans]
         for span, count in _cover_faults(whole, spans):
             times = f"{count} tiles" if count else "no tile"
             yield f"unit {unit} x samples {span} is covered by {times}; tiles cover the plane exactly once"
@@ -84,12 +112,12 @@ def _cover_faults(whole: Span, spans: Sequence[Span]) -> Iterator[tuple[Span, in
 def _micro_batches(plan: Plan) -> Iterator[str]:
     granule = plan.workload.granule
     for tile in plan.tiles:
-        position = tile.samples.lo
+        position = 0
         for index, piece in enumerate(tile.micro_batches):
-            if piece.lo != position or piece.hi <= piece.lo:
+            if piece.lo < position or piece.hi <= piece.lo:
                 yield (
-                    f"micro-batch {index} of rank {tile.rank} is {piece} where {position} comes next; "
-                    "micro-batches cover their tile in order"
+                    f"micro-batch {index} of rank {tile.rank} is {piece}, after one that ends at {position}; "
+                    "micro-batches ascend"
                 )
             if piece.lo % granule or piece.hi % granule:
                 yield (
@@ -102,11 +130,6 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
                     f"exact sums take one granule of {granule} at a time"
                 )
             position = piece.hi
-        if position != tile.samples.hi:
-            yield (
-                f"micro-batches of rank {tile.rank} end at {position}, its tile at {tile.samples.hi}; "
-                "micro-batches cover their tile"
-            )
 
 
 def _boxes(plan: Plan) -> Iterator[str]:
@@ -173,9 +196,9 @@ def _hops(plan: Plan) -> Iterator[str]:
             if not wanted or tile.units.lo <= value.producer:
                 continue
             before = max(u for u in users if u < tile.units.lo)
-            for mb, piece in enumerate(tile.micro_batches):
+            for mb in range(len(tile.micro_batches)):
                 hops = incoming.get((index, tile.rank, mb), [])
-                yield from _delivery_faults(plan, tiles, index, tile, mb, piece, before, hops)
+                yield from _delivery_faults(plan, tiles, index, tile, mb, before, hops)
 
 
 def _hop_fault(plan: Plan, tiles: Mapping[Rank, Tile], hop: Hop) -> str | None:
@@ -188,8 +211,8 @@ def _hop_fault(plan: Plan, tiles: Mapping[Rank, Tile], hop: Hop) -> str | None:
         pieces = tiles[rank].micro_batches
         if not 0 <= mb < len(pieces):
             return f"rank {rank} has no micro-batch {mb}"
-        if not (pieces[mb].lo <= hop.samples.lo < hop.samples.hi <= pieces[mb].hi):
-            return f"samples {hop.samples} do not lie in micro-batch {mb} of rank {rank}, {pieces[mb]}"
+        if pieces[mb] != hop.samples:
+            return f"samples {hop.samples} are not those of micro-batch {mb} of rank {rank}, {pieces[mb]}"
     value, target = plan.workload.values[hop.value], tiles[hop.target]
     if not any(target.units.lo <= u < target.units.hi for u in value.consumers) or target.units.lo <= value.producer:
         return "the target needs no piece of it"
@@ -202,7 +225,6 @@ def _delivery_faults(
     index: int,
     tile: Tile,
     mb: int,
-    piece: Span,
     before: int,
     hops: Sequence[Hop],
 ) -> Iterator[str]:
@@ -214,12 +236,8 @@ def _delivery_faults(
             yield (
                 f"{place} comes from rank {hop.source}, which does not run unit {before}; hops join neighbouring users"
             )
-    if plan.workload.values[index].sample_axis is None:
-        if len(hops) != 1:
-            yield f"{place} arrives {len(hops)} times; a value without a sample axis arrives once"
-        return
-    for span, count in _cover_faults(piece, [h.samples for h in hops]):
-        yield f"{place} has samples {span} arriving {count} times; each sample arrives once"
+    if len(hops) != 1:
+        yield f"{place} arrives {len(hops)} times; it arrives once"
 
 
 def _schedules(plan: Plan) -> Iterator[str]:
@@ -264,12 +282,16 @@ def _memory(plan: Plan) -> Iterator[str]:
             need += work.units[unit].param_bytes + in_flight * largest * work.units[unit].saved_bytes
         for bucket in work.buckets:
             if set(bucket.users) & set(units):
-                need += 4 * bucket.numel
+                need += (8 if work.exact else 4) * bucket.numel
         for value in work.values:
             if value.producer < tile.units.lo and set(value.consumers) & set(units):
                 need += value.bytes_per_sample * (largest if value.sample_axis is not None else 1)
         if need > limit:
             yield f"rank {tile.rank} needs {need} bytes and has {limit}; a tile fits in the memory of its rank"
+
+
+def _text(spans: Sequence[Span]) -> str:
+    return " ".join(str(span) for span in spans) or "none"
 
 
 def _name(plan: Plan, index: int) -> str:

@@ -87,7 +87,7 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
         str(rank),
         str(plan.topology.member(tile.rank).host),
         f"{tile.units.lo}-{tile.units.hi - 1}",
-        f"{tile.samples.lo}-{tile.samples.hi - 1}",
+        ", ".join(f"{span.lo}-{span.hi - 1}" for span in tile.spans),
         f"{len(tile.micro_batches)} of {'/'.join(str(s) for s in sizes)}",
         str(cost.in_flight),
         _seconds(cost.busy_s),

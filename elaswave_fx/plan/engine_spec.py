@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
+from elaswave_fx.plan.tiling import consecutive
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact, Binding
 
@@ -53,7 +54,8 @@ class EngineBucket:
 class EngineBufferUpdate:
     """An update of mutable buffers, once per granule. `values`: (dtype, shape) of what a unit yields for a granule.
 
-    `group`: (rank, first sample, last + 1) of each rank that runs the unit; empty spans for those that do not.
+    `group`: (rank, first sample, last + 1) of each span of each rank that runs the unit; an empty one for those that do
+    not.
     """
 
     program: str
@@ -84,12 +86,12 @@ class EngineUnit:
 
 @dataclass(frozen=True)
 class EngineKeys:
-    """Where random draws come from: sample i of step s has the key at position s * `per_step` + i - `first` of the
-    stream of `seed`."""
+    """Where random draws come from: the first sample of micro-batch m of step s has the key at position
+    s * `per_step` + `starts`[m] of the stream of `seed`, the next samples those after it."""
 
     seed: int
     per_step: int
-    first: int
+    starts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,6 @@ class EngineSchedule:
     train: tuple[Instruction, ...]
     evaluate: tuple[Instruction, ...]
     micro_batches: tuple[Span, ...]
-    first_sample: int
 
 
 @dataclass(frozen=True)
@@ -169,17 +170,18 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         boxes=plan.boxes,
         updates=_updates(artifact, plan),
         units=tuple(_unit(artifact, index, (kernels or {}).get(index)) for index in plan.tile(rank).units),
-        schedule=EngineSchedule(train.instructions, evaluate.instructions, train.micro_batches, train.first_sample),
+        schedule=EngineSchedule(train.instructions, evaluate.instructions, train.micro_batches),
     )
 
 
 def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
     """By the sample's position in the run; or, if not `reshard`, as of a trainer that seeds each rank and draws call by
     call, where a rank with another number of samples is at another place of its stream."""
+    tile = plan.tile(rank)
     if reshard:
-        return EngineKeys(seed, plan.workload.global_batch, 0)
-    samples = plan.tile(rank).samples
-    return EngineKeys(_seed_of_rank(seed, rank), len(samples), samples.lo)
+        return EngineKeys(seed, plan.workload.global_batch, tuple(m.lo for m in tile.micro_batches))
+    own = consecutive([len(m) for m in tile.micro_batches])
+    return EngineKeys(_seed_of_rank(seed, rank), tile.sample_count, tuple(m.lo for m in own))
 
 
 def _seed_of_rank(seed: int, rank: Rank) -> int:
@@ -196,8 +198,9 @@ def _updates(artifact: Artifact, plan: Plan) -> tuple[EngineBufferUpdate, ...]:
             buffers=(fold.buffer,),
             values=fold.values,
             group=tuple(
-                (tile.rank, tile.samples.lo, tile.samples.hi) if fold.unit in tile.units else (tile.rank, 0, 0)
+                (tile.rank, span.lo, span.hi)
                 for tile in plan.tiles
+                for span in (tile.spans if fold.unit in tile.units else (Span(0, 0),))
             ),
         )
         for fold in artifact.folds

@@ -1,7 +1,8 @@
 """The Plan: one immutable value that says who does what, and its JSON form.
 
-In: made by `derive.make_plan` from a tiling. Out: read by `step.py`, the worker, `inspect` and the checker; stored as
-`plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step.
+In: made by `derive.make_plan` from lanes. Out: read by `step.py`, the worker, `inspect` and the checker; stored as
+`plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step. What follows from
+the lanes (tiles, hops) is derived when it is asked for.
 
     Plan.from_json(plan.to_json()) == plan
 """
@@ -19,30 +20,13 @@ import msgspec
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.hops import Hop, find_hops
+from elaswave_fx.plan.schedule import Action
+from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 4
+FORMAT = 5
 """Version of the JSON form; grows with every change that an old reader would misread."""
-
-Action = tuple[str, int]
-"""("F", micro-batch) or ("B", micro-batch): one micro-batch through all units of the rank's tile."""
-
-
-@dataclass(frozen=True, order=True)
-class Hop:
-    """A piece of a value between neighbouring stages of its users; the gradient takes the same hop back.
-
-    `value` is an index into the workload's values, `samples` counts within the step. For a value without a
-    sample axis the piece is the whole value, taken from the source micro-batch of `samples`.
-    """
-
-    value: int
-    source: Rank
-    source_micro_batch: int
-    target: Rank
-    target_micro_batch: int
-    samples: Span
 
 
 @dataclass(frozen=True)
@@ -80,6 +64,7 @@ class Predicted:
 class Plan:
     """Who does what in every step of an epoch.
 
+    `lanes`: together they cover the plane once; none if its ranks compute nothing.
     `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
     `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
     `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
@@ -87,9 +72,8 @@ class Plan:
 
     topology: Topology
     workload: Workload
-    tiles: tuple[Tile, ...]
+    lanes: tuple[Lane, ...]
     boxes: tuple[Box, ...]
-    hops: tuple[Hop, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
     reason: str
@@ -100,10 +84,22 @@ class Plan:
         """The epoch of the topology that this plan is for."""
         return self.topology.epoch
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[Rank, ...]:
         """The ranks that have a tile, ascending."""
         return tuple(tile.rank for tile in self.tiles)
+
+    @cached_property
+    def tiles(self) -> Tiling:
+        """What each rank computes, in rank order; where there are no lanes, nothing for every rank."""
+        if not self.lanes:
+            return tuple(Tile(rank, Span(0, 0), ()) for rank in self.topology.ranks)
+        return tiles_of(self.lanes)
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """What travels between all ranks in a step, sorted."""
+        return find_hops(self.workload, self.lanes)
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[Rank, ...]]:
@@ -127,6 +123,13 @@ class Plan:
             if tile.rank == rank:
                 return tile
         raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
+
+    def lane(self, rank: Rank) -> Lane:
+        """The lane that a rank works in; PlanError if there is none."""
+        for lane in self.lanes:
+            if rank in lane.ranks:
+                return lane
+        raise PlanError(f"plan {self.epoch}: rank {rank} is in no lane")
 
     def to_json(self) -> str:
         """Stable text, a line per field: the same plan gives the same bytes."""
@@ -182,10 +185,9 @@ class _PlanFile:
     terminal_reason: str
     topology: Topology
     workload: Workload
-    tiles: tuple[Tile, ...]
+    lanes: tuple[Lane, ...]
     readers: tuple[tuple[Rank, ...], ...]
     boxes: tuple[_BoxLine, ...]
-    hops: tuple[Hop, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
 
@@ -203,8 +205,8 @@ def _file_of(plan: Plan) -> _PlanFile:
         for b in plan.boxes
     )
     return _PlanFile(
-        FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.tiles, readers, boxes,
-        plan.hops, plan.schedule, plan.predicted,
+        FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.lanes, readers, boxes,
+        plan.schedule, plan.predicted,
     )  # fmt: skip
 
 
@@ -213,6 +215,6 @@ def _plan_of(file: _PlanFile) -> Plan:
         Box(b.bucket, Span(b.lo, b.hi), b.owner, b.holders, b.catching_up, file.readers[b.readers]) for b in file.boxes
     )
     return Plan(
-        file.topology, file.workload, file.tiles, boxes, file.hops, file.schedule, file.predicted, file.reason,
+        file.topology, file.workload, file.lanes, boxes, file.schedule, file.predicted, file.reason,
         file.terminal_reason,
     )  # fmt: skip

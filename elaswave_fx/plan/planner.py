@@ -2,9 +2,8 @@
 
 In: a workload, a topology, and the wanted shape. Out: a Plan whose `reason` says what was chosen and what it beat.
 
-    plan_uniform(workload, topology, Parallel(dp=2, pp=2))    what `parallel.dp` and `parallel.pp` ask for
-    plan_columns(workload, topology, depths=(4, 3))           pipelines of their own depths
-    plan_rows(workload, topology, widths=(3, 2))              stages of their own widths
+    plan_uniform(workload, topology, Parallel(dp=2, pp=2))          what `parallel.dp` and `parallel.pp` ask for
+    plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))             lanes by the widths of their stages
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from dataclasses import dataclass, replace
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.layout_candidates import Shaped, cut_columns, cut_rows, micro_batch_sizes, speeds, unit_seconds
 from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Tiling, consecutive, even_split
+from elaswave_fx.plan.shape_lanes import LaneShaper, Sketch, Sketches, unit_seconds
+from elaswave_fx.plan.tiling import Lane, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology, local_topology
-from elaswave_fx.words import size_text
+from elaswave_fx.words import listed, size_text
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,12 @@ class Parallel:
     copies: int = 1
 
 
+Widths = Sequence[Sequence[int]]
+"""By lane, the ranks of each of its stages."""
+
+
 def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> Plan:
-    """dp pipelines of pp stages each, rank = column * pp + stage.
+    """dp lanes of pp stages of one rank each, rank = lane * pp + stage.
 
     ConfigError names the key that cannot work and the nearest valid value.
     """
@@ -51,7 +54,7 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
     # Later plans of the job keep to the same bound.
     workload = replace(workload, micro_batch=parallel.micro_batch)
     try:
-        return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch, parallel.copies)
+        return plan_lanes(workload, topology, uniform(parallel.dp, parallel.pp), parallel.micro_batch, parallel.copies)
     except PlanError as error:
         nearest = _nearest_depth_that_fits(workload, topology, parallel)
         advice = (
@@ -62,61 +65,55 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
         raise ConfigError(f"parallel.pp={parallel.pp}: {error}; {advice}") from error
 
 
-def plan_columns(
-    workload: Workload, topology: Topology, depths: Sequence[int], micro_batch: int | None = None, copies: int = 1
+def uniform(dp: int, pp: int) -> Widths:
+    """The widths of dp lanes of pp stages."""
+    return ((1,) * pp,) * dp
+
+
+def plan_lanes(
+    workload: Workload, topology: Topology, widths: Widths, micro_batch: int | None = None, copies: int = 1
 ) -> Plan:
-    """Pipelines side by side, each with its own cuts and its own share of samples; ranks in order, column by column.
+    """Lanes with cuts and shares of their own; ranks in order, lane by lane, stage by stage.
 
-    PlanError if the tiles do not fit the memory of their ranks at any micro-batch.
+    PlanError if a lane has more ranks than its samples can be dealt to, or if the tiles do not fit the memory of their
+    ranks at any micro-batch.
     """
-    bounds = consecutive(depths)
-    pipelines = [topology.members[b.lo : b.hi] for b in bounds]
-    widest = max(depths)
-    tried: list[Plan] = []
-    table = MemoryTable(workload, len(depths), copies, sum(depths))
-    for size in micro_batch_sizes(workload, -(-workload.granules // len(depths)), widest, micro_batch):
-        found = cut_columns(workload, pipelines, size, table)
-        if found is None:
-            continue
-        reason = _columns_reason(workload, pipelines, found, unit_seconds(workload, size), micro_batch)
-        plan = make_plan(topology, workload, found.tiles, reason, copies)
-        if fits_memory(plan):
-            return plan
-        tried.append(plan)
-    raise PlanError(_does_not_fit(workload, topology, table, widest, copies, tried))
-
-
-def plan_rows(
-    workload: Workload, topology: Topology, widths: Sequence[int], micro_batch: int | None = None, copies: int = 1
-) -> Plan:
-    """All samples cut at the same units; stage s has `widths[s]` ranks, in rank order, and need not line up.
-
-    PlanError if a stage is wider than there are granules, or if the tiles do not fit.
-    """
-    if max(widths) > workload.granules:
+    across = sum(max(lane) for lane in widths)
+    if across > workload.granules:
         raise PlanError(
-            f"planner: a stage of {max(widths)} ranks leaves ranks without samples; "
-            f"there are {workload.granules} granules"
+            f"planner: {across} ranks side by side leave ranks without samples; there are {workload.granules} granules"
         )
-    stages = [topology.members[b.lo : b.hi] for b in consecutive(widths)]
-    strength = [sum(speeds(stage)) for stage in stages]
-    table = MemoryTable(workload, min(widths), copies, sum(widths))
+    shaper, sketches = LaneShaper(workload, topology), sketch(topology.members, widths)
+    table = shaper.table(sketches, copies)
     tried: list[Plan] = []
-    for size in micro_batch_sizes(workload, -(-workload.granules // max(widths)), len(widths), micro_batch):
-        found = cut_rows(workload, stages, size, table)
-        if found is None:
+    for size in shaper.sizes(sketches, micro_batch):
+        lanes = shaper.shape(sketches, size, table)
+        if lanes is None:
             continue
-        (bounds,) = found.cuts
-        reason = (
-            f"rows of widths {_numbers(widths)}: units cut at {_numbers(bounds[1:-1])}; "
-            f"{_against_even(unit_seconds(workload, size), strength, bounds)}; "
-            f"{_micro_batch_reason(found.tiles, len(widths), micro_batch)}"
-        )
-        plan = make_plan(topology, workload, found.tiles, reason, copies)
+        reason = _reason(workload, sketches, lanes, unit_seconds(workload, size), micro_batch)
+        plan = make_plan(topology, workload, lanes, reason, copies, times=shaper.times)
         if fits_memory(plan):
             return plan
         tried.append(plan)
-    raise PlanError(_does_not_fit(workload, topology, table, len(widths), copies, tried))
+    depth = max(len(lane) for lane in widths)
+    raise PlanError(_does_not_fit(workload, topology, table, depth, copies, tried))
+
+
+def sketch(members: Sequence[Member], widths: Widths) -> Sketches:
+    """Lanes of these widths, filled in order."""
+    left = iter(members)
+    return tuple(Sketch(tuple(tuple(next(left) for _ in range(width)) for width in lane)) for lane in widths)
+
+
+def shape_name(widths: Widths) -> str:
+    """In words: how many lanes of which stages."""
+    if any(width > 1 for lane in widths for width in lane):
+        parts = ["a lane" if len(widths) == 1 else f"{len(widths)} lanes"]
+        return f"{parts[0]} of stages " + " | ".join("+".join(map(str, lane)) for lane in widths) + " ranks wide"
+    depths = [len(lane) for lane in widths]
+    if len(set(depths)) == 1:
+        return f"{len(depths)} x {depths[0]} lanes"
+    return f"lanes of depths {listed(depths)}"
 
 
 def _refuse(workload: Workload, parallel: Parallel) -> None:
@@ -185,33 +182,30 @@ def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: P
     for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - parallel.pp), d)):
         ranks = local_topology(parallel.dp * depth, topology.ranks_per_host, memory)
         try:
-            plan_columns(workload, ranks, (depth,) * parallel.dp, parallel.micro_batch, parallel.copies)
+            plan_lanes(workload, ranks, uniform(parallel.dp, depth), parallel.micro_batch, parallel.copies)
         except PlanError:
             continue
         return depth
     return None
 
 
-def _columns_reason(
+def _reason(
     workload: Workload,
-    pipelines: Sequence[Sequence[Member]],
-    found: Shaped,
+    sketches: Sketches,
+    lanes: Sequence[Lane],
     costs: Sequence[float],
     micro_batch: int | None,
 ) -> str:
     """What was chosen, what it beat and why."""
-    depths, cuts = [len(p) for p in pipelines], found.cuts
-    if len(set(depths)) == 1:
-        shape = f"{len(depths)} x {depths[0]} columns"
-    else:
-        shape = f"columns of depths {_numbers(depths)}"
-    parts = [shape]
-    if max(depths) > 1:
-        worst = max(range(len(cuts)), key=lambda c: slowest_stage(costs, speeds(pipelines[c]), cuts[c]))
-        where = " | ".join(_numbers(c[1:-1]) or "none" for c in dict.fromkeys(cuts))
+    depth = max(len(lane.stages) for lane in lanes)
+    parts = [shape_name([[len(stage.ranks) for stage in lane.stages] for lane in lanes])]
+    if depth > 1:
+        slowest = [slowest_stage(costs, s.strengths, lane.borders) for s, lane in zip(sketches, lanes, strict=True)]
+        worst = max(range(len(lanes)), key=lambda i: slowest[i])
+        where = " | ".join(listed(cut[1:-1]) or "none" for cut in dict.fromkeys(lane.borders for lane in lanes))
         parts.append(f"units cut at {where}")
-        parts.append(_against_even(costs, speeds(pipelines[worst]), cuts[worst]))
-    parts.append(_micro_batch_reason(found.tiles, max(depths), micro_batch))
+        parts.append(_against_even(costs, sketches[worst].strengths, lanes[worst].borders))
+    parts.append(_micro_batch_reason(lanes, depth, micro_batch))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
     elif workload.exact:
@@ -228,16 +222,16 @@ def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Seque
     if even == tuple(bounds):
         return f"{text}, which equal numbers of units already reach"
     if other > chosen * 1.001:
-        return f"{text}, {other / chosen:.2f}x faster than equal numbers of units (cut at {_numbers(even[1:-1])})"
+        return f"{text}, {other / chosen:.2f}x faster than equal numbers of units (cut at {listed(even[1:-1])})"
     if other < chosen * 0.999:
         return f"{text}, {chosen / other:.2f}x slower than equal numbers of units, which do not fit in memory"
-    return f"{text}, as fast as equal numbers of units (cut at {_numbers(even[1:-1])}) with no more bytes sent"
+    return f"{text}, as fast as equal numbers of units (cut at {listed(even[1:-1])}) with no more bytes sent"
 
 
-def _micro_batch_reason(tiling: Tiling, depth: int, micro_batch: int | None) -> str:
-    """Number and size of the micro-batches, and the bubble against running each tile at once."""
-    counts = sorted({len(t.micro_batches) for t in tiling})
-    largest = max(len(m) for t in tiling for m in t.micro_batches)
+def _micro_batch_reason(lanes: Sequence[Lane], depth: int, micro_batch: int | None) -> str:
+    """Number and size of a rank's micro-batches, and the bubble against running each tile at once."""
+    counts = sorted({count for lane in lanes for stage in lane.stages for count in stage.deal})
+    largest = max(len(m) for lane in lanes for m in lane.micro_batches)
     text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"
     if micro_batch is not None:
         text += f" (parallel.micro_batch={micro_batch})"
@@ -249,7 +243,3 @@ def _micro_batch_reason(tiling: Tiling, depth: int, micro_batch: int | None) -> 
 
 def _range(counts: Sequence[int]) -> str:
     return f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-
-
-def _numbers(values: Sequence[int]) -> str:
-    return ", ".join(str(v) for v in values)

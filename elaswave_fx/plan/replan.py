@@ -4,24 +4,37 @@ In: the plan before, who goes on, who has a copy of which box now. Out: the plan
 of the first plan, handed to ranks that have a copy. PlanError if nothing fits the memory that is left.
 
     replan(plan, (0, 2, 3), {0: (0,), 1: (2, 3), ...}, count=1)
-    reason: lost rank 1; stages keep their units, as many micro-batches as before; predicted step ...
+    reason: lost rank 1; the hurt lane is cut anew, 1 deep; predicted step ... ; beaten: stages keep their units ...
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId, Span, numbered
+from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
-from elaswave_fx.plan.derive import WORTHWHILE, make_plan
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.exchange import ExchangeEstimate
+from elaswave_fx.plan.lane_candidates import Candidate, lane_candidates, new_lanes
+from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
-from elaswave_fx.plan.resplit_samples import SMALLER, Shape, keep_units, new_shapes, order_by_units
-from elaswave_fx.plan.tiling import Tile, Tiling
+from elaswave_fx.plan.shape_lanes import LaneShaper
+from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, number_ranges, rank_words, size_text
+
+SIZES_TRIED = 2
+"""Of micro-batches, for each candidate: those of before, and what its depth asks for."""
+
+SLACK = 0.98
+"""Of the shortest step that an idea could have: uneven micro-batches can be a little faster than that."""
+
+BEATEN = 3
+"""Candidates that the reason of a plan names besides the one that was taken."""
 
 Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""
@@ -30,7 +43,7 @@ Copies = Mapping[BoxId, tuple[Rank, ...]]
 def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) -> Plan:
     """The plan of the epoch after `plan` for `members`, with `count` copies of each box besides the owner's.
 
-    With the same ranks tiles stay as they are. Fewer copies are kept where memory has no room for `count`. PlanError
+    With the same ranks lanes stay as they are. Fewer copies are kept where memory has no room for `count`. PlanError
     names a box without a copy, or the smallest number of ranks that would do.
     """
     topology = _next_topology(plan, members)
@@ -54,13 +67,11 @@ def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: st
         replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching_up=(), readers=())
         for box, ranks in zip(plan.boxes, have, strict=True)
     )
-    nothing = Span(0, 0)
     return replace(
         plan,
         topology=topology,
-        tiles=tuple(Tile(rank, nothing, nothing, ()) for rank in topology.ranks),
+        lanes=(),
         boxes=boxes,
-        hops=(),
         schedule=dict.fromkeys(topology.ranks, ()),
         predicted=Predicted(0.0, 0.0, {}),
         reason=why,
@@ -79,81 +90,138 @@ def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
 
 
 @dataclass(frozen=True)
+class _Idea:
+    """A candidate with micro-batches of a size. `least_s`: about the shortest step that it could have."""
+
+    candidate: Candidate
+    micro_batch: int
+    table: MemoryTable
+    least_s: float
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Lanes of a candidate with their predicted step, as far as it is known before boxes are handed out; and with what
+    they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
+    waits for its own."""
+
+    name: str
+    lanes: tuple[Lane, ...]
+    step_s: float
+    moved_bytes: int
+    stall_s: float
+
+    def steps(self, life_s: float) -> float:
+        """Committed by the end of the topology's expected life; to four digits, as what differs by less is alike."""
+        return float(f"{max(life_s - self.stall_s, 0.0) / self.step_s:.4g}")
+
+
+@dataclass(frozen=True)
 class _Found:
     plan: Plan
     because: tuple[str, ...]
 
 
 class _Search:
-    """Candidates in the order of preference: the same tiles, the same units, the fastest new shape."""
+    """The same lanes if nobody has gone or come; else the candidate by which most steps are committed while this
+    topology is expected to last, and of equal ones the one that moves least."""
 
     def __init__(self, plan: Plan, topology: Topology, have: Sequence[tuple[Rank, ...]]) -> None:
         self._plan = plan
         self._topology = topology
         self._have = have
+        self._shaper = LaneShaper(plan.workload, topology)
+        self._exchange = ExchangeEstimate(plan.workload, topology)
 
     def best(self, copies: int) -> _Found | None:
         """None if nothing fits with that many copies."""
-        if self._topology.ranks == self._plan.ranks:
-            plan = self._fitting(self._plan.tiles, copies)
+        if self._topology.ranks == self._plan.ranks and self._plan.lanes:
+            plan = self._fitting(self._plan.lanes, copies)
             if plan is not None:
-                return _Found(plan, ("tiles as before",))
-        return self._same_units(copies) or self._new_units(copies)
-
-    def _same_units(self, copies: int) -> _Found | None:
-        best: tuple[Plan, str] | None = None
-        beaten = ""
-        for name, tiling in keep_units(self._plan, self._topology):
-            if best is not None and name == SMALLER:
-                break
-            plan = self._fitting(tiling, copies)
-            if plan is None:
-                continue
-            if best is None or plan.predicted.step_s < WORTHWHILE * best[0].predicted.step_s:
-                beaten = _against(best)
-                best = plan, name
-            else:
-                beaten = _against((plan, name))
-        if best is None:
-            return None
-        step = f"predicted step {_ms(best[0].predicted.step_s)}{beaten}"
-        return _Found(best[0], (f"stages keep their units, {best[1]}", step))
-
-    def _new_units(self, copies: int) -> _Found | None:
-        """Shapes by their estimates, until no estimate is below the best prediction."""
-        workload = self._plan.workload
-        shapes = new_shapes(workload, order_by_units(self._plan, self._topology))
-        best: tuple[Plan, str] | None = None
-        second: tuple[Plan, str] | None = None
-        for shape in sorted(shapes, key=lambda s: s.estimate_s):
-            if best is not None and shape.estimate_s >= best[0].predicted.step_s:
-                break
-            plan = self._of_shape(shape, copies)
-            if plan is None:
-                continue
-            if best is None or plan.predicted.step_s < best[0].predicted.step_s:
-                best, second = (plan, shape.name), best
-            elif second is None or plan.predicted.step_s < second[0].predicted.step_s:
-                second = plan, shape.name
-        if best is None:
-            return None
-        step = f"predicted step {_ms(best[0].predicted.step_s)}{_against(second)}"
-        return _Found(best[0], (f"units cut anew: {best[1]}", step))
-
-    def _of_shape(self, shape: Shape, copies: int) -> Plan | None:
-        for tiling in shape.tilings(self._plan.workload, copies):
-            plan = self._fitting(tiling, copies)
-            if plan is not None:
-                return plan
+                return _Found(plan, ("lanes as before",))
+        for sizes in (SIZES_TRIED, None):
+            found = self._best_of(self._ideas(copies, sizes), copies)
+            if found is not None:
+                return found
         return None
 
-    def _fitting(self, tiles: Tiling, copies: int) -> Plan | None:
-        """The plan of these tiles, None if it does not fit."""
+    def _best_of(self, ideas: list[_Idea], copies: int) -> _Found | None:
+        """The best draft whose plan fits. Ideas are shaped and timed as long as they promise more than what has been
+        found."""
+        ideas.sort(key=lambda idea: idea.least_s, reverse=True)
+        drafts: list[_Draft] = []
+        while ideas or drafts:
+            best = min(drafts, key=self._worth, default=None)
+            if ideas and (best is None or self._promises(ideas[-1], best)):
+                draft = self._draft(ideas.pop(), copies)
+                drafts += [draft] if draft is not None else []
+                continue
+            if best is None:
+                return None
+            drafts.remove(best)
+            plan = self._fitting(best.lanes, copies)
+            if plan is not None:
+                return _Found(plan, (best.name, self._verdict(plan, best, drafts, ideas)))
+        return None
+
+    def _worth(self, draft: _Draft) -> tuple[float, int]:
+        """The least is best."""
+        return -draft.steps(self._topology.life_s), draft.moved_bytes
+
+    def _promises(self, idea: _Idea, best: _Draft) -> bool:
+        return best.steps(self._topology.life_s) * SLACK * idea.least_s < self._topology.life_s
+
+    def _ideas(self, copies: int, most: int | None) -> list[_Idea]:
+        """Every candidate in at most so many sizes of micro-batches; all of them for None, where memory is short."""
+        before = _largest(self._plan.lanes)
+        found = []
+        for candidate in lane_candidates(self._plan, self._topology):
+            table = self._shaper.table(candidate.sketches, copies)
+            sizes = [before, *self._shaper.sizes(candidate.sketches, self._plan.workload.micro_batch)]
+            for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
+                found.append(_Idea(candidate, size, table, self._shaper.least_s(candidate.sketches, size)))
+        return found
+
+    def _draft(self, idea: _Idea, copies: int) -> _Draft | None:
+        """None if units do not fit, or samples do not suffice."""
+        lanes = self._shaper.shape(idea.candidate.sketches, idea.micro_batch, idea.table)
+        if lanes is None:
+            return None
+        pipeline_s = max(self._shaper.times.of(lane).seconds for lane in lanes)
+        moved = self._exchange.moved(self._plan.lanes, lanes)
+        step_s = pipeline_s + self._exchange.seconds(lanes, copies)
+        stall_s = self._exchange.seconds_of(moved)
+        return _Draft(idea.candidate.name, lanes, step_s, sum(moved.values()), stall_s)
+
+    def _verdict(self, plan: Plan, taken: _Draft, drafts: Sequence[_Draft], ideas: Sequence[_Idea]) -> str:
+        """The predicted step, and what it beat: drafts of other names in the order of their worth, then what was not
+        even timed."""
+        text = f"predicted step {_ms(plan.predicted.step_s)}"
+        if taken.moved_bytes:
+            text += f", after {size_text(taken.moved_bytes)} have moved"
+        beaten: dict[str, str] = {}
+        for other in sorted(drafts, key=self._worth):
+            if other.name != taken.name:
+                words = f"{other.name} ({_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
+                beaten.setdefault(other.name, words)
+        named = list(beaten.values())[:BEATEN]
+        rest = [idea.least_s for idea in ideas if idea.candidate.name not in (taken.name, *beaten)]
+        if rest:
+            named.append(f"{len(rest)} more, of at least {_ms(min(rest))}")
+        return f"{text}; beaten: {', '.join(named)}" if named else text
+
+    def _fitting(self, lanes: Sequence[Lane], copies: int) -> Plan | None:
+        """The plan of these lanes, None if it does not fit."""
         workload = self._plan.workload
-        boxes = with_readers(self._plan.boxes, workload, tiles)
+        boxes = with_readers(self._plan.boxes, workload, tiles_of(lanes))
         boxes = reassign_boxes(boxes, CopySources(self._topology, self._have, copies))
-        plan = make_plan(self._topology, workload, tiles, "", boxes=boxes)
+        plan = make_plan(self._topology, workload, lanes, "", boxes=boxes, times=self._shaper.times)
         return plan if fits_memory(plan) else None
+
+
+def _largest(lanes: Sequence[Lane]) -> int:
+    """Samples of the largest micro-batch."""
+    return max((len(m) for lane in lanes for m in lane.micro_batches), default=0)
 
 
 def _next_topology(plan: Plan, members: Sequence[Rank]) -> Topology:
@@ -207,9 +275,13 @@ def _smallest(plan: Plan, first: int, memory: int) -> int:
 
 def _without_copies(plan: Plan, topology: Topology) -> Iterator[Plan]:
     """All shapes with all sizes of micro-batches, as a new job would start with them."""
-    for shape in new_shapes(plan.workload, topology.members):
-        for tiles in shape.tilings(plan.workload, 0):
-            yield make_plan(topology, plan.workload, tiles, "", copies=0)
+    workload, shaper = plan.workload, LaneShaper(plan.workload, topology)
+    for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
+        table = shaper.table(candidate.sketches, 0)
+        for size in shaper.sizes(candidate.sketches, workload.micro_batch):
+            lanes = shaper.shape(candidate.sketches, size, table)
+            if lanes is not None:
+                yield make_plan(topology, workload, lanes, "", copies=0, times=shaper.times)
 
 
 def _changed(before: Plan, after: Plan) -> str:
@@ -234,10 +306,6 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
         yield f"{len(single)} of {len(have)} boxes ({number_ranges(single)}) have a single copy {until}"
     elif behind:
         yield f"{rank_words(behind)} {_have(behind)} to catch up"
-
-
-def _against(other: tuple[Plan, str] | None) -> str:
-    return f" against {_ms(other[0].predicted.step_s)} with {other[1]}" if other else ""
 
 
 def _box_name(plan: Plan, number: BoxId) -> str:

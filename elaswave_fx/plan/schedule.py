@@ -1,10 +1,13 @@
-"""The order of micro-batches on every rank, found by running the step abstractly.
+"""The order of micro-batches on every rank, found by running a lane abstractly.
 
-Every rank is a worker that may run ("F", mb) once all its pieces are there and ("B", mb) once all gradients are. It
-prefers backward, and holds at most its *bound* of micro-batches between forward and backward. Pipelines whose
-micro-batches line up run on a clock in which forward takes 1 and backward 2; that gives the 1F1B order (Narayanan et
-al., PipeDream, SOSP 2019, section 3.2; with flushes as in Megatron-LM, SC 2021): stage s of p runs p - s forwards,
-then backward and forward in turn. Others run on their modelled durations.
+Every rank is a worker that may run ("F", mb) once all that it reads is there and ("B", mb) once all gradients are. It
+prefers backward, then what has waited longest, and holds at most its *bound* of micro-batches between forward and
+backward. The clock is one in which
+forward takes 1 and backward 2; lanes of width 1 get the 1F1B order by it (Narayanan et al., PipeDream, SOSP 2019,
+section 3.2; with flushes as in Megatron-LM, SC 2021): stage s of p runs p - s forwards, then backward and forward in
+turn. Then the order is run on modelled durations, which tells how long the lane takes.
+
+Lanes with equal members are one *kind*: what holds for one holds for all, with other ranks in the same places.
 
     rank 0 of 2, 3 micro-batches  ->  F0 F1 B0 F2 B1 B2
 """
@@ -12,102 +15,174 @@ then backward and forward in turn. Others run on their modelled durations.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s, value_samples
-from elaswave_fx.plan.plan import Action, Hop
-from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import Workload, backward_s, forward_s
+from elaswave_fx.plan.hops import value_stages
+from elaswave_fx.plan.tiling import Lane, consecutive
 from elaswave_fx.plan.topology import Rank, Topology
 
-Task = tuple[Rank, str, int]
-"""An action of a rank: (rank, "F" or "B", micro-batch)."""
+Action = tuple[str, int]
+"""("F", micro-batch) or ("B", micro-batch): one micro-batch through all units of the rank's tile."""
 
-Schedule = Mapping[Rank, tuple[Action, ...]]
+Place = int
+"""Of a rank within its lane, counted stage by stage."""
+
+Task = tuple[Place, str, int]
+"""An action of a rank: (place, "F" or "B", micro-batch)."""
+
+Schedule = Mapping[Place, tuple[Action, ...]]
+
+
+class StageKind(NamedTuple):
+    """What matters of a stage: its units, how many micro-batches each of its ranks is dealt, and how fast those are."""
+
+    units: Span
+    deal: tuple[int, ...]
+    speeds: tuple[float, ...]
+
+
+class LaneKind(NamedTuple):
+    """What matters of a lane, whoever its ranks are; `sizes` of its micro-batches, in samples."""
+
+    stages: tuple[StageKind, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(lane: Lane, speeds: Mapping[Rank, float]) -> LaneKind:
+        """The kind of a lane; `speeds` by rank."""
+        stages = tuple(StageKind(s.units, s.deal, tuple(speeds[r] for r in s.ranks)) for s in lane.stages)
+        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches))
+
+    @property
+    def places(self) -> list[range]:
+        """By stage."""
+        return [range(s.lo, s.hi) for s in consecutive([len(stage.deal) for stage in self.stages])]
+
+
+@dataclass(frozen=True)
+class LaneRun:
+    """A step of a lane: by place the order of its micro-batches and the seconds that it is busy; `seconds` of all."""
+
+    orders: tuple[tuple[Action, ...], ...]
+    busy_s: tuple[float, ...]
+    seconds: float
+
+
+class LaneTimes:
+    """Runs of lanes, each kind once."""
+
+    def __init__(self, workload: Workload, topology: Topology) -> None:
+        self._workload, self._bytes_per_s = workload, topology.link_bytes_per_s
+        self._speeds = {m.rank: m.speed for m in topology.members}
+        self._known: dict[LaneKind, LaneRun] = {}
+
+    def of(self, lane: Lane) -> LaneRun:
+        """How a step of this lane runs."""
+        kind = LaneKind.of(lane, self._speeds)
+        if kind not in self._known:
+            work = lane_work(self._workload, kind)
+            schedule = find_schedule(work, first_bounds(self._workload, kind))
+            busy = [0.0] * len(lane.ranks)
+            for (place, _, _), seconds in work.seconds.items():
+                busy[place] += seconds
+            orders = tuple(schedule[place] for place in range(len(busy)))
+            self._known[kind] = LaneRun(orders, tuple(busy), makespan_s(work, schedule, self._bytes_per_s))
+        return self._known[kind]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A step as tasks: what each waits for (with the bytes that travel) and how long it takes.
-
-    `ticks` is the clock on which the order is found, `lined_up` whether it is the 1F1B clock on every rank.
-    """
+    """A step as tasks: what each waits for, with the bytes that travel, and how long it takes."""
 
     tasks: tuple[Task, ...]
     needs: Mapping[Task, Mapping[Task, int]]
     seconds: Mapping[Task, float]
-    ticks: Mapping[Task, float]
-    lined_up: bool
 
 
-def step_work(workload: Workload, topology: Topology, tiles: Sequence[Tile], hops: Sequence[Hop]) -> Work:
-    """The tasks of a step of these tiles."""
+def lane_work(workload: Workload, kind: LaneKind) -> Work:
+    """The tasks of a step of such a lane."""
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
-    for tile in tiles:
-        speed = topology.member(tile.rank).speed
-        for index, samples in enumerate(tile.micro_batches):
-            forward, backward = (tile.rank, "F", index), (tile.rank, "B", index)
+    holders = [_holders(stage, places) for stage, places in zip(kind.stages, kind.places, strict=True)]
+    for stage, held in zip(kind.stages, holders, strict=True):
+        speeds = [speed for speed, count in zip(stage.speeds, stage.deal, strict=True) for _ in range(count)]
+        units = stage.units
+        for (place, own), samples, speed in zip(held, kind.sizes, speeds, strict=True):
+            forward, backward = (place, "F", own), (place, "B", own)
             tasks += [forward, backward]
-            seconds[forward] = forward_s(workload, tile.units.lo, tile.units.hi, len(samples), speed)
-            seconds[backward] = backward_s(workload, tile.units.lo, tile.units.hi, len(samples), speed)
+            seconds[forward] = forward_s(workload, units.lo, units.hi, samples, speed)
+            seconds[backward] = backward_s(workload, units.lo, units.hi, samples, speed)
             needs[forward], needs[backward] = {}, {forward: 0}
-    for hop in hops:
-        value = workload.values[hop.value]
-        size = value.bytes_per_sample * value_samples(value, len(hop.samples))
-        source, target = (hop.source, hop.source_micro_batch), (hop.target, hop.target_micro_batch)
-        _add_need(needs, (target[0], "F", target[1]), (source[0], "F", source[1]), size)
-        if value.has_grad:
-            _add_need(needs, (source[0], "B", source[1]), (target[0], "B", target[1]), size)
-    aligned = _aligned_ranks(tiles, hops)
-    ticks = {task: (1.0 if task[1] == "F" else 2.0) if task[0] in aligned else seconds[task] for task in tasks}
-    return Work(tuple(tasks), needs, seconds, ticks, len(aligned) == len(tiles))
+    for (source, target), traffic in _traffic(workload, kind).items():
+        for (a, of_a), (b, of_b), samples in zip(holders[source], holders[target], kind.sizes, strict=True):
+            needs[b, "F", of_b][a, "F", of_a] = traffic.fixed + traffic.per_sample * samples
+            if traffic.back is not None:
+                needs[a, "B", of_a][b, "B", of_b] = traffic.back.fixed + traffic.back.per_sample * samples
+    return Work(tuple(tasks), needs, seconds)
 
 
-def _add_need(needs: dict[Task, dict[Task, int]], task: Task, before: Task, size: int) -> None:
-    needs[task][before] = needs[task].get(before, 0) + size
+class _Bytes(NamedTuple):
+    """Of all values from one stage to another, for a micro-batch; `back`: of their gradients, if any has one."""
+
+    fixed: int
+    per_sample: int
+    back: _Bytes | None = None
 
 
-def _aligned_ranks(tiles: Sequence[Tile], hops: Sequence[Hop]) -> frozenset[Rank]:
-    """Ranks that exchange pieces only with ranks of the same micro-batches, directly or over others."""
-    pieces = {tile.rank: tile.micro_batches for tile in tiles}
-    neighbours: dict[Rank, set[Rank]] = defaultdict(set)
-    crooked: set[Rank] = set()
-    for hop in hops:
-        neighbours[hop.source].add(hop.target)
-        neighbours[hop.target].add(hop.source)
-        if pieces[hop.source] != pieces[hop.target]:
-            crooked.add(hop.source)
-    spread = list(crooked)
-    while spread:
-        for rank in neighbours[spread.pop()] - crooked:
-            crooked.add(rank)
-            spread.append(rank)
-    return frozenset(pieces) - crooked
+def _traffic(workload: Workload, kind: LaneKind) -> dict[tuple[int, int], _Bytes]:
+    """By pair of stages."""
+    borders = (kind.stages[0].units.lo, *(stage.units.hi for stage in kind.stages))
+    found: dict[tuple[int, int], _Bytes] = {}
+    for value, stages in zip(workload.values, value_stages(workload, borders), strict=True):
+        size = _Bytes(value.bytes_per_sample, 0) if value.sample_axis is None else _Bytes(0, value.bytes_per_sample)
+        for pair in itertools.pairwise(stages):
+            before = found.get(pair, _Bytes(0, 0))
+            back = before.back
+            if value.has_grad:
+                back = _plus(back or _Bytes(0, 0), size)
+            found[pair] = _plus(before, size)._replace(back=back)
+    return found
 
 
-def first_bounds(tiles: Sequence[Tile], hops: Sequence[Hop], extra: int = 0) -> dict[Rank, int]:
-    """In-flight bounds to start from: what all later stages hold, and one of its own, in own micro-batches.
-
-    For equal tiles this is depth minus stage. `extra` micro-batches are added to each bound.
-    """
-    targets: dict[Rank, set[Rank]] = defaultdict(set)
-    for hop in hops:
-        targets[hop.source].add(hop.target)
-    ahead: dict[Rank, int] = {}
-    bounds: dict[Rank, int] = {}
-    for tile in sorted(tiles, key=lambda t: -t.units.lo):
-        largest = max(len(m) for m in tile.micro_batches)
-        ahead[tile.rank] = largest + max((ahead[t] for t in targets[tile.rank]), default=0)
-        bounds[tile.rank] = min(len(tile.micro_batches), -(-ahead[tile.rank] // largest) + extra)
-    return bounds
+def _plus(a: _Bytes, b: _Bytes) -> _Bytes:
+    return _Bytes(a.fixed + b.fixed, a.per_sample + b.per_sample)
 
 
-def find_schedule(work: Work, bounds: Mapping[Rank, int]) -> Schedule:
-    """The order per rank; bounds too narrow to run to the end are widened where ranks are held up by them.
+def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
+    """Of every micro-batch: who has it in this stage, and as which of its own."""
+    return [(place, own) for place, count in zip(places, stage.deal, strict=True) for own in range(count)]
+
+
+def first_bounds(workload: Workload, kind: LaneKind) -> dict[Place, int]:
+    """In-flight bounds to start from, in micro-batches: one of its own, and what the ranks of later stages hold, shared
+    among those of its stage; one more where the next stage is wider or narrower, for it takes micro-batches of several
+    ranks in turn. Where all stages are equally wide this is depth minus stage."""
+    depth = len(kind.stages)
+    of_stage = [1] * depth
+    later: defaultdict[int, set[int]] = defaultdict(set)
+    for source, target in _traffic(workload, kind):
+        later[source].add(target)
+    for stage in reversed(range(depth)):
+        own = len(kind.stages[stage].deal)
+        widths = {t: len(kind.stages[t].deal) for t in later[stage]}
+        of_stage[stage] = 1 + max((-(-of_stage[t] * w // own) + (w != own) for t, w in widths.items()), default=0)
+    return {
+        place: min(of_stage[number], count)
+        for number, (stage, places) in enumerate(zip(kind.stages, kind.places, strict=True))
+        for place, count in zip(places, stage.deal, strict=True)
+    }
+
+
+def find_schedule(work: Work, bounds: Mapping[Place, int]) -> Schedule:
+    """The order per place; bounds too narrow to run to the end are widened where ranks are held up by them.
 
     PlanError if tasks wait for each other in a circle, which no bound can mend.
     """
@@ -115,18 +190,22 @@ def find_schedule(work: Work, bounds: Mapping[Rank, int]) -> Schedule:
     while True:
         run = _Run(work, bounds)
         if run.to_end():
-            return {rank: tuple(order) for rank, order in run.order.items()}
+            return {place: tuple(order) for place, order in run.order.items()}
         held_up = run.held_up()
         if not held_up:
             raise PlanError(f"schedule: {run.waiting()} never get what they wait for; needs must not form a circle")
-        for rank in held_up:
-            bounds[rank] += 1
+        for place in held_up:
+            bounds[place] += 1
+
+
+TICKS = {"F": 1.0, "B": 2.0}
+"""The clock on which an order is found."""
 
 
 class _Run:
-    """One abstract run of a step: an event simulation on the clock of `work.ticks`."""
+    """One abstract run of a step: an event simulation on the clock of `TICKS`."""
 
-    def __init__(self, work: Work, bounds: Mapping[Rank, int]) -> None:
+    def __init__(self, work: Work, bounds: Mapping[Place, int]) -> None:
         self._work = work
         self._bounds = bounds
         self._missing = {task: len(work.needs[task]) for task in work.tasks}
@@ -134,9 +213,10 @@ class _Run:
         for task in work.tasks:
             for before in work.needs[task]:
                 self._after[before].append(task)
-        self.order: dict[Rank, list[Action]] = {task[0]: [] for task in work.tasks}
-        self._ready: dict[tuple[Rank, str], list[int]] = {(r, k): [] for r in self.order for k in "FB"}
+        self.order: dict[Place, list[Action]] = {task[0]: [] for task in work.tasks}
+        self._ready: dict[tuple[Place, str], list[tuple[float, int]]] = {(p, k): [] for p in self.order for k in "FB"}
         self._in_flight = dict.fromkeys(self.order, 0)
+        self._now = 0.0
         for task in work.tasks:
             self._offer(task)
 
@@ -144,46 +224,46 @@ class _Run:
         """Run until all is done or nothing moves; whether all is done."""
         idle = set(self.order)
         events: list[tuple[float, Task]] = []
-        now, done = 0.0, 0
+        done = 0
         while True:
-            for rank in sorted(idle):
-                task = self._choose(rank)
+            for place in sorted(idle):
+                task = self._choose(place)
                 if task is not None:
-                    idle.discard(rank)
-                    heapq.heappush(events, (now + self._work.ticks[task], task))
+                    idle.discard(place)
+                    heapq.heappush(events, (self._now + TICKS[task[1]], task))
             if not events:
                 return done == len(self._work.tasks)
-            now = events[0][0]
-            while events and events[0][0] == now:
+            self._now = events[0][0]
+            while events and events[0][0] == self._now:
                 task = heapq.heappop(events)[1]
                 idle.add(task[0])
                 done += 1
                 self._finish(task)
 
-    def held_up(self) -> list[Rank]:
-        """Ranks that could go on if their bound were wider."""
-        return [r for r in self.order if self._ready[r, "F"] and self._in_flight[r] >= self._bounds[r]]
+    def held_up(self) -> list[Place]:
+        """Places that could go on if their bound were wider."""
+        return [p for p in self.order if self._ready[p, "F"] and self._in_flight[p] >= self._bounds[p]]
 
     def waiting(self) -> str:
         """The first few tasks that were not reached, in words."""
         left = [task for task in self._work.tasks if self._missing[task] > 0]
-        return ", ".join(f"{kind}{index} of rank {rank}" for rank, kind, index in left[:4])
+        return ", ".join(f"{kind}{index} of place {place}" for place, kind, index in left[:4])
 
     def _offer(self, task: Task) -> None:
         if self._missing[task] == 0:
-            heapq.heappush(self._ready[task[0], task[1]], task[2])
+            heapq.heappush(self._ready[task[0], task[1]], (self._now, task[2]))
 
-    def _choose(self, rank: Rank) -> Task | None:
-        if self._ready[rank, "B"]:
+    def _choose(self, place: Place) -> Task | None:
+        if self._ready[place, "B"]:
             kind = "B"
-        elif self._ready[rank, "F"] and self._in_flight[rank] < self._bounds[rank]:
+        elif self._ready[place, "F"] and self._in_flight[place] < self._bounds[place]:
             kind = "F"
-            self._in_flight[rank] += 1
+            self._in_flight[place] += 1
         else:
             return None
-        index = heapq.heappop(self._ready[rank, kind])
-        self.order[rank].append((kind, index))
-        return (rank, kind, index)
+        _, index = heapq.heappop(self._ready[place, kind])
+        self.order[place].append((kind, index))
+        return (place, kind, index)
 
     def _finish(self, task: Task) -> None:
         if task[1] == "B":
@@ -213,19 +293,19 @@ def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float
     moved = True
     while moved:
         moved = False
-        for rank, order in schedule.items():
-            while position[rank] < len(order):
-                task = (rank, *order[position[rank]])
+        for place, order in schedule.items():
+            while position[place] < len(order):
+                task = (place, *order[position[place]])
                 needs = work.needs[task]
                 if any(before not in finished for before in needs):
                     break
                 arrivals = [finished[b] + size / link_bytes_per_s for b, size in needs.items()]
-                free[rank] = max([free[rank], *arrivals]) + work.seconds[task]
-                finished[task] = free[rank]
-                position[rank] += 1
+                free[place] = max([free[place], *arrivals]) + work.seconds[task]
+                finished[task] = free[place]
+                position[place] += 1
                 moved = True
-    stuck = [(r, *schedule[r][position[r]]) for r in schedule if position[r] < len(schedule[r])]
+    stuck = [(p, *schedule[p][position[p]]) for p in schedule if position[p] < len(schedule[p])]
     if stuck:
-        names = ", ".join(f"{kind}{index} of rank {rank}" for rank, kind, index in stuck)
+        names = ", ".join(f"{kind}{index} of place {place}" for place, kind, index in stuck)
         raise PlanError(f"schedule: {names} wait for each other; the orders of neighbouring ranks must agree")
     return max(free.values())

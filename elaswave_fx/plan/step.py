@@ -6,19 +6,21 @@
     ("REDUCE", bucket)  ("FOLD",)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
 
 value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb
-(0, 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb << 16 | piece; equal tags
-of later steps are told apart by their order on the link.
+(0, 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb; equal tags of later steps
+are told apart by their order on the link.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.plan import Action, Hop, Plan
+from elaswave_fx.plan.hops import Hop, lane_hops
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.topology import Rank
 
 Instruction = tuple[str | int, ...]
@@ -29,21 +31,17 @@ ACTIVATION, GRADIENT = 1, 2
 LOOK_AHEAD = 2
 """Actions ahead of their use at which receives are posted: one micro-batch more than is in flight."""
 
-TAG_LIMIT = 1 << 16
-"""Micro-batches of a rank, and pieces of a micro-batch, that a tag can tell apart."""
-
-Place = tuple[int, Rank, int]
-"""(value, rank, micro-batch): where a value, or its gradient, gathers."""
+TAG_LIMIT = 1 << 24
+"""Values of a program, and micro-batches of a rank, that a tag can tell apart."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """What one rank executes; `micro_batches` in step coordinates, `first_sample` the start of its tile."""
+    """What one rank executes; `micro_batches` in step coordinates."""
 
     rank: Rank
     instructions: tuple[Instruction, ...]
     micro_batches: tuple[Span, ...]
-    first_sample: int
 
 
 def step_program(plan: Plan, rank: Rank) -> StepProgram:
@@ -74,14 +72,13 @@ def eval_program(plan: Plan, rank: Rank) -> StepProgram:
     return lowering.program(lowering.actions(forwards, train=False))
 
 
-def tag(kind: int, value: int, micro_batch: int, piece: int) -> int:
-    """The tag of a piece; PlanError if a number does not fit its field."""
-    if micro_batch >= TAG_LIMIT or piece >= TAG_LIMIT or value >= 1 << 24:
+def tag(kind: int, value: int, micro_batch: int) -> int:
+    """The tag of a value, or of its gradient, for a micro-batch of the receiver; PlanError if it does not fit."""
+    if micro_batch >= TAG_LIMIT or value >= TAG_LIMIT:
         raise PlanError(
-            f"step: value {value}, micro-batch {micro_batch}, piece {piece} do not fit a tag; "
-            f"a rank has at most {TAG_LIMIT} micro-batches of as many pieces"
+            f"step: value {value}, micro-batch {micro_batch} do not fit a tag, which tells {TAG_LIMIT} apart"
         )
-    return kind << 56 | value << 32 | micro_batch << 16 | piece
+    return kind << 56 | value << 32 | micro_batch
 
 
 class _Lowering:
@@ -91,13 +88,12 @@ class _Lowering:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values
-        self._tags = _piece_tags(plan, rank)
         self._first_consumers = {
             index: min(u for u in value.consumers if u in self._tile.units)
             for index, value in enumerate(self._values)
             if any(u in self._tile.units for u in value.consumers)
         }
-        own: Iterable[Hop] = [h for h in plan.hops if rank in (h.source, h.target)]
+        own = [hop for hop in lane_hops(plan.workload, plan.lane(rank)) if rank in (hop.source, hop.target)]
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
         for hop in own:
@@ -109,7 +105,7 @@ class _Lowering:
     def program(self, instructions: Sequence[Instruction]) -> StepProgram:
         """The finished list with the tile's micro-batches."""
         tile = self._tile
-        return StepProgram(tile.rank, tuple(instructions), tile.micro_batches, tile.samples.lo)
+        return StepProgram(tile.rank, tuple(instructions), tile.micro_batches)
 
     def actions(self, order: Sequence[Action], train: bool) -> list[Instruction]:
         """All actions in order, each receive posted `LOOK_AHEAD` actions before its use."""
@@ -189,29 +185,6 @@ class _Lowering:
         return self._first_consumers[value]
 
     def _transfer(self, opcode: str, hop: Hop, kind: int, mb: int, peer: Rank) -> Instruction:
-        if self._values[hop.value].sample_axis is None:
-            piece = Span(0, 1)
-        else:
-            piece = hop.samples.relative_to(self._tile.micro_batches[mb])
-        grad = int(kind == GRADIENT)
-        return (opcode, hop.value, mb, peer, self._tags[kind, hop], piece.lo, piece.hi, grad)
-
-
-def _piece_tags(plan: Plan, rank: Rank) -> dict[tuple[int, Hop], int]:
-    """Tags of all pieces into this rank and its peers, numbered within the receiving micro-batch in order of hops.
-
-    Both sides of a piece number the same list, so they agree without talking.
-    """
-    near = {r for h in plan.hops if rank in (h.source, h.target) for r in (h.source, h.target)}
-    counts: dict[tuple[int, Place], int] = defaultdict(int)
-    tags: dict[tuple[int, Hop], int] = {}
-    for hop in plan.hops:
-        if hop.source not in near and hop.target not in near:
-            continue
-        forward = (hop.value, hop.target, hop.target_micro_batch)
-        backward = (hop.value, hop.source, hop.source_micro_batch)
-        for kind, place in ((ACTIVATION, forward), (GRADIENT, backward)):
-            if place[1] in near:
-                tags[kind, hop] = tag(kind, hop.value, place[2], counts[kind, place])
-                counts[kind, place] += 1
-    return tags
+        length = 1 if self._values[hop.value].sample_axis is None else len(hop.samples)
+        receiver = hop.target_micro_batch if kind == ACTIVATION else hop.source_micro_batch
+        return (opcode, hop.value, mb, peer, tag(kind, hop.value, receiver), 0, length, int(kind == GRADIENT))

@@ -1,30 +1,45 @@
 """Tilings of the work plane: which rank computes which units for which samples.
 
-The plane is units x samples of one step. *Columns*: each pipeline has its own cuts and its own share of samples.
-*Rows*: all samples are cut at the same units, stages have their own width, so sample cuts of neighbouring stages
-need not line up.
+The plane is units x samples of one step. It is cut into *lanes*: a lane is a run of stages, of one or more ranks each,
+with its own cuts of the units and its own samples. Its samples are cut into micro-batches once, for all its stages, and
+the ranks of a stage are dealt whole ones. Pipelines side by side are lanes of width 1; stages of their own widths, for
+all samples, are one lane.
 
-    columns(granule 1, [Column(ranks (0, 1), bounds (0, 2, 4), samples [0, 8))], micro 4)
-        ->  rank 0: units [0, 2) x samples [0, 8), rank 1: units [2, 4) x samples [0, 8)
+    Lane(stages (Stage([0, 2), ranks (0, 1), deal (2, 2)), Stage([2, 4), ranks (2,), deal (4,))),
+         micro_batches [0, 4) [4, 8) [8, 12) [12, 16))
+        ->  rank 0: units [0, 2) x samples [0, 8), rank 1: units [0, 2) x samples [8, 16),
+            rank 2: units [2, 4) x samples [0, 16)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Rank
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The sub-rectangle of the work plane that one rank computes; samples count within the step."""
+    """The part of the work plane that one rank computes: a run of units for a list of spans of samples, which count
+    within the step. `micro_batches` ascend and need not adjoin."""
 
     rank: Rank
     units: Span
-    samples: Span
     micro_batches: tuple[Span, ...]
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The samples, in as few spans as can be."""
+        return joined(self.micro_batches)
+
+    @cached_property
+    def sample_count(self) -> int:
+        """How many samples that are."""
+        return sum(len(m) for m in self.micro_batches)
 
 
 Tiling = tuple[Tile, ...]
@@ -32,21 +47,58 @@ Tiling = tuple[Tile, ...]
 
 
 @dataclass(frozen=True)
-class Column:
-    """One pipeline: `ranks` from first to last stage, `bounds` its unit borders (one more than ranks)."""
+class Stage:
+    """Units of a lane, and its ranks. `deal`: how many of the lane's micro-batches each of them runs, one after the
+    other: the first rank the first ones, and so on."""
 
+    units: Span
     ranks: tuple[Rank, ...]
-    bounds: tuple[int, ...]
-    samples: Span
+    deal: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ranks) != len(self.deal):
+            raise PlanError(f"stage of units {self.units}: {len(self.deal)} shares for {len(self.ranks)} ranks")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One stage of every pipeline: `units` for all samples, `shares` samples for each of `ranks`."""
+class Lane:
+    """A run of stages with its own samples; `micro_batches` ascend and are the same for all stages."""
 
-    ranks: tuple[Rank, ...]
-    units: Span
-    shares: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    micro_batches: tuple[Span, ...]
+
+    @cached_property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Stage by stage, in the order in which micro-batches are dealt: places of the lane."""
+        return tuple(rank for stage in self.stages for rank in stage.ranks)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Of its stages' units, one more than stages."""
+        return (self.stages[0].units.lo, *(stage.units.hi for stage in self.stages))
+
+    @property
+    def tiles(self) -> Iterable[Tile]:
+        """Those of its ranks, stage by stage."""
+        for stage in self.stages:
+            for rank, dealt in zip(stage.ranks, consecutive(stage.deal), strict=True):
+                yield Tile(rank, stage.units, self.micro_batches[dealt.lo : dealt.hi])
+
+
+def tiles_of(lanes: Iterable[Lane]) -> Tiling:
+    """The tiles of all ranks, in their order."""
+    return tuple(sorted((tile for lane in lanes for tile in lane.tiles), key=lambda tile: tile.rank))
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Ascending spans, those that adjoin as one."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].hi == span.lo:
+            found[-1] = Span(found[-1].lo, span.hi)
+        else:
+            found.append(span)
+    return tuple(found)
 
 
 def even_split(total: int, parts: int) -> tuple[int, ...]:
@@ -64,28 +116,9 @@ def consecutive(sizes: Sequence[int], first: int = 0) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def split_micro_batches(samples: Span, most: int, granule: int) -> tuple[Span, ...]:
-    """Micro-batches of `samples`: as few and as equal as `most` samples at once allow, whole granules each."""
+def split_micro_batches(samples: Span, most: int, granule: int, least: int = 1) -> tuple[Span, ...]:
+    """Micro-batches of `samples`: as few and as equal as `most` samples at once allow, whole granules each; at least
+    `least` of them, which there must be granules for."""
     granules = len(samples) // granule
-    count = -(-granules // max(1, most // granule))
+    count = max(least, -(-granules // max(1, most // granule)))
     return consecutive([size * granule for size in even_split(granules, count)], samples.lo)
-
-
-def columns(pipelines: Sequence[Column], micro_batch: int, granule: int) -> Tiling:
-    """The tiling of pipelines side by side, each with at most `micro_batch` samples at once."""
-    tiles = []
-    for pipeline in pipelines:
-        pieces = split_micro_batches(pipeline.samples, micro_batch, granule)
-        for stage, rank in enumerate(pipeline.ranks):
-            units = Span(pipeline.bounds[stage], pipeline.bounds[stage + 1])
-            tiles.append(Tile(rank, units, pipeline.samples, pieces))
-    return tuple(sorted(tiles, key=lambda tile: tile.rank))
-
-
-def rows(stages: Sequence[Row], micro_batch: int, granule: int) -> Tiling:
-    """The tiling of stages of their own widths, each rank with at most `micro_batch` samples at once."""
-    tiles = []
-    for stage in stages:
-        for rank, samples in zip(stage.ranks, consecutive(stage.shares), strict=True):
-            tiles.append(Tile(rank, stage.units, samples, split_micro_batches(samples, micro_batch, granule)))
-    return tuple(sorted(tiles, key=lambda tile: tile.rank))

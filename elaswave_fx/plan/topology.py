@@ -22,6 +22,9 @@ Epoch = NewType("Epoch", int)
 LINK_BYTES_PER_S = 3e9
 """Assumed until measured: send and receive over loopback."""
 
+LIFE_S = 3600.0
+"""Expected of a topology unless it is told: an hour between changes, seconds."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -35,12 +38,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Topology:
-    """The alive ranks in rank order, and the epoch in which they were agreed upon."""
+    """The alive ranks in rank order, and the epoch in which they were agreed upon. `life_s`: how long it is expected to
+    last, seconds."""
 
     members: tuple[Member, ...]
     ranks_per_host: int = 2
     epoch: Epoch = Epoch(0)
     link_bytes_per_s: float = LINK_BYTES_PER_S
+    life_s: float = LIFE_S
 
     def __post_init__(self) -> None:
         ranks = [m.rank for m in self.members]

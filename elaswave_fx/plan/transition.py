@@ -180,7 +180,8 @@ def _links(plan: Plan) -> set[Link]:
 def _place(tile: Tile | None) -> str:
     if tile is None:
         return "nothing"
-    return f"{_span('unit', tile.units.lo, tile.units.hi)} x {_span('sample', tile.samples.lo, tile.samples.hi)}"
+    samples = ", ".join(str(s.lo) if len(s) == 1 else f"{s.lo}-{s.hi - 1}" for s in tile.spans)
+    return f"{_span('unit', tile.units.lo, tile.units.hi)} x sample{'s' if tile.sample_count > 1 else ''} {samples}"
 
 
 def _span(what: str, lo: int, hi: int) -> str:

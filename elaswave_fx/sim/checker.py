@@ -68,7 +68,7 @@ def seed_digest(box: BoxId) -> int:
 
 def updated_digest(copy: Copy, record: Record) -> int:
     """The update: a function of the state and the summed gradient alone."""
-    parts = tuple((p.rank, p.samples.lo, p.samples.hi) for p in record.parts)
+    parts = tuple((p.rank, *((s.lo, s.hi) for s in p.samples)) for p in record.parts)
     return hash((copy.digest, record.stamp, parts)) & WORD
 
 
@@ -80,7 +80,7 @@ class Checker:
     register: Register
     truth: dict[tuple[BoxId, Stamp], int] = field(default_factory=dict)
     parts: dict[tuple[BoxId, Stamp], tuple[Part, ...]] = field(default_factory=dict)
-    computed: dict[tuple[Epoch, Version, Rank], Span] = field(default_factory=dict)
+    computed: dict[tuple[Epoch, Version, Rank], tuple[Span, ...]] = field(default_factory=dict)
     tainted: set[tuple[Epoch, Version, Rank]] = field(default_factory=set)
     newest: dict[Epoch, int] = field(default_factory=dict)
     voted: set[tuple[Stamp, Rank]] = field(default_factory=set)
@@ -118,7 +118,7 @@ class Checker:
         """A rank begins to compute with the parameters `used`; of each, whether it was made from an own copy."""
         assert memory.tile is not None
         epoch, rank, version = memory.epoch, memory.rank, Version(memory.committed.version + 1)
-        self.computed[epoch, version, rank] = memory.tile.samples
+        self.computed[epoch, version, rank] = memory.tile.spans
         self.newest[epoch] = max(version, self.newest.get(epoch, 0))
         for box_id, box in self.boxes[epoch].items():
             if rank not in box.readers:
@@ -173,7 +173,7 @@ class Checker:
             right = all(self.computed.get((stamp.epoch, stamp.version, p.rank)) == p.samples for p in record.parts)
             ranks = tuple(p.rank for p in record.parts)
             readers = self.boxes[stamp.epoch][box].readers
-            if not right or ranks != readers or not covers(p.samples for p in record.parts):
+            if not right or ranks != readers or not covers(span for p in record.parts for span in p.samples):
                 raise Violation(f"the record of box {box} at {stamp} is not every sample of the step once")
         elif known != record.parts:
             raise Violation(f"two records of box {box} at {stamp}")
@@ -244,7 +244,7 @@ class Checker:
         spans: dict[int, list[Span]] = {}
         for vote in line.votes:
             computed = self.computed.get((stamp.epoch, stamp.version, vote.rank))
-            if [span.samples for span in vote.consumed] != [computed] or vote.stamp != stamp:
+            if tuple(span.samples for span in vote.consumed) != computed or vote.stamp != stamp:
                 raise Violation(f"the ledger says that rank {vote.rank} consumed {vote.consumed} for {stamp}")
             for span in vote.consumed:
                 for unit in span.units:

@@ -188,7 +188,9 @@ class Engine:
 
     def cast_vote(self) -> None:
         assert self.tile is not None
-        self.votes[self.rank] = Vote(self.flight, self.rank, (WorkSpan(self.tile.units, self.tile.samples),))
+        self.votes[self.rank] = Vote(
+            self.flight, self.rank, tuple(WorkSpan(self.tile.units, s) for s in self.tile.spans)
+        )
         actions = self.machine.cast_vote()
         if not any(action[0] == "leave_step" for action in actions):
             self._checker.votes(self, self.votes[self.rank])
@@ -380,9 +382,9 @@ class Engine:
             del self._expected[key]
 
     @property
-    def _samples(self) -> Span:
+    def _samples(self) -> tuple[Span, ...]:
         assert self.tile is not None
-        return self.tile.samples
+        return self.tile.spans
 
 
 _EXPECTED: dict[str, type] = {

@@ -19,7 +19,7 @@ class PartOf:
     epoch: Epoch
     box: BoxId
     count: int
-    samples: Span
+    samples: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import cache
 
 from elaswave_fx.control.coordinator.plan_cache import Held, Planned, Planner
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.planner import plan_rows
+from elaswave_fx.plan.planner import plan_lanes
 from elaswave_fx.plan.topology import Rank, local_topology
 
 BATCH = 12
@@ -44,7 +44,7 @@ def workload(units: int) -> Workload:
 def first_plan(world: int, units: int) -> Planned:
     """The job at its start: as many stages as units, the ranks shared out among them."""
     widths = [world // units + (stage < world % units) for stage in range(units)]
-    plan = plan_rows(workload(units), local_topology(world, RANKS_PER_HOST), widths, copies=COPIES)
+    plan = plan_lanes(workload(units), local_topology(world, RANKS_PER_HOST), [widths], copies=COPIES)
     return Planner(COPIES).read(plan.to_json())
 
 

@@ -10,12 +10,14 @@ the rank that runs the first unit that reads it, so the sum over ranks does not 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Prefetcher, Source, cast_inputs, load_batch, step_loader
+from elaswave_fx.data import Prefetcher, Source, cast_inputs, load_ranges
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
@@ -45,9 +47,8 @@ class InputFeed:
         tile = plan.tile(rank)  # type: ignore[arg-type]
         self._names = input_names(artifact, plan, rank)
         self._vouched = vouched_inputs(artifact, plan, rank)
-        self._config, self._samples, self._source = config, tile.samples, source
+        self._config, self._spans, self._source = config, tile.spans, source
         self._held_out = source.dataset.for_evaluation()
-        self._of_step = step_loader(source.dataset, source.train, config.global_batch, tile.samples.lo, tile.samples.hi)
         self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
 
     def await_batch(self, step: int, timeout_s: float) -> bool:
@@ -62,30 +63,34 @@ class InputFeed:
         """What the held-out batch `number` gives this rank."""
         if self._ahead is None:
             return {}
-        first = number * self._config.global_batch + self._samples.lo
-        return self._select(load_batch(self._held_out, self._source.held_out, first, len(self._samples)))
+        return self._select(load_ranges(self._held_out, self._source.held_out, self._positions(number)))
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
 
     def _load(self, step: int) -> StepInputs:
-        first = step * self._config.global_batch + self._samples.lo
-        batch = self._of_step(step)
-        return StepInputs(self._select(batch), content_of({name: batch[name] for name in self._vouched}, first))
+        positions = self._positions(step)
+        batch = load_ranges(self._source.dataset, self._source.train, positions)
+        return StepInputs(self._select(batch), content_of({name: batch[name] for name in self._vouched}, positions))
+
+    def _positions(self, step: int) -> list[range]:
+        """Of the tile's samples, in the run."""
+        first = step * self._config.global_batch
+        return [range(first + span.lo, first + span.hi) for span in self._spans]
 
     def _select(self, batch: Batch) -> dict[str, torch.Tensor]:
         return cast_inputs({name: batch[name] for name in self._names}, self._config.precision)
 
 
-def content_of(batch: Batch, first: int) -> Content:
-    """The content of samples at global positions `first`, `first` + 1, …; inputs [samples, …]."""
+def content_of(batch: Batch, positions: Sequence[range]) -> Content:
+    """The content of samples at these global positions, one range after the other; inputs [samples, …]."""
     total = 0
     for name, tensor in batch.items():
         if not tensor.numel():
             continue
         rows = tensor.contiguous().view(torch.uint8).reshape(len(tensor), -1).numpy()
-        for position, row in enumerate(rows, first):
+        for position, row in zip(chain.from_iterable(positions), rows, strict=True):
             digest = hashlib.blake2b(row.data, digest_size=16, person=position.to_bytes(8, "little"))
             digest.update(name.encode())
             total += int.from_bytes(digest.digest(), "little")

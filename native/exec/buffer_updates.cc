@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "memory.h"
@@ -53,20 +54,22 @@ void BufferUpdates::exchange() {
     update.packed.clear();
     const auto is_mine = [&](const OwnedSpan& span) { return span.rank == transfers_.rank(); };
     if (std::none_of(update.spec.group.begin(), update.spec.group.end(), is_mine)) continue;
-    at::Tensor mine;
+    std::set<RankId> others;
+    for (const OwnedSpan& span : update.spec.group) {
+      if (!is_mine(span)) others.insert(span.rank);
+    }
+    // Spans ascend here and there, so that those of one rank arrive in the order in which they are awaited.
     for (const OwnedSpan& span : update.spec.group) {
       if (span.lo == span.hi) continue;  // it keeps the buffers, but makes no values
       if (is_mine(span)) {
-        mine = pack(update, span);
-        update.packed.push_back(mine);
+        update.packed.push_back(pack(update, span));
+        for (const RankId other : others) {
+          update.transfers.push_back(transfers_.send(update.packed.back(), other, tag));
+        }
       } else {
         update.packed.push_back(host_empty({(span.hi - span.lo) / granule_, update.bytes}, at::kByte));
         update.transfers.push_back(transfers_.receive(update.packed.back(), span.rank, tag));
       }
-    }
-    if (!mine.defined()) continue;
-    for (const OwnedSpan& span : update.spec.group) {
-      if (!is_mine(span)) update.transfers.push_back(transfers_.send(mine, span.rank, tag));
     }
   }
 }

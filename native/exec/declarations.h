@@ -48,7 +48,7 @@ using GradientBinding = std::variant<Nothing, Parameter, BorderValue>;
 struct KeyStream {
   std::int64_t seed = 0;
   std::int64_t per_step = 0;
-  std::int64_t first = 0;
+  std::vector<std::int64_t> starts;  // of each micro-batch, within a step of the stream
 };
 
 // An activation that crosses a unit border.
@@ -100,7 +100,8 @@ struct BufferUpdateSpec {
   ProgramId program;
   std::vector<TableId> buffers;  // are replaced
   std::vector<GranuleValue> values;
-  std::vector<OwnedSpan> group;  // samples of each rank that runs the unit, together the step's; empty for the others
+  // Spans of samples of each rank that runs the unit, together the step's; an empty one for the others.
+  std::vector<OwnedSpan> group;
 };
 
 // How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD.
@@ -160,7 +161,7 @@ struct StepList {
 struct Schedule {
   StepList train, evaluate;
   std::vector<SampleSpan> micro_batches;  // in step coordinates
-  std::int64_t first_sample = 0;          // of the rank's tile
+  std::vector<std::int64_t> rows;         // of the rank's inputs: the first of each micro-batch, and the end
 };
 
 }  // namespace elaswave::exec

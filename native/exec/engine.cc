@@ -125,10 +125,7 @@ std::size_t Engine::state_tensors(const BoxSpec& box) const {
 }
 
 void Engine::check_inputs(const Tensors& inputs) const {
-  std::int64_t samples = 0;
-  for (const SampleSpan& span : spec_.schedule.micro_batches) {
-    samples = std::max(samples, span.hi - spec_.schedule.first_sample);
-  }
+  const std::int64_t samples = spec_.schedule.rows.back();
   for (const auto& [name, tensor] : inputs) {
     if (tensor.dim() == 0 || tensor.size(0) < samples) {
       throw ExecError("input " + name + ": holds " + std::to_string(tensor.dim() ? tensor.size(0) : 0) +

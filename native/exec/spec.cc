@@ -65,7 +65,7 @@ class SpecReader {
 
  private:
   static KeyStream read_keys(const Reader& data) {
-    return {data.field("seed").integer(), data.field("per_step").integer(), data.field("first").integer()};
+    return {data.field("seed").integer(), data.field("per_step").integer(), data.field("starts").list(kIntegers)};
   }
 
   void read_sizes() {
@@ -370,7 +370,12 @@ class SpecReader {
     schedule.micro_batches = data.field("micro_batches").list([](const Reader& span) {
       return SampleSpan{span.field("lo").integer(), span.field("hi").integer()};
     });
-    schedule.first_sample = data.field("first_sample").integer();
+    schedule.rows = {0};
+    for (const SampleSpan& span : schedule.micro_batches) schedule.rows.push_back(schedule.rows.back() + span.size());
+    if (spec_.keys.starts.size() != schedule.micro_batches.size()) {
+      throw ExecError("keys: " + std::to_string(spec_.keys.starts.size()) + " starts are given for " +
+                      std::to_string(schedule.micro_batches.size()) + " micro-batches");
+    }
     const Declared declared{spec_.values, spec_.units, spec_.buckets.size()};
     schedule.train =
         check_steps(data.field("train").list(read_step), schedule.micro_batches, declared, StepMode::kTrain);

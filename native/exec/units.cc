@@ -22,8 +22,7 @@ at::Tensor Engine::batch_input(const std::string& name, std::int64_t index) cons
   const auto found = inputs_->find(name);
   if (found == inputs_->end())
     throw ExecError("input " + name + ": a unit of this rank reads it, but it was not given");
-  const SampleSpan& span = micro_batch(index);
-  return found->second.narrow(0, span.lo - spec_.schedule.first_sample, span.size());
+  return found->second.narrow(0, spec_.schedule.rows[static_cast<std::size_t>(index)], micro_batch(index).size());
 }
 
 c10::IValue Engine::input_of(const ResolvedInput& input, const Step& step) {
@@ -39,7 +38,8 @@ at::Tensor Engine::keys(const ResolvedInput& input, const Step& step) {
   const SampleSpan& span = micro_batch(step.micro_batch);
   const bool of_step = std::holds_alternative<StepKeys>(input);
   const KeyStream& stream = spec_.keys;
-  const std::int64_t first = step_index_ * stream.per_step + span.lo - stream.first;
+  const std::int64_t first =
+      step_index_ * stream.per_step + stream.starts[static_cast<std::size_t>(step.micro_batch)];
   const at::Tensor drawn = of_step ? kernels::sample_keys(stream.seed, step_index_, 1, step.index | kStepKeyBit)
                                    : kernels::sample_keys(stream.seed, first, span.size(), step.index);
   for (const std::int64_t key : span_of<const std::int64_t>(drawn)) {

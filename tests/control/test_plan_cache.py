@@ -10,7 +10,7 @@ from elaswave_fx.plan.plan import plan_hash
 from elaswave_fx.plan.topology import Rank, local_topology
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
-from tests.plan.samples import chain, even_columns
+from tests.plan.samples import chain, even_lanes
 
 
 class Counted(ToyPlanning):
@@ -53,7 +53,7 @@ def test_a_foreseen_loss_needs_no_planner() -> None:
 
 def test_the_real_planner_reads_what_it_wrote() -> None:
     workload = chain(8)
-    plan = make_plan(local_topology(4), workload, even_columns(workload, 2, 2, 2), "test")
+    plan = make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 2), "test")
     planner = Planner(copies=1)
     before = planner.read(plan.to_json())
     held = {box_id: tuple(r for r in box.replica_ranks if r != 2) for box_id, box in numbered(before.assignment.boxes)}

@@ -72,7 +72,7 @@ TICK = HeartbeatDue(Progress("forward 3", PEER))
 
 def assignment(members: tuple[Rank, ...] = (ME, PEER)) -> Assignment:
     """Two ranks, each owning one box and holding the other's."""
-    tiles = (Tile(ME, Span(0, 1), HALF, (HALF,)), Tile(PEER, Span(0, 1), REST, (REST,)))
+    tiles = (Tile(ME, Span(0, 1), (HALF,)), Tile(PEER, Span(0, 1), (REST,)))
     boxes = (Box(0, Span(0, 1), ME, (PEER,)), Box(0, Span(1, 2), PEER, (ME,)))
     return Assignment(members, tiles, boxes, 1)
 

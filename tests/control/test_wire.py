@@ -54,7 +54,7 @@ from tests.waiting import await_true
 STAMP = Stamp(Version(7), Epoch(2))
 VOTE = Vote(STAMP, Rank(1), (WorkSpan(Span(0, 2), Span(3, 6)),), b"\x00\xff")
 CERTIFICATE = Certificate(STAMP, (VOTE,))
-RECORD = Record(STAMP, (Part(Rank(0), Span(0, 3)),), 2**63 + 1)
+RECORD = Record(STAMP, (Part(Rank(0), (Span(0, 3),)),), 2**63 + 1)
 REPORT = Report(
     Rank(1), Epoch(2), STAMP, {BoxId(3): Copy(STAMP, 2**64 - 1)}, {BoxId(3): (RECORD,)}, (VOTE,), (CERTIFICATE,),
     frozenset({Rank(2)}),

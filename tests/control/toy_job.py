@@ -228,9 +228,9 @@ class ToyRank:
         tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
         flags = STOP_WANTED if self.wants_stop() else 0
         payload = Payload(
-            count=ExactTotal.of(len(tile.samples)), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags
+            count=ExactTotal.of(tile.sample_count), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags
         )
-        vote = Vote(stamp, self.rank, (WorkSpan(tile.units, tile.samples),), payload.pack())
+        vote = Vote(stamp, self.rank, tuple(WorkSpan(tile.units, span) for span in tile.spans), payload.pack())
         self.votes[stamp, self.rank] = vote
         for peer in members:
             self._send(peer, vote)

@@ -26,14 +26,14 @@ def host_of(rank: Rank) -> int:
 
 
 def tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
-    """Rows: every second member on the second stage, samples split evenly within a stage."""
+    """One lane: every second member on the second stage, samples split evenly within a stage."""
     stages = min(units, len(members))
     tiles = []
     for stage in range(stages):
         ranks = members[stage::stages]
         span = Span(stage, stage + 1) if stages == units else Span(0, units)
         for rank, samples in zip(ranks, consecutive(even_split(BATCH, len(ranks))), strict=True):
-            tiles.append(Tile(rank, span, samples, (samples,)))
+            tiles.append(Tile(rank, span, (samples,)))
     return tuple(sorted(tiles, key=lambda tile: tile.rank))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.data import Batch, Prefetcher, cast_inputs, load_batch, open_source, step_loader
+from elaswave_fx.data import Batch, Prefetcher, cast_inputs, load_batch, load_ranges, open_source
 from elaswave_fx.errors import DataError
 
 
@@ -83,11 +83,11 @@ def test_closing_ends_a_thread_that_waits_for_room() -> None:
     assert not ahead._thread.is_alive()
 
 
-def test_step_loader_takes_the_ranks_samples() -> None:
+def test_ranges_are_loaded_one_after_the_other() -> None:
     source = open_source(load_config(["data=synthetic", "data.samples=50", "seq_len=8", "global_batch=10"]))
-    load = step_loader(source.dataset, source.train, global_batch=10, lo=4, hi=7)
     whole = load_batch(source.dataset, source.train, 20, 10)
-    assert torch.equal(load(2)["labels"], whole["labels"][4:7])
+    parts = load_ranges(source.dataset, source.train, [range(24, 27), range(29, 30)])
+    assert torch.equal(parts["labels"], whole["labels"][[4, 5, 6, 9]])
 
 
 def test_only_floating_point_inputs_are_cast() -> None:

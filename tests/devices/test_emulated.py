@@ -16,7 +16,7 @@ from elaswave_fx.devices.emulated import Faithfulness, kernels
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch, Rank, local_topology
-from tests.plan.samples import chain, even_columns
+from tests.plan.samples import chain, even_lanes
 from tests.runs import small_config
 
 
@@ -25,7 +25,7 @@ def plan_2x2(epoch: int = 0) -> Plan:
     workload = chain(costs=[1e-3, 2e-3, 3e-3, 4e-3])
     topology = local_topology(4, epoch=Epoch(epoch))
     members = tuple(dataclasses.replace(member, speed=0.5 if member.rank == 1 else 1.0) for member in topology.members)
-    return make_plan(dataclasses.replace(topology, members=members), workload, even_columns(workload, 2, 2, 4), "")
+    return make_plan(dataclasses.replace(topology, members=members), workload, even_lanes(workload, 2, 2, 4), "")
 
 
 class OtherRanks:

@@ -22,10 +22,11 @@ from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Column, columns
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.tiling import split_micro_batches
+from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from tests.e2e.test_training import run_with_plan
+from tests.plan.samples import lane
 from tests.reference import ReferenceRun, relative_difference
 from tests.runs import Run, reference, run_job
 
@@ -142,8 +143,9 @@ def cut_in_the_decoder(stages: int) -> object:
         borders = (inside[len(inside) // 2],) if stages == 2 else (value.producer, inside[0], inside[-1])
         ends = (0, *borders, len(artifact.units))
         workload = make_workload(artifact, config.global_batch, 2)
-        pipeline = [Column(tuple(map(Rank, range(stages))), ends, Span(0, config.global_batch))]
-        return make_plan(local_topology(stages), workload, columns(pipeline, 2, 1), f"cut at {borders}")
+        pieces = split_micro_batches(Span(0, config.global_batch), 2, 1)
+        pipeline = lane([((stage,), ends[stage : stage + 2]) for stage in range(stages)], pieces)
+        return make_plan(local_topology(stages), workload, [pipeline], f"cut at {borders}")
 
     return planner
 

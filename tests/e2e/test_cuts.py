@@ -9,10 +9,11 @@ from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Column, columns
+from elaswave_fx.plan.tiling import split_micro_batches
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from tests.e2e.test_training import run_with_plan
+from tests.plan.samples import lane
 from tests.runs import small_config
 
 
@@ -21,8 +22,11 @@ def cut_at(unit: int) -> object:
         workload = make_workload(artifact, config.global_batch, 2)
         half, whole = config.global_batch // 2, config.global_batch
         ends = (0, unit, len(artifact.units))
-        pipelines = [Column((0, 1), ends, Span(0, half)), Column((2, 3), ends, Span(half, whole))]
-        return make_plan(local_topology(4), workload, columns(pipelines, 2, 1), f"cut at {unit}")
+        lanes = [
+            lane([((first,), ends[:2]), ((first + 1,), ends[1:])], split_micro_batches(samples, 2, 1))
+            for first, samples in ((0, Span(0, half)), (2, Span(half, whole)))
+        ]
+        return make_plan(local_topology(4), workload, lanes, f"cut at {unit}")
 
     return planner
 

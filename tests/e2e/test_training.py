@@ -1,4 +1,4 @@
-"""What else a run promises: the same bits twice, evaluation, bf16, weights from a folder, tiles that do not line up."""
+"""What else a run promises: the same bits twice, evaluation, bf16, weights from a folder, lanes of all kinds."""
 
 import json
 from collections.abc import Mapping
@@ -15,11 +15,15 @@ from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch
 from elaswave_fx.passes.assign_stages import make_workload
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_columns, plan_rows
+from elaswave_fx.plan.planner import Widths, plan_lanes
+from elaswave_fx.plan.tiling import split_micro_batches
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.loop import run_worker
+from tests.plan.samples import lane
 from tests.reference import relative_difference
 from tests.runs import Run, reference, run_job, small_config
 
@@ -156,34 +160,39 @@ def run_with_plan(config: Config, folder: Path, planner: object) -> Run:
     return Run(launch(spec), folder)
 
 
-def rows(widths: tuple[int, ...]) -> object:
+def lanes_of(widths: Widths) -> object:
     def planner(config: Config, artifact: Artifact) -> Plan:
         workload = make_workload(artifact, config.global_batch, 2)
-        return plan_rows(workload, local_topology(sum(widths)), widths)
+        return plan_lanes(workload, local_topology(sum(map(sum, widths))), widths)
 
     return planner
 
 
-def columns(depths: tuple[int, ...]) -> object:
-    def planner(config: Config, artifact: Artifact) -> Plan:
-        workload = make_workload(artifact, config.global_batch, 2)
-        return plan_columns(workload, local_topology(sum(depths)), depths)
+def combs(config: Config, artifact: Artifact) -> Plan:
+    """Two lanes of two stages; each has every second micro-batch."""
+    size, units = artifact.granule if artifact.batch_coupled else 2, len(artifact.units)
+    pieces = split_micro_batches(Span(0, config.global_batch), size, artifact.granule)
+    lanes = [
+        lane([((first,), (0, units // 2)), ((first + 1,), (units // 2, units))], pieces[number::2])
+        for number, first in enumerate((0, 2))
+    ]
+    return make_plan(local_topology(4), make_workload(artifact, config.global_batch, 2), lanes, "combs")
 
-    return planner
 
-
-UNEVEN = {
-    "rows 1-2": (rows((1, 2)), 3),
-    "rows 3-2": (rows((3, 2)), 5),
-    "rows 2-3-1": (rows((2, 3, 1)), 6),
-    "columns 1-2": (columns((1, 2)), 3),
-    "columns 3-1": (columns((3, 1)), 4),
+UNEVEN: dict[str, tuple[object, int]] = {
+    "widths 1-2": (lanes_of([(1, 2)]), 3),
+    "widths 3-2": (lanes_of([(3, 2)]), 5),
+    "widths 2-3-1": (lanes_of([(2, 3, 1)]), 6),
+    "depths 1, 2": (lanes_of([(1,), (1, 1)]), 3),
+    "depths 3, 1": (lanes_of([(1, 1, 1), (1,)]), 4),
+    "a wide lane and a narrow one": (lanes_of([(2, 1), (1, 1)]), 5),
+    "samples that do not adjoin": (combs, 4),
 }
 
 
 @pytest.mark.parametrize("tiling", sorted(UNEVEN))
 @pytest.mark.parametrize("recipe", ["gpt_stdlib", "resnet_digits"])
-def test_tiles_that_do_not_line_up(tiling: str, recipe: str, tmp_path: Path) -> None:
+def test_lanes_of_all_kinds(tiling: str, recipe: str, tmp_path: Path) -> None:
     planner, ranks = UNEVEN[tiling]
     granule = "parallel.granule=4" if recipe == "resnet_digits" else "parallel.granule=1"
     config = small_config(recipe, f"parallel.dp={ranks}", "parallel.pp=1", granule)

@@ -37,6 +37,7 @@ from tests.native.tiny import (
     everybody,
     initial,
     joined,
+    keys,
     make_engine,
     make_spec,
     make_unit,
@@ -278,7 +279,7 @@ def test_keys_belong_to_samples_and_steps() -> None:
         steps = [*(("FORWARD", 4, mb) for mb in range(len(micro_batches))), ("VOTE",)]
         spec = replace(
             make_spec(Model(), ALONE, 0), values=(), buckets=(), boxes=(), units=(unit,),
-            schedule=schedule(tiling, 0, steps),
+            keys=keys(tiling, 0), schedule=schedule(tiling, 0, steps),
         )  # fmt: skip
         engine = _native.Engine(spec, None, {"forward": data}, {})
         result = engine.step(5, {"x": torch.zeros(BATCH)}, [], NO_CLIP)
@@ -336,6 +337,7 @@ def test_a_value_without_samples_collects_a_gradient_from_every_reader(started: 
             buckets=(EngineBucket("w", WIDTH, "float32", UPDATE, 0),),
             boxes=(Box(0, Span(0, WIDTH), Rank(0), readers=(Rank(0),)),),
             units=(units[rank],),
+            keys=keys(tiling, rank),
             schedule=schedule(tiling, rank, lists[rank]),
         )
         engine = _native.Engine(spec, endpoint, programs, {})

@@ -268,7 +268,12 @@ def eval_list(tiling: Tiling, rank: int) -> list[Step]:
 def schedule(tiling: Tiling, rank: int, steps: Sequence[Step], evaluate: Sequence[Step] = ()) -> EngineSchedule:
     """Lists of a rank's steps with its micro-batches."""
     tile = tiling[rank]
-    return EngineSchedule(tuple(steps), tuple(evaluate), tuple(Span(*m) for m in tile.micro_batches), first(tile))
+    return EngineSchedule(tuple(steps), tuple(evaluate), tuple(Span(*m) for m in tile.micro_batches))
+
+
+def keys(tiling: Tiling, rank: int) -> EngineKeys:
+    """Of the samples, wherever they are."""
+    return EngineKeys(SEED, BATCH, tuple(lo for lo, _ in tiling[rank].micro_batches))
 
 
 def unit_bindings() -> dict[int, dict[str, Any]]:
@@ -350,7 +355,7 @@ def make_spec(
     if update is not None:
         yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
     return EngineSpec(
-        rank=Rank(rank), keys=EngineKeys(SEED, BATCH, 0), global_batch=BATCH, granule=granule, exact=exact,
+        rank=Rank(rank), keys=keys(tiling, rank), global_batch=BATCH, granule=granule, exact=exact,
         record_dtype=record_dtype, copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
         buckets=tuple(

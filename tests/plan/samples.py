@@ -1,4 +1,4 @@
-"""Small workloads and tilings that the plan tests share."""
+"""Small workloads and lanes that the plan tests share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.tiling import Column, Row, Tiling, columns, consecutive, rows
+from elaswave_fx.plan.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
 from elaswave_fx.plan.topology import Rank
 
 
@@ -56,14 +56,25 @@ def two_towers(global_batch: int = 12) -> Workload:
     )
 
 
-def even_columns(workload: Workload, dp: int, pp: int, micro_batch: int) -> Tiling:
-    """Equal tiles; units and samples must divide."""
+def even_lanes(workload: Workload, dp: int, pp: int, micro_batch: int) -> tuple[Lane, ...]:
+    """Equal lanes of one rank a stage; units and samples must divide."""
     per_stage, share = len(workload.units) // pp, workload.global_batch // dp
-    bounds = tuple(range(0, len(workload.units) + 1, per_stage))
-    pipelines = [
-        Column(tuple(Rank(c * pp + s) for s in range(pp)), bounds, Span(c * share, (c + 1) * share)) for c in range(dp)
-    ]
-    return columns(pipelines, micro_batch, workload.granule)
+    return tuple(
+        lane([((c * pp + s,), (s * per_stage, (s + 1) * per_stage)) for s in range(pp)],
+             split_micro_batches(Span(c * share, (c + 1) * share), micro_batch, workload.granule))
+        for c in range(dp)
+    )  # fmt: skip
+
+
+def lane(stages: Sequence[tuple[Sequence[int], tuple[int, int]]], micro_batches: tuple[Span, ...]) -> Lane:
+    """Stages of (ranks, units); each rank of a stage is dealt as many micro-batches, the first ones one more."""
+    return Lane(
+        tuple(
+            Stage(Span(*units), tuple(map(Rank, ranks)), even_split(len(micro_batches), len(ranks)))
+            for ranks, units in stages
+        ),
+        micro_batches,
+    )
 
 
 @st.composite
@@ -75,8 +86,9 @@ def _parts(draw: st.DrawFn, total: int, count: int) -> tuple[int, ...]:
 
 
 @st.composite
-def uneven_tilings(draw: st.DrawFn) -> tuple[Workload, Tiling]:
-    """Random rows, columns, or both side by side, with a micro-batch size of its own for each rank."""
+def uneven_lanes(draw: st.DrawFn) -> tuple[Workload, tuple[Lane, ...]]:
+    """Random lanes side by side, each with cuts, widths and a micro-batch size of its own; samples of a lane need not
+    adjoin."""
     granule = draw(st.integers(1, 2))
     granules = draw(st.integers(2, 12))
     units = draw(st.integers(1, 6))
@@ -86,25 +98,29 @@ def uneven_tilings(draw: st.DrawFn) -> tuple[Workload, Tiling]:
         granule,
         draw(st.lists(st.sampled_from((1e-3, 3e-3, 7e-3)), min_size=units, max_size=units)),
     )
-    blocks = draw(_parts(granules, draw(st.integers(1, min(3, granules)))))
-    tiles, rank = [], 0
-    for block in consecutive([b * granule for b in blocks]):
-        stages = draw(_parts(units, draw(st.integers(1, units))))
-        for span in consecutive(stages):
-            width = draw(st.integers(1, min(3, len(block) // granule)))
-            shares = [g * granule for g in draw(_parts(len(block) // granule, width))]
-            for samples in consecutive(shares, block.lo):
-                size = draw(st.integers(1, 4)) * granule
-                column = Column((Rank(rank),), (span.lo, span.hi), samples)
-                tiles += columns([column], size, granule)
-                rank += 1
-    return workload, tuple(tiles)
+    pieces: list[list[Span]] = [[] for _ in range(draw(st.integers(1, min(3, granules))))]
+    for number, block in enumerate(consecutive(draw(_parts(granules, draw(st.integers(len(pieces), granules)))))):
+        mine = pieces[number if number < len(pieces) else draw(st.integers(0, len(pieces) - 1))]
+        samples = Span(block.lo * granule, block.hi * granule)
+        mine += split_micro_batches(samples, draw(st.integers(1, 4)) * granule, granule)
+    lanes, rank = [], 0
+    for micro_batches in pieces:
+        stages = []
+        for span in consecutive(draw(_parts(units, draw(st.integers(1, units))))):
+            width = draw(st.integers(1, min(3, len(micro_batches))))
+            deal = draw(_parts(len(micro_batches), width))
+            stages.append(Stage(span, tuple(Rank(rank + i) for i in range(width)), deal))
+            rank += width
+        lanes.append(Lane(tuple(stages), tuple(micro_batches)))
+    return workload, tuple(lanes)
 
 
-def uneven_rows(workload: Workload, micro_batch: int = 2) -> Tiling:
-    """Three ranks, then two, over 4 units and 16 samples."""
-    return rows(
-        [Row((Rank(0), Rank(1), Rank(2)), Span(0, 2), (6, 5, 5)), Row((Rank(3), Rank(4)), Span(2, 4), (8, 8))],
-        micro_batch,
-        workload.granule,
-    )
+def world(lanes: Sequence[Lane]) -> int:
+    """Their ranks."""
+    return sum(len(each.ranks) for each in lanes)
+
+
+def wide_lane(workload: Workload, micro_batch: int = 2) -> tuple[Lane, ...]:
+    """Three ranks, then two, over 4 units and all samples."""
+    pieces = split_micro_batches(Span(0, workload.global_batch), micro_batch, workload.granule)
+    return (lane([((0, 1, 2), (0, 2)), ((3, 4), (2, 4))], pieces),)

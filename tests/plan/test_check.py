@@ -15,24 +15,36 @@ from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.topology import Member, Rank, local_topology
-from tests.plan.samples import chain, even_columns, uneven_rows
+from tests.plan.samples import chain, even_lanes, lane, wide_lane
 
 
 def good(granule: int = 1, batch_coupled: bool = False) -> Plan:
-    """2 x 2 columns over 4 units and 16 samples, micro-batches of 2."""
+    """2 x 2 lanes over 4 units and 16 samples, micro-batches of 2."""
     workload = chain(4, 16, granule, batch_coupled=batch_coupled)
-    return make_plan(local_topology(4), workload, even_columns(workload, 2, 2, 2), "good")
+    return make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 2), "good")
 
 
 def with_tile(plan: Plan, rank: int, **changes: object) -> Plan:
     tiles = tuple(replace(t, **changes) if t.rank == rank else t for t in plan.tiles)  # type: ignore[arg-type]
-    return replace(plan, tiles=tiles)
+    return deriving(plan, tiles=tiles)
+
+
+def deriving(plan: Plan, **wrong: object) -> Plan:
+    """The plan, as if other tiles or hops followed from its lanes."""
+    found = replace(plan)
+    found.__dict__.update(wrong)
+    return found
+
+
+def with_lane(plan: Plan, number: int, **changes: object) -> Plan:
+    lanes = tuple(replace(e, **changes) if i == number else e for i, e in enumerate(plan.lanes))  # type: ignore[arg-type]
+    return replace(plan, lanes=lanes)
 
 
 def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
     hops = list(plan.hops)
     hops[index] = replace(hops[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, hops=tuple(hops))
+    return deriving(plan, hops=tuple(hops))
 
 
 def with_layout(plan: Plan, *parts: tuple[int, int, int]) -> Plan:
@@ -52,7 +64,7 @@ def with_schedule(plan: Plan, rank: int, text: str) -> Plan:
 
 
 def without_hop(plan: Plan, index: int) -> Plan:
-    return replace(plan, hops=plan.hops[:index] + plan.hops[index + 1 :])
+    return deriving(plan, hops=plan.hops[:index] + plan.hops[index + 1 :])
 
 
 def with_memory(plan: Plan, size: int) -> Plan:
@@ -70,7 +82,7 @@ SPANS_OF_3 = (Span(0, 3), Span(3, 6), Span(6, 8))
 
 PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "two tiles": (
-        lambda p: replace(p, tiles=(*p.tiles, p.tiles[0])),
+        lambda p: deriving(p, tiles=(*p.tiles, p.tiles[0])),
         "plan 0: rank 0 has 2 tiles; a rank has one",
     ),
     "dead rank": (
@@ -78,28 +90,36 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "plan 0: rank 3 has a tile but is not alive",
     ),
     "empty tile": (
-        lambda p: with_tile(p, 1, samples=Span(8, 8)),
-        "plan 0: rank 1 has units [2, 4) and samples [8, 8); a tile is not empty",
+        lambda p: with_tile(p, 1, micro_batches=()),
+        "plan 0: rank 1 has units [2, 4) and samples none; a tile is not empty",
     ),
     "outside": (
         lambda p: with_tile(p, 3, units=Span(2, 5)),
-        "plan 0: rank 3 has units [2, 5) and samples [8, 16); a tile lies in the plane",
+        "plan 0: rank 3 has units [2, 5) and samples [8, 10) [10, 12) [12, 14) [14, 16); a tile lies in the plane",
     ),
     "hole": (
-        lambda p: with_tile(p, 0, samples=Span(0, 6)),
+        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 4), Span(4, 6))),
         "plan 0: unit 0 x samples [6, 8) is covered by no tile; tiles cover the plane exactly once",
     ),
     "overlap": (
         lambda p: with_tile(p, 1, units=Span(1, 4)),
         "plan 0: unit 1 x samples [0, 8) is covered by 2 tiles",
     ),
-    "micro-batch gap": (
-        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(3, 8))),
-        "plan 0: micro-batch 1 of rank 0 is [3, 8) where 2 comes next",
+    "micro-batches out of order": (
+        lambda p: with_tile(p, 0, micro_batches=(Span(2, 4), Span(0, 2), Span(4, 6), Span(6, 8))),
+        "plan 0: micro-batch 1 of rank 0 is [0, 2), after one that ends at 4; micro-batches ascend",
     ),
-    "micro-batches too short": (
-        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 6))),
-        "plan 0: micro-batches of rank 0 end at 6, its tile at 8",
+    "stages apart": (
+        lambda p: with_lane(p, 1, stages=(p.lanes[1].stages[0], replace(p.lanes[1].stages[1], units=Span(3, 4)))),
+        "plan 0: lane 1 has a stage of units [3, 4) where 2 comes next; stages follow each other",
+    ),
+    "lane without its last unit": (
+        lambda p: with_lane(p, 0, stages=p.lanes[0].stages[:1]),
+        "plan 0: lane 0 ends at unit 2 of 4; a lane has all units",
+    ),
+    "micro-batch dealt to nobody": (
+        lambda p: with_lane(p, 0, stages=(replace(p.lanes[0].stages[0], deal=(3,)), p.lanes[0].stages[1])),
+        "plan 0: lane 0 deals (3,) of its 4 micro-batches to the ranks (0,) of units [0, 2); a stage deals every",
     ),
     "owner without a tile": (
         lambda p: with_layout(p, (7, 0, 50), (2, 50, 100)),
@@ -147,19 +167,15 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "missing hop": (
         lambda p: without_hop(p, 0),
-        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [0, 2) arriving 0 times",
+        "plan 0: value h1 into micro-batch 0 of rank 1 arrives 0 times; it arrives once",
     ),
     "repeated hop": (
-        lambda p: replace(p, hops=(p.hops[0], *p.hops)),
-        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [0, 2) arriving 2 times",
+        lambda p: deriving(p, hops=(p.hops[0], *p.hops)),
+        "plan 0: value h1 into micro-batch 0 of rank 1 arrives 2 times",
     ),
-    "short hop": (
+    "hop of other samples": (
         lambda p: with_hop(p, 0, samples=Span(0, 1)),
-        "plan 0: value h1 into micro-batch 0 of rank 1 has samples [1, 2) arriving 0 times",
-    ),
-    "hop outside": (
-        lambda p: with_hop(p, 0, samples=Span(1, 3)),
-        "plan 0: hop of value h1 from rank 0 to rank 1: samples [1, 3) do not lie in micro-batch 0 of rank 0, [0, 2)",
+        "plan 0: hop of value h1 from rank 0 to rank 1: samples [0, 1) are not those of micro-batch 0 of rank 0, [0,",
     ),
     "hop of no micro-batch": (
         lambda p: with_hop(p, 0, source_micro_batch=9),
@@ -210,7 +226,14 @@ def test_a_good_plan_passes() -> None:
     check_plan(good())
     check_plan(with_memory(good(), 5520))
     workload = chain(4, 16)
-    check_plan(make_plan(local_topology(5), workload, uneven_rows(workload), "rows"))
+    check_plan(make_plan(local_topology(5), workload, wide_lane(workload), "wide"))
+
+
+def test_a_tile_has_no_more_spans_than_a_vote_has_room_for() -> None:
+    workload = chain(2, 18)
+    odd, even = (tuple(Span(i, i + 1) for i in range(first, 18, 2)) for first in (0, 1))
+    plan = make_plan(local_topology(2), workload, (lane([((0,), (0, 2))], odd), lane([((1,), (0, 2))], even)), "combs")
+    assert next(plan_violations(plan)) == "rank 0 has 9 separate spans of samples; a vote has room for 8"
 
 
 def test_granules_are_not_split() -> None:
@@ -231,7 +254,7 @@ def test_batch_coupled_programs_run_one_granule_at_a_time() -> None:
 
 def test_a_value_without_samples_arrives_once() -> None:
     workload = chain(4, 16)
-    plan = make_plan(local_topology(5), workload, uneven_rows(workload, 4), "rows")
+    plan = make_plan(local_topology(5), workload, wide_lane(workload, 4), "wide")
     bias = next(i for i, v in enumerate(workload.values) if v.name == "bias")
     arriving = next(i for i, h in enumerate(plan.hops) if h.value == bias)
     assert "value bias into micro-batch 0 of rank 3 arrives 0 times" in " ".join(
@@ -241,7 +264,7 @@ def test_a_value_without_samples_arrives_once() -> None:
 
 def test_hops_join_neighbouring_users() -> None:
     workload = chain(4, 8)
-    plan = make_plan(local_topology(4), workload, even_columns(workload, 1, 4, 8), "deep")
+    plan = make_plan(local_topology(4), workload, even_lanes(workload, 1, 4, 8), "deep")
     skip = next(i for i, v in enumerate(workload.values) if v.name == "skip")
     last = next(i for i, h in enumerate(plan.hops) if (h.value, h.target) == (skip, 3))
     with pytest.raises(PlanError, match="value skip into micro-batch 0 of rank 3 comes from rank 0, which does not "
@@ -323,7 +346,7 @@ EDITS: dict[str, tuple[int, Edit, str]] = {
 @pytest.mark.parametrize("kind", EDITS)
 def test_a_planted_fault_in_an_instruction_list_is_named(kind: str) -> None:
     rank, edit, message = EDITS[kind]
-    plan = make_plan(local_topology(2), chain(4, 8), even_columns(chain(4, 8), 1, 2, 2), "one pipeline")
+    plan = make_plan(local_topology(2), chain(4, 8), even_lanes(chain(4, 8), 1, 2, 2), "one pipeline")
     lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
     check_instructions(plan, lists)
     edit(lists[Rank(rank)])

@@ -21,8 +21,9 @@ from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import step_program
+from elaswave_fx.plan.tiling import tiles_of
 from elaswave_fx.plan.topology import Rank, local_topology
-from tests.plan.samples import chain, even_columns
+from tests.plan.samples import chain, even_lanes
 
 
 def planned(dp: int, pp: int, copies: int = 1, ranks_per_host: int = 2, units: int = 8) -> Plan:
@@ -125,10 +126,10 @@ def test_layouts_are_owners_and_spans() -> None:
 
 def test_an_owner_that_does_not_read_the_bucket_takes_part_in_its_sum() -> None:
     workload = chain(4, 8)
-    tiles = even_columns(workload, 1, 2, 4)
+    lanes = even_lanes(workload, 1, 2, 4)
     owned = [Box(i, Span(0, b.numel), Rank(1)) for i, b in enumerate(workload.buckets)]
-    boxes = with_readers(owned, workload, tiles)
-    plan = make_plan(local_topology(2), workload, tiles, "all owned by the last stage", boxes=boxes)
+    boxes = with_readers(owned, workload, tiles_of(lanes))
+    plan = make_plan(local_topology(2), workload, lanes, "all owned by the last stage", boxes=boxes)
     check_plan(plan)
     lists = [step_program(plan, rank).instructions for rank in plan.ranks]
     assert lists[1][:2] == (("REDUCE", 0), ("REDUCE", 1))
@@ -175,7 +176,7 @@ def test_boxes_are_those_of_the_program_and_shared_evenly(dp: int, pp: int, size
     for stage in {tile.units for tile in plan.tiles}:
         ranks = [tile.rank for tile in plan.tiles if tile.units == stage]
         owned = [sum(len(box.span) for box in plan.boxes if box.owner == rank) for rank in ranks]
-        rounding = ALIGNMENT * len(sizes)
+        rounding = ALIGNMENT * len(plan.boxes)  # a box is cut at a multiple of it
         assert max(owned) - min(owned) <= max(len(box.span) for box in plan.boxes) + rounding
     for index in range(len(sizes)):
         owners = [box.owner for box in plan.boxes if box.bucket == index]

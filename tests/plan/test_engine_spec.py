@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineJob, EngineKeys, engine_spec
@@ -45,18 +46,22 @@ def test_tiles_are_told_apart_and_all_else_is_the_same() -> None:
     specs = [engine_spec(JOB, PLAN, rank) for rank in PLAN.ranks]
     assert [[unit.index for unit in spec.units] for spec in specs] == [[*PLAN.tile(rank).units] for rank in PLAN.ranks]
     assert [spec.schedule.train for spec in specs] == [step_program(PLAN, rank).instructions for rank in PLAN.ranks]
-    assert [spec.schedule.first_sample for spec in specs] == [PLAN.tile(rank).samples.lo for rank in PLAN.ranks]
-    nothing = {"rank": Rank(0), "units": (), "schedule": specs[0].schedule}
+    assert [spec.schedule.micro_batches for spec in specs] == [PLAN.tile(rank).micro_batches for rank in PLAN.ranks]
+    nothing = {"rank": Rank(0), "units": (), "keys": specs[0].keys, "schedule": specs[0].schedule}
     assert {replace(spec, **nothing) for spec in specs} == {replace(specs[0], **nothing)}
     assert specs[0].boxes == PLAN.boxes and specs[0].world == PLAN.ranks
 
 
 def test_keys_follow_the_samples_or_are_a_stream_of_the_rank() -> None:
     specs = [engine_spec(JOB, PLAN, rank) for rank in PLAN.ranks]
-    assert {spec.keys for spec in specs} == {EngineKeys(seed=3, per_step=WORKLOAD.global_batch, first=0)}
+    for spec in specs:
+        starts = tuple(m.lo for m in spec.schedule.micro_batches)
+        assert spec.keys == EngineKeys(seed=3, per_step=WORKLOAD.global_batch, starts=starts)
     jobs = [replace(JOB, reshard_rng=False, seed=seed) for seed in (3, 4)]
-    own = [(PLAN.tile(rank).samples, engine_spec(job, PLAN, rank).keys) for job in jobs for rank in PLAN.ranks]
-    assert all((keys.per_step, keys.first) == (len(samples), samples.lo) for samples, keys in own)
+    own = [(PLAN.tile(rank), engine_spec(job, PLAN, rank).keys) for job in jobs for rank in PLAN.ranks]
+    for tile, keys in own:
+        lengths = [len(m) for m in tile.micro_batches]
+        assert (keys.per_step, keys.starts) == (sum(lengths), tuple(accumulate(lengths[:-1], initial=0)))
     assert len({keys.seed for _, keys in own}) == len(own), "no two ranks share a stream, in whichever run"
     assert all(0 <= keys.seed < 2**63 for _, keys in own)
 
@@ -73,14 +78,14 @@ def test_what_is_absent_is_none() -> None:
 
 def test_every_rank_keeps_every_buffer() -> None:
     """Also those whose units yield nothing for it; they have no samples in its group."""
-    early, late = (rank for rank in PLAN.ranks if PLAN.tile(rank).samples.lo == 0)
+    early, late = (rank for rank in PLAN.ranks if PLAN.tile(rank).spans[0].lo == 0)
     for rank in (early, late):
         spec = engine_spec(JOB, PLAN, rank)
         assert spec.tables == {"mean", "mask"}
         (update,) = spec.updates
         assert isinstance(update, EngineBufferUpdate)
         spans = {r: Span(lo, hi) for r, lo, hi in update.group}
-        assert (spans[early], spans[late]) == (PLAN.tile(early).samples, Span(0, 0))
+        assert ((spans[early],), spans[late]) == (PLAN.tile(early).spans, Span(0, 0))
 
 
 def test_modelled_units_are_those_of_the_tile() -> None:

@@ -15,19 +15,19 @@ from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.plan import Plan, plan_hash
-from elaswave_fx.plan.planner import Parallel, plan_rows, plan_uniform
-from elaswave_fx.plan.tiling import Tiling
+from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
+from elaswave_fx.plan.tiling import Lane
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
-from tests.plan.samples import chain, even_columns, uneven_tilings
+from tests.plan.samples import chain, even_lanes, uneven_lanes, world
 
 Golden = Callable[[str, str], None]
 
 
 @settings(deadline=None, max_examples=40)
-@given(uneven_tilings())
-def test_json_brings_back_the_same_plan(tiling: tuple[Workload, Tiling]) -> None:
-    workload, tiles = tiling
-    plan = make_plan(local_topology(len(tiles), memory_bytes=10**9, epoch=Epoch(3)), workload, tiles, "random")
+@given(uneven_lanes())
+def test_json_brings_back_the_same_plan(found: tuple[Workload, tuple[Lane, ...]]) -> None:
+    workload, lanes = found
+    plan = make_plan(local_topology(world(lanes), memory_bytes=10**9, epoch=Epoch(3)), workload, lanes, "random")
     text = plan.to_json()
     assert Plan.from_json(text) == plan
     assert Plan.from_json(text).to_json() == text
@@ -35,16 +35,16 @@ def test_json_brings_back_the_same_plan(tiling: tuple[Workload, Tiling]) -> None
 
 
 def test_text_that_is_no_plan_is_refused() -> None:
-    for text in ("", "[]", "{}", '{"format": 4}'):
+    for text in ("", "[]", "{}", '{"format": 5}'):
         with pytest.raises(PlanError, match="plan: the text is not a plan"):
             Plan.from_json(text)
-    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 4"):
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 5"):
         Plan.from_json('{"format": 99}')
 
 
 def small_text(reason: str = "small") -> str:
     workload = chain(2, 4)
-    return make_plan(local_topology(2), workload, even_columns(workload, 1, 2, 2), reason).to_json()
+    return make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), reason).to_json()
 
 
 def test_the_hash_is_that_of_the_text() -> None:
@@ -63,18 +63,18 @@ def test_the_table_of_equal_tiles(golden: Golden) -> None:
     golden("plan_2x2.txt", describe(plan_uniform(chain(6), local_topology(4), Parallel(2, 2))))
 
 
-def test_the_table_of_rows(golden: Golden) -> None:
-    golden("plan_rows.txt", describe(plan_rows(chain(10, 24), local_topology(5), (3, 2))))
+def test_the_table_of_wide_stages(golden: Golden) -> None:
+    golden("plan_wide.txt", describe(plan_lanes(chain(10, 24), local_topology(5), [(3, 2)])))
 
 
 def test_the_json_of_a_plan(golden: Golden) -> None:
     workload = chain(2, 4)
-    golden("plan_1x2.json", make_plan(local_topology(2), workload, even_columns(workload, 1, 2, 2), "two").to_json())
+    golden("plan_1x2.json", make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "two").to_json())
 
 
 def test_a_rank_without_a_tile_is_named() -> None:
     workload = chain(2, 4)
-    plan = make_plan(local_topology(3), workload, even_columns(workload, 1, 2, 2), "one rank is spare")
+    plan = make_plan(local_topology(3), workload, even_lanes(workload, 1, 2, 2), "one rank is spare")
     with pytest.raises(PlanError, match="plan 0: rank 2 has no tile"):
         plan.tile(Rank(2))
 

@@ -13,10 +13,10 @@ from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.layout_candidates import share_granules
-from elaswave_fx.plan.memory import MemoryTable, tile_memory
+from elaswave_fx.plan.memory import MemoryTable, UnitSums, tile_memory
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_columns, plan_rows, plan_uniform
+from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
+from elaswave_fx.plan.shape_lanes import share_granules
 from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, two_towers
 
@@ -40,17 +40,17 @@ def test_the_shapes_that_training_promises(workload: Workload, dp: int, pp: int)
 
 def test_ranks_go_down_the_pipeline_first() -> None:
     plan = uniform(chain(4), 2, 2)
-    assert [(t.rank, t.units, t.samples) for t in plan.tiles] == [
-        (0, Span(0, 2), Span(0, 8)),
-        (1, Span(2, 4), Span(0, 8)),
-        (2, Span(0, 2), Span(8, 16)),
-        (3, Span(2, 4), Span(8, 16)),
+    assert [(t.rank, t.units, t.spans) for t in plan.tiles] == [
+        (0, Span(0, 2), (Span(0, 8),)),
+        (1, Span(2, 4), (Span(0, 8),)),
+        (2, Span(0, 2), (Span(8, 16),)),
+        (3, Span(2, 4), (Span(8, 16),)),
     ]
 
 
-def test_remaining_granules_go_to_the_first_columns() -> None:
+def test_remaining_granules_go_to_the_first_lanes() -> None:
     plan = uniform(chain(4, 22, granule=2), 3, 2)
-    assert [len(t.samples) for t in plan.tiles] == [8, 8, 8, 8, 6, 6]
+    assert [t.sample_count for t in plan.tiles] == [8, 8, 8, 8, 6, 6]
 
 
 def test_one_stage_runs_its_tile_at_once_and_a_pipeline_in_two_pieces_a_stage() -> None:
@@ -106,7 +106,7 @@ def test_the_quick_table_counts_the_same_bytes(units: int, samples: int, in_flig
     span = Span(lo, data.draw(st.integers(lo + 1, units)))
     owned = sum(b.numel for b in workload.buckets if b.users[0] in span)
     exact = tile_memory(workload, span, samples, in_flight, owned)
-    assert MemoryTable(workload, 1).total(span, samples, in_flight) == exact.total
+    assert MemoryTable(UnitSums(workload), 1).total(span, samples, in_flight) == exact.total
 
 
 def test_shares_follow_speed() -> None:
@@ -115,37 +115,37 @@ def test_shares_follow_speed() -> None:
     assert share_granules(2, [100.0, 1.0]) == (1, 1)
 
 
-def test_a_slow_rank_gets_fewer_units_and_its_column_fewer_samples() -> None:
+def test_a_slow_rank_gets_fewer_units_and_its_lane_fewer_samples() -> None:
     members = tuple(Member(m.rank, m.host, 0.5 if m.rank == 1 else 1.0) for m in local_topology(4).members)
     plan = plan_uniform(chain(9, 24), Topology(members), Parallel(2, 2))
     check_plan(plan)
     assert [len(t.units) for t in plan.tiles] == [6, 3, 5, 4] or [len(t.units) for t in plan.tiles] == [6, 3, 4, 5]
-    assert len(plan.tiles[0].samples) < len(plan.tiles[2].samples)
+    assert plan.tiles[0].sample_count < plan.tiles[2].sample_count
 
 
 def test_uneven_costs_move_the_cut_and_the_reason_says_so() -> None:
     plan = uniform(chain(4, costs=(1e-3, 1e-3, 1e-3, 3e-3)), 1, 2)
     assert [len(t.units) for t in plan.tiles] == [3, 1]
     assert plan.reason == (
-        "1 x 2 columns; units cut at 3; slowest stage 36.1 ms per micro-batch, 1.33x faster than equal numbers of "
+        "1 x 2 lanes; units cut at 3; slowest stage 36.1 ms per micro-batch, 1.33x faster than equal numbers of "
         "units (cut at 2); 4 micro-batches of at most 4 samples: about 20% idle in the pipeline against 50% with one"
     )
 
 
-def test_rows_of_different_widths() -> None:
-    plan = plan_rows(chain(10, 24), local_topology(5), (3, 2))
+def test_stages_of_different_widths() -> None:
+    plan = plan_lanes(chain(10, 24), local_topology(5), [(3, 2)])
     check_plan(plan)
     assert [len(t.units) for t in plan.tiles] == [6, 6, 6, 4, 4]
-    assert [len(t.samples) for t in plan.tiles] == [8, 8, 8, 12, 12]
-    assert plan.reason.startswith("rows of widths 3, 2: units cut at 6; ")
+    assert [t.sample_count for t in plan.tiles] == [8, 8, 8, 12, 12]
+    assert plan.reason.startswith("a lane of stages 3+2 ranks wide; units cut at 6; ")
 
 
-def test_columns_of_different_depths() -> None:
-    plan = plan_columns(chain(6, 25), local_topology(5), (3, 2))
+def test_lanes_of_different_depths() -> None:
+    plan = plan_lanes(chain(6, 25), local_topology(5), [(1, 1, 1), (1, 1)])
     check_plan(plan)
     assert [len(t.units) for t in plan.tiles] == [2, 2, 2, 3, 3]
-    assert [len(t.samples) for t in plan.tiles] == [15, 15, 15, 10, 10]
-    assert plan.reason.startswith("columns of depths 3, 2; units cut at 2, 4 | 3; ")
+    assert [t.sample_count for t in plan.tiles] == [14, 14, 14, 11, 11]
+    assert plan.reason.startswith("lanes of depths 3, 2; units cut at 2, 4 | 3; ")
 
 
 REFUSED = [
@@ -187,5 +187,5 @@ def test_a_topology_of_another_size_is_an_error() -> None:
 
 
 def test_a_stage_wider_than_the_batch_is_an_error() -> None:
-    with pytest.raises(PlanError, match="a stage of 3 ranks leaves ranks without samples; there are 2 granules"):
-        plan_rows(chain(4, 2), local_topology(4), (3, 1))
+    with pytest.raises(PlanError, match="3 ranks side by side leave ranks without samples; there are 2 granules"):
+        plan_lanes(chain(4, 2), local_topology(4), [(3, 1)])

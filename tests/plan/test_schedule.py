@@ -7,14 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.derive import find_hops, make_plan
-from elaswave_fx.plan.plan import Action
-from elaswave_fx.plan.schedule import Work, find_schedule, first_bounds, makespan_s, most_in_flight, step_work
-from elaswave_fx.plan.tiling import Tiling
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.schedule import (
+    Action,
+    LaneKind,
+    LaneTimes,
+    Work,
+    find_schedule,
+    first_bounds,
+    lane_work,
+    makespan_s,
+    most_in_flight,
+)
+from elaswave_fx.plan.tiling import Lane
 from elaswave_fx.plan.topology import Rank, local_topology
-from tests.plan.samples import chain, even_columns, two_towers, uneven_rows, uneven_tilings
+from tests.plan.samples import chain, even_lanes, lane, two_towers, uneven_lanes, world
+
+
+def kind_of(lane: Lane) -> LaneKind:
+    """With ranks of speed 1."""
+    return LaneKind.of(lane, dict.fromkeys(lane.ranks, 1.0))
 
 
 def textbook(stage: int, stages: int, count: int) -> tuple[Action, ...]:
@@ -35,7 +50,7 @@ def test_equal_tiles_give_the_textbook_order_whatever_units_cost(
 ) -> None:
     costs = data.draw(st.lists(st.sampled_from((1e-4, 1e-3, 1e-2)), min_size=pp, max_size=pp))
     workload = chain(pp, dp * count * 2, costs=costs)
-    plan = make_plan(local_topology(dp * pp), workload, even_columns(workload, dp, pp, 2), "equal")
+    plan = make_plan(local_topology(dp * pp), workload, even_lanes(workload, dp, pp, 2), "equal")
     for rank in plan.ranks:
         assert plan.schedule[rank] == textbook(rank % pp, pp, count)
         assert plan.predicted.ranks[rank].in_flight == min(pp - rank % pp, count)
@@ -43,93 +58,81 @@ def test_equal_tiles_give_the_textbook_order_whatever_units_cost(
 
 def test_a_remainder_keeps_the_textbook_order() -> None:
     workload = chain(4, 7)
-    plan = make_plan(local_topology(4), workload, even_columns(workload, 1, 4, 2), "7 samples, 2 at once")
+    plan = make_plan(local_topology(4), workload, even_lanes(workload, 1, 4, 2), "7 samples, 2 at once")
     assert [len(m) for m in plan.tile(Rank(0)).micro_batches] == [2, 2, 2, 1]
     assert all(plan.schedule[rank] == textbook(rank, 4, 4) for rank in plan.ranks)
 
 
 @settings(deadline=None, max_examples=150)
-@given(uneven_tilings())
-def test_any_tiling_runs_to_its_end_within_its_bounds(tiling: tuple[Workload, Tiling]) -> None:
-    workload, tiles = tiling
-    topology = local_topology(len(tiles))
-    plan = make_plan(topology, workload, tiles, "random")
+@given(uneven_lanes())
+def test_any_lanes_run_to_their_end_within_their_bounds(found: tuple[Workload, tuple[Lane, ...]]) -> None:
+    workload, lanes = found
+    plan = make_plan(local_topology(world(lanes)), workload, lanes, "random")
     check_plan(plan)
     busiest = max(cost.busy_s for cost in plan.predicted.ranks.values())
     assert plan.predicted.pipeline_s >= busiest * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=60)
-@given(uneven_tilings(), st.integers(0, 2))
-def test_bounds_hold_and_widen_only_when_nothing_else_helps(tiling: tuple[Workload, Tiling], extra: int) -> None:
-    workload, tiles = tiling
-    hops = find_hops(workload, tiles)
-    work = step_work(workload, local_topology(len(tiles)), tiles, hops)
-    bounds = first_bounds(tiles, hops, extra)
-    schedule = find_schedule(work, bounds)
-    for tile in tiles:
-        assert 1 <= most_in_flight(schedule[tile.rank]) <= len(tile.micro_batches)
-    if work.lined_up:
-        assert all(most_in_flight(schedule[t.rank]) <= bounds[t.rank] for t in tiles)
+@given(uneven_lanes())
+def test_bounds_hold(found: tuple[Workload, tuple[Lane, ...]]) -> None:
+    workload, lanes = found
+    for each in lanes:
+        kind = kind_of(each)
+        bounds = first_bounds(workload, kind)
+        schedule = find_schedule(lane_work(workload, kind), bounds)
+        counts = [count for stage in each.stages for count in stage.deal]
+        assert all(1 <= most_in_flight(schedule[p]) <= min(bounds[p], count) for p, count in enumerate(counts))
 
 
-def test_small_pieces_of_a_large_consumer_widen_the_bound() -> None:
+def test_a_narrow_stage_holds_what_a_wide_one_behind_it_runs() -> None:
+    workload, pieces = chain(4, 16), tuple(Span(i, i + 1) for i in range(16))
+    widening = lane([((0,), (0, 2)), ((1, 2, 3), (2, 4))], pieces)
+    assert first_bounds(workload, kind_of(widening)) == {0: 5, 1: 1, 2: 1, 3: 1}
+    narrowing = lane([((0, 1, 2), (0, 2)), ((3,), (2, 4))], pieces)
+    assert first_bounds(workload, kind_of(narrowing)) == {0: 3, 1: 3, 2: 3, 3: 1}
+
+
+def test_lanes_of_a_kind_are_run_once() -> None:
     workload = chain(4, 16)
-    wide = uneven_rows(workload, 8)
-    tiles = tuple(
-        t if t.rank > 2 else uneven_rows(workload, 1)[t.rank] for t in wide
-    )  # stages of one sample feed stages of eight
-    hops = find_hops(workload, tiles)
-    assert first_bounds(tiles, hops)[Rank(0)] == 6  # all there are; eight plus one would be needed
-    check_plan(make_plan(local_topology(5), workload, tiles, "small feeds large"))
-
-
-def test_bounds_that_cannot_work_are_widened() -> None:
-    workload = chain(2, 8)
-    equal = even_columns(workload, 1, 2, 2)
-    tiles = (equal[0], even_columns(workload, 1, 2, 8)[1])
-    hops = find_hops(workload, tiles)
-    work = step_work(workload, local_topology(2), tiles, hops)
-    schedule = find_schedule(work, {Rank(0): 1, Rank(1): 1})
-    assert schedule[Rank(0)] == tuple([("F", i) for i in range(4)] + [("B", i) for i in range(4)])
+    first, second = even_lanes(workload, 2, 2, 2)
+    assert kind_of(first) == kind_of(second)
+    times = LaneTimes(workload, local_topology(4))
+    assert times.of(first) is times.of(second)
 
 
 def test_independent_towers_do_not_wait_for_each_other() -> None:
     workload = two_towers()
-    plan = make_plan(local_topology(4), workload, even_columns(workload, 1, 4, 3), "towers")
+    plan = make_plan(local_topology(4), workload, even_lanes(workload, 1, 4, 3), "towers")
     check_plan(plan)
     assert {(h.source, h.target) for h in plan.hops} == {(0, 2), (1, 2), (2, 3)}
     assert plan.schedule[Rank(0)] == plan.schedule[Rank(1)] == textbook(1, 4, 4)
 
 
 def test_a_circle_of_needs_is_reported() -> None:
-    first, second = (Rank(0), "F", 0), (Rank(1), "F", 0)
-    work = Work(
-        (first, second), {first: {second: 0}, second: {first: 0}}, dict.fromkeys((first, second), 1.0),
-        dict.fromkeys((first, second), 1.0), True,
-    )  # fmt: skip
-    with pytest.raises(PlanError, match="F0 of rank 0, F0 of rank 1 never get what they wait for"):
-        find_schedule(work, {Rank(0): 1, Rank(1): 1})
+    first, second = (0, "F", 0), (1, "F", 0)
+    needs = {first: {second: 0}, second: {first: 0}}
+    work = Work((first, second), needs, dict.fromkeys((first, second), 1.0))
+    with pytest.raises(PlanError, match="F0 of place 0, F0 of place 1 never get what they wait for"):
+        find_schedule(work, {0: 1, 1: 1})
 
 
 def test_orders_that_block_each_other_are_reported() -> None:
     workload = chain(2, 4)
-    tiles = even_columns(workload, 1, 2, 2)
-    hops = find_hops(workload, tiles)
-    work = step_work(workload, local_topology(2), tiles, hops)
+    work = lane_work(workload, kind_of(even_lanes(workload, 1, 2, 2)[0]))
     late = {
-        Rank(0): (("F", 0), ("B", 0), ("F", 1), ("B", 1)),
-        Rank(1): (("F", 1), ("B", 1), ("F", 0), ("B", 0)),
+        0: (("F", 0), ("B", 0), ("F", 1), ("B", 1)),
+        1: (("F", 1), ("B", 1), ("F", 0), ("B", 0)),
     }
-    with pytest.raises(PlanError, match="B0 of rank 0, F1 of rank 1 wait for each other"):
+    with pytest.raises(PlanError, match="B0 of place 0, F1 of place 1 wait for each other"):
         makespan_s(work, late, 1e9)
 
 
 def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
     """(n + p - 1) micro-batches of forward and backward when stages are equal and links are free."""
     workload = Workload(chain(4).units, chain(4).values, (), 16)
-    tiles = even_columns(workload, 1, 4, 2)
-    work = step_work(workload, local_topology(4), tiles, find_hops(workload, tiles))
-    schedule = find_schedule(work, first_bounds(tiles, find_hops(workload, tiles)))
+    kind = kind_of(even_lanes(workload, 1, 4, 2)[0])
+    work = lane_work(workload, kind)
+    schedule = find_schedule(work, first_bounds(workload, kind))
     one = sum(u.forward_s * 2 + u.backward_s * 2 + 2 * u.fixed_s for u in workload.units[:1])
     assert makespan_s(work, schedule, float("inf")) == pytest.approx((8 + 4 - 1) * one)

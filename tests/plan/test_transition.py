@@ -14,10 +14,10 @@ from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.tiling import Column, columns
+from elaswave_fx.plan.tiling import split_micro_batches, tiles_of
 from elaswave_fx.plan.topology import Epoch, Rank, local_topology
 from elaswave_fx.plan.transition import CopyTask, Handover, Transition
-from tests.plan.samples import chain
+from tests.plan.samples import chain, lane
 
 
 def uniform(dp: int, pp: int) -> Plan:
@@ -50,9 +50,9 @@ def test_a_moved_cut_moves_units_and_parameters_only() -> None:
     workload = chain(4, 8)
 
     def cut_at(unit: int, like: Plan | None = None) -> Plan:
-        tiles = columns([Column((Rank(0), Rank(1)), (0, unit, 4), Span(0, 8))], 2, 1)
-        boxes = with_readers(like.boxes, workload, tiles) if like else None
-        return make_plan(local_topology(2), workload, tiles, "cut", boxes=boxes)
+        lanes = (lane([((0,), (0, unit)), ((1,), (unit, 4))], split_micro_batches(Span(0, 8), 2, 1)),)
+        boxes = with_readers(like.boxes, workload, tiles_of(lanes)) if like else None
+        return make_plan(local_topology(2), workload, lanes, "cut", boxes=boxes)
 
     before = cut_at(2)
     change = Transition.of(before, cut_at(3, before))

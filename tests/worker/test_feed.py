@@ -19,7 +19,8 @@ def batch() -> Batch:
 
 
 def part(lo: int, hi: int, *names: str) -> Content:
-    return content_of({name: tensor[lo:hi] for name, tensor in batch().items() if name in names}, 100 + lo)
+    own = {name: tensor[lo:hi] for name, tensor in batch().items() if name in names}
+    return content_of(own, [range(100 + lo, 100 + hi)])
 
 
 def added(*contents: Content) -> Content:
@@ -36,11 +37,17 @@ def test_ranks_add_up_to_the_step_however_it_is_cut(cut: int) -> None:
     assert added(part(0, 6, "image"), part(0, cut, "input_ids"), part(cut, 6, "input_ids")) == whole
 
 
+def test_spans_that_do_not_adjoin_count_where_they_are() -> None:
+    apart = {name: tensor[[0, 1, 4, 5]] for name, tensor in batch().items()}
+    assert added(content_of(apart, [range(100, 102), range(104, 106)]), part(2, 4, *batch())) == part(0, 6, *batch())
+
+
 def test_every_bit_and_every_place_counts() -> None:
-    whole = content_of(batch(), 100)
+    whole = content_of(batch(), [range(100, 106)])
     changed = batch()
     changed["image"][4, 1, 2] += 1e-6
     swapped = {name: tensor[[1, 0, 2, 3, 4, 5]] for name, tensor in batch().items()}
     renamed = {"labels": batch()["input_ids"], "image": batch()["image"]}
-    others = [content_of(changed, 100), content_of(swapped, 100), content_of(renamed, 100), content_of(batch(), 101)]
+    others = [content_of(each, [range(100, 106)]) for each in (changed, swapped, renamed)]
+    others.append(content_of(batch(), [range(101, 107)]))
     assert len({whole, *others}) == 5

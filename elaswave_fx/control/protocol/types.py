@@ -59,7 +59,7 @@ class Part(NamedTuple):
     """A summand of a reduced gradient: who computed it from which samples of the step."""
 
     rank: Rank
-    samples: Span
+    samples: tuple[Span, ...]
 
 
 class Record(NamedTuple):

@@ -1,0 +1,175 @@
+"""What the ranks that are left could do: sketches of lanes, with the words that describe them.
+
+In: the plan before and the topology now. Out: candidates, for `replan.py` to shape, to time and to compare. Lanes that
+lost nobody stay as they are, unless a candidate says that they help one that did.
+
+    4 x 4 lost rank 5, of the second lane   ->  its stages keep their units, and peers are dealt its micro-batches;
+                                                three stages instead of four; one lane with a neighbour; everything anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.shape_lanes import Sketch, Sketches
+from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
+from elaswave_fx.plan.topology import Member, Topology
+from elaswave_fx.words import listed
+
+Stages = tuple[tuple[Member, ...], ...]
+"""The members of a lane, stage by stage; a stage may have lost all."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Lanes that could be next. `name` says in words what becomes of those that lost somebody."""
+
+    name: str
+    sketches: Sketches
+
+
+def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+    """All of them, distinct, those that change least first; each has all members of the topology."""
+    seen: set[Sketches] = set()
+    units = len(plan.workload.units)
+    for candidate in (*_repaired(plan, topology), *new_lanes(units, plan.workload.granules, _by_units(plan, topology))):
+        deep = any(len(sketch.stages) > units for sketch in candidate.sketches)
+        if deep or candidate.sketches in seen:
+            continue
+        seen.add(candidate.sketches)
+        yield candidate
+
+
+def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Candidate]:
+    """Side by side or one of wide stages, in all depths, as even as can be; ranks in the order of the units that they
+    had."""
+    count = len(order)
+    for parts in range(1, count + 1):
+        sizes = even_split(count, parts)
+        if parts <= granules and sizes[0] <= units:
+            yield Candidate(f"units cut anew: {_lanes_words(sizes)}", _side_by_side(order, sizes))
+        if len(set(sizes)) > 1 and parts <= units and sizes[0] <= granules:
+            stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
+            yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
+
+
+def _repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+    """The lanes as they are, but for those that lost somebody and those that help them; nothing for newcomers."""
+    alive = {m.rank: m for m in topology.members}
+    if not plan.lanes or not set(alive) <= set(plan.ranks):
+        return
+    left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
+    hurt = [i for i, lane in enumerate(plan.lanes) if any(rank not in alive for rank in lane.ranks)]
+    whole = {i: Sketch(left[i], lane.borders) for i, lane in enumerate(plan.lanes) if i not in hurt}
+    groups = [sorted({i, *(j for j, other in enumerate(plan.lanes) if _alike(other, plan.lanes[i]))}) for i in hurt]
+    yield from _keeping_units(plan, left, whole, groups)
+    yield from _with_a_neighbour(plan, left, whole, hurt, keep=True)
+    yield from _shallower(left, whole, hurt)
+    yield from _with_a_neighbour(plan, left, whole, hurt, keep=False)
+
+
+def _alike(a: Lane, b: Lane) -> bool:
+    return a.borders == b.borders
+
+
+def _keeping_units(
+    plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], groups: Sequence[Sequence[int]]
+) -> Iterator[Candidate]:
+    """Every stage that lost a rank has others: in its own lane, or in all lanes with the same cuts, as one lane."""
+    own = [(i,) if all(left[i]) else tuple(group) for group in groups for i in group if i not in whole]
+    together = [tuple(group) for group in groups]
+    for name, parts in (("stages keep their units", own), ("stages keep their units, as one lane", together)):
+        merged = sorted(set(parts))
+        stages = [_union([left[i] for i in part]) for part in merged]
+        apart = len({i for part in merged for i in part}) == sum(map(len, merged))
+        if apart and all(all(each) for each in stages):
+            sketches = [Sketch(s, plan.lanes[p[0]].borders) for s, p in zip(stages, merged, strict=True)]
+            yield Candidate(name, _lanes(whole, merged, sketches))
+
+
+def _with_a_neighbour(
+    plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[int], keep: bool
+) -> Iterator[Candidate]:
+    """Each hurt lane as one with a lane of its own that lost nobody, and has the same cuts."""
+    pairs: list[tuple[int, ...]] = []
+    free = list(whole)
+    for i in hurt:
+        partner = next((j for j in free if _alike(plan.lanes[i], plan.lanes[j])), None)
+        if partner is None:
+            return
+        free.remove(partner)
+        pairs.append(tuple(sorted((i, partner))))
+    if not pairs:
+        return
+    merged = [_union([left[i] for i in pair]) for pair in pairs]
+    sketches = [Sketch(s, plan.lanes[p[0]].borders if keep else None) for s, p in zip(merged, pairs, strict=True)]
+    lane = "the hurt lane is" if len(pairs) == 1 else "the hurt lanes are"
+    yield Candidate(
+        "stages keep their units, as one lane with a neighbour" if keep else f"{lane} one with a neighbour, cut anew",
+        _lanes(whole, pairs, sketches),
+    )
+
+
+def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[int]) -> Iterator[Candidate]:
+    """The ranks of hurt lanes by themselves: each lane less deep, or all of them in as many lanes or fewer."""
+    if not hurt:
+        return
+    alone = [tuple(stage for stage in left[i] if stage) for i in hurt]
+    depths = [len(stages) for stages in alone if stages]
+    name = (
+        f"the hurt lane is cut anew, {depths[0]} deep"
+        if len(hurt) == len(depths) == 1
+        else (f"the hurt lanes are cut anew, {listed(depths)} deep" if depths else "the hurt lanes are gone")
+    )
+    yield Candidate(name, _lanes(whole, [(i,) for i in hurt], [Sketch(s) if s else None for s in alone]))
+    pooled = [(place, member) for i in hurt for place, stage in enumerate(left[i]) for member in stage]
+    order = [member for _, member in sorted(pooled, key=lambda each: (each[0], each[1].rank))]
+    for parts in range(1, min(len(hurt), len(order)) + 1):
+        sizes = even_split(len(order), parts)
+        yield Candidate(
+            f"units cut anew: the ranks of the hurt lane{'s' if len(hurt) > 1 else ''} in {_lanes_words(sizes)}",
+            (*whole.values(), *_side_by_side(order, sizes)),
+        )
+
+
+def _union(lanes: Sequence[Stages]) -> Stages:
+    """Stage by stage."""
+    return tuple(tuple(member for stage in stages for member in stage) for stages in zip(*lanes, strict=True))
+
+
+def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: Sequence[Sketch | None]) -> Sketches:
+    """Lanes that stay, and `sketches` in the places of the first lanes that they are made of."""
+    taken = {i for part in parts for i in part}
+    found: dict[int, Sketch | None] = {i: sketch for i, sketch in whole.items() if i not in taken}
+    found.update({min(part): sketch for part, sketch in zip(parts, sketches, strict=True)})
+    return tuple(sketch for _, sketch in sorted(found.items()) if sketch is not None)
+
+
+def _by_units(plan: Plan, topology: Topology) -> list[Member]:
+    """The ranks in the order of what they computed: first unit, then first sample; ranks without a tile last."""
+    tiles = {tile.rank: tile for tile in plan.tiles}
+    last = Tile(topology.ranks[0], Span(len(plan.workload.units), len(plan.workload.units)), ())
+
+    def place(member: Member) -> tuple[int, int, int]:
+        tile = tiles.get(member.rank, last)
+        return tile.units.lo, tile.micro_batches[0].lo if tile.micro_batches else 0, member.rank
+
+    return sorted(topology.members, key=place)
+
+
+def _side_by_side(order: Sequence[Member], depths: Sequence[int]) -> Sketches:
+    """Lanes of these depths, one rank wide, whose early stages are early in `order`."""
+    places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
+    lanes: list[list[Member]] = [[] for _ in depths]
+    for member, (_, lane) in zip(order, places, strict=True):
+        lanes[lane].append(member)
+    return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
+
+
+def _lanes_words(depths: Sequence[int]) -> str:
+    if len(set(depths)) == 1:
+        return f"{len(depths)} x {depths[0]} lanes"
+    return f"lanes of depths {listed(depths)}"
