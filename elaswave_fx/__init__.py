@@ -5,24 +5,11 @@ A model is captured once as a torch.fx graph, compiler passes decide how it runs
 
 import os
 
-
-def _mkl_branch() -> str:
-    """Of MKL's code, so that its bits depend neither on how memory is aligned nor on which of them it likes today."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            first = file.read(8192)
-    except OSError:
-        return "AUTO"
-    return "AVX512,STRICT" if " avx512f " in first else "AUTO"
-
-
 # `import torch` loads every installed extension for other devices, such as torch_npu, and fails where one lacks its
 # vendor's libraries. Here a device that needs an extension imports it. Users who set the variable have the last word.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 # Large tensors in pages of 2 MiB, where the system grants them: the kernel fills such memory faster and, what survivors
 # of a killed rank wait for, takes it apart ten times as fast.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-os.environ.setdefault("MKL_CBWR", _mkl_branch())
 
 __version__ = "0.1.0"

@@ -192,7 +192,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     parallel = config.parallel
     _refuse_single_samples(config, artifact)
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
-    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory)
+    topology = replace(local_topology(parallel.ranks, parallel.ranks_per_host, memory), life_s=config.planner.life_s)
     state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
     if config.emulated.unit_ms is not None:
         costs = make_workload(artifact, config.global_batch, state_tensors).units

@@ -222,9 +222,17 @@ class EmulatedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
-    """The parts of recovery that the planner may use."""
+    """The parts of recovery that the planner may use, and for how long a plan is expected to last: until the next loss
+    (`mtbf_s`), or until a lost rank is back (`rejoin_s`)."""
 
     axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
+    mtbf_s: float = constrained(above=0, at_most=MOST)
+    rejoin_s: float | None = constrained(above=0, at_most=MOST)
+
+    @property
+    def life_s(self) -> float:
+        """Expected of a topology, in seconds."""
+        return self.mtbf_s if self.rejoin_s is None else min(self.mtbf_s, self.rejoin_s)
 
 
 @dataclass(frozen=True, kw_only=True)

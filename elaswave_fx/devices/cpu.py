@@ -11,6 +11,7 @@ import torch
 import torch.utils.deterministic
 
 from elaswave_fx import _native
+from elaswave_fx.devices.mkl import branch, fix_branch
 from elaswave_fx.files import file_digest
 
 _STATUS = Path("/proc/self/status")
@@ -39,6 +40,7 @@ class CpuDevice:
     def set_up(self, threads: int, deterministic: bool = False) -> None:
         torch.set_num_threads(threads)
         if deterministic:
+            fix_branch()
             # `torch.use_deterministic_algorithms` does the same, and imports torch's compiler: a second for every rank.
             torch.set_deterministic_debug_mode("error")
             torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - nothing reads what nobody wrote
@@ -70,7 +72,7 @@ class CpuDevice:
             "c_library": " ".join(platform.libc_ver()),
             "native": file_digest(Path(_native.__file__)),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+            "mkl_cbwr": branch(),
             "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
             "denormals": "kept" if (torch.full((1,), _DENORMAL) * 1.0).item() else "flushed",
             "matmul_precision": torch.get_float32_matmul_precision(),

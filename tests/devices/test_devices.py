@@ -1,5 +1,9 @@
 """Devices by name, and what the CPU says about itself."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -25,6 +29,30 @@ def test_fingerprint_says_what_decides_bits(monkeypatch):
     assert before == dict(make_device("cpu").fingerprint())
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert {key for key, value in device.fingerprint().items() if value != before[key]} == {"mkl_cbwr"}
+
+
+def in_a_new_process(code: str) -> str:
+    """What it prints, where nobody has set MKL_CBWR."""
+    words = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    code = f"import torch\nfrom elaswave_fx.devices import make_device\ndevice = make_device('cpu')\n{code}"
+    return subprocess.run([sys.executable, "-c", code], env=words, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif("mkl" not in torch.__config__.show().lower(), reason="torch is built without MKL")
+def test_products_of_exact_runs_come_from_one_branch_and_others_from_the_fastest() -> None:
+    told = "device.set_up(1, {}); print(device.fingerprint()['mkl_cbwr'])"
+    default, exact = (in_a_new_process(told.format(word)).strip() for word in ("False", "True"))
+    assert default == "0x1", "MKL takes what it likes"
+    assert exact in ("0x1000c", "0x2")
+
+
+@pytest.mark.skipif("mkl" not in torch.__config__.show().lower(), reason="torch is built without MKL")
+def test_a_branch_cannot_be_fixed_once_there_was_a_product() -> None:
+    code = "torch.mm(torch.ones(9, 9), torch.ones(9, 9))\ntry: device.set_up(1, True)\nexcept Exception as e: print(e)"
+    told = in_a_new_process(code)
+    assert told.startswith(
+        "exact=true: this process has multiplied matrices before, by code whose bits depend on where"
+    )
 
 
 def test_a_fingerprint_that_differs_is_told_by_its_item() -> None:

@@ -168,9 +168,7 @@ def shaped(plan: Plan, *lost: int) -> dict[str, list[Plan]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("dp", "pp", "lost"), [(2, 2, (1,)), (3, 2, (0, 3)), (2, 3, (1, 5)), (3, 3, (4,))]
-)
+@pytest.mark.parametrize(("dp", "pp", "lost"), [(2, 2, (1,)), (3, 2, (0, 3)), (2, 3, (1, 5)), (3, 3, (4,))])
 def test_stages_could_keep_their_units_where_one_has_a_rank_left(dp: int, pp: int, lost: tuple[int, ...]) -> None:
     before = uniform(dp, pp)
     for after in shaped(before, *lost)["stages keep their units"]:
