@@ -91,9 +91,10 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exa
 def _unit_cost(artifact: Artifact, unit: UnitSpec, itemsize: int) -> UnitCost:
     calls = len(artifact.programs[f"{unit.kind}.forward"]["instructions"])
     forward_s = unit.flops / _OPERATIONS_PER_S
-    backward_s = _BACKWARD_OVER_FORWARD * forward_s
+    backward_s, weights_share = _BACKWARD_OVER_FORWARD * forward_s, unit.weights_share
     if unit.kind in artifact.measured:
-        forward_s, backward_s = artifact.measured[unit.kind]
+        forward_s, backward_s, weights_s = artifact.measured[unit.kind]
+        weights_share = weights_s / backward_s if backward_s else 0.0
     own = [bucket for bucket in artifact.buckets if bucket.users[0] == unit.index]
     params = sum(bucket.numel for bucket in own) * itemsize
-    return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes)
+    return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes, unit.held_bytes, weights_share)
