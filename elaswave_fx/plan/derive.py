@@ -1,7 +1,7 @@
 """What follows from a tiling: boxes, hops, schedule, predicted cost.
 
-In: topology, workload, tiles. Out: the Plan. Nothing is chosen here but the in-flight bounds of tilings whose
-micro-batches do not line up.
+In: topology, workload, tiles. Out: the Plan. Nothing is chosen here but the order of work: whole backward passes or
+halves, and the in-flight bounds of tilings whose micro-batches do not line up.
 
     make_plan(topology, workload, tiles, reason)
 """
@@ -12,22 +12,24 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 from elaswave_fx.plan.memory import tile_memory
-from elaswave_fx.plan.plan import Hop, Plan, Predicted, RankCost
+from elaswave_fx.plan.plan import Action, Hop, Plan, Predicted, RankCost
 from elaswave_fx.plan.schedule import (
     Schedule,
     Work,
     find_schedule,
     first_bounds,
+    levels,
     makespan_s,
     most_in_flight,
     step_work,
 )
+from elaswave_fx.plan.split_schedule import Room, shortest_s, split_schedules
 from elaswave_fx.plan.tiling import Tile, Tiling
 from elaswave_fx.plan.topology import Rank, Topology
 
@@ -35,7 +37,7 @@ EXTRA_IN_FLIGHT = (0, 1, 2, 4)
 """Micro-batches added to the first bounds of tilings that do not line up; the fastest that fits is taken."""
 
 WORTHWHILE = 0.99
-"""A wider bound must bring the pipeline below this fraction of the time of a narrower one."""
+"""What takes more memory, or more programs, must bring the pipeline below this fraction of the time without."""
 
 
 def make_plan(
@@ -55,17 +57,18 @@ def make_plan(
         ranks = [tile.rank for tile in tiles]
         boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
-    work = step_work(workload, topology, tiles, hops)
-    schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, kept)
+    chosen = _choose_schedule(topology, workload, tiles, hops, kept)
+    schedule = chosen.schedule
     reduced, copied, gathered = _exchange_bytes(workload, boxes)
     sent, received = _hop_bytes(workload, hops)
     costs = {}
     for tile in tiles:
-        rank, in_flight = tile.rank, most_in_flight(schedule[tile.rank])
+        rank, order = tile.rank, schedule[tile.rank]
         costs[rank] = RankCost(
-            busy_s=sum(work.seconds[rank, kind, mb] for kind, mb in schedule[rank]),
-            in_flight=in_flight,
-            memory_bytes=_memory_bytes(workload, tile, in_flight, kept),
+            busy_s=sum(chosen.work.seconds[rank, kind, mb] for kind, mb in order),
+            in_flight=most_in_flight(order),
+            waiting=max((waiting for _, waiting in levels(order)), default=0),
+            memory_bytes=_memory_bytes(workload, tile, order, kept),
             sent_bytes=sent[rank],
             received_bytes=received[rank],
             reduced_bytes=reduced[rank],
@@ -73,8 +76,9 @@ def make_plan(
             gathered_bytes=gathered[rank],
         )
     exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
-    predicted = Predicted(pipeline_s, exchanged / topology.link_bytes_per_s, costs)
-    return Plan(topology, workload, tiles, boxes, hops, schedule, predicted, reason)
+    predicted = Predicted(chosen.seconds, exchanged / topology.link_bytes_per_s, costs)
+    because = "; ".join(part for part in (reason, chosen.because) if part)
+    return Plan(topology, workload, tiles, boxes, hops, schedule, predicted, because)
 
 
 def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:
@@ -146,28 +150,106 @@ def _once_each(hops: Sequence[Hop]) -> list[Hop]:
     return list(first.values())
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """Orders of the tasks of `work`, how long they take, whether they fit; what `because` says they beat."""
+
+    work: Work
+    schedule: Schedule
+    seconds: float
+    fits: bool
+    because: str = ""
+
+
 def _choose_schedule(
-    topology: Topology, workload: Workload, tiles: Tiling, hops: Sequence[Hop], work: Work, kept: Mapping[Rank, int]
-) -> tuple[Schedule, float]:
+    topology: Topology, workload: Workload, tiles: Tiling, hops: Sequence[Hop], kept: Mapping[Rank, int]
+) -> _Chosen:
+    """As `parallel.schedule` asks: with whole backward passes, in halves, or the faster that fits."""
+    whole = _one_f_one_b(topology, workload, tiles, hops, kept)
+    if workload.schedule == "1f1b":
+        return whole
+    split = _split(topology, workload, tiles, hops, kept, whole)
+    if split is None:
+        return replace(whole, because="1f1b: no schedule of the split kind runs to its end")
+    times = f"{split.seconds * 1e3:.3g} ms against {whole.seconds * 1e3:.3g} ms with 1f1b"
+    if workload.schedule == "split":
+        return replace(split, because=f"split backward (parallel.schedule=split): {times}")
+    if not split.fits:
+        return replace(whole, because="1f1b: the split backward does not fit in memory")
+    if split.seconds < WORTHWHILE * whole.seconds or not whole.fits:
+        return replace(split, because=f"split backward: {times}")
+    return replace(whole, because=f"1f1b: {whole.seconds * 1e3:.3g} ms, which the split backward does not shorten")
+
+
+def _one_f_one_b(
+    topology: Topology, workload: Workload, tiles: Tiling, hops: Sequence[Hop], kept: Mapping[Rank, int]
+) -> _Chosen:
     """The 1F1B order where micro-batches line up; else the fastest that fits of a few widths of the bounds."""
-    best: tuple[Schedule, float] | None = None
+    work = step_work(workload, topology, tiles, hops)
+    best: _Chosen | None = None
     for extra in EXTRA_IN_FLIGHT[: 1 if work.lined_up else None]:
-        schedule = find_schedule(work, first_bounds(tiles, hops, extra))
-        seconds = makespan_s(work, schedule, topology.link_bytes_per_s)
-        fits = all(
-            (limit := topology.member(t.rank).memory_bytes) is None
-            or _memory_bytes(workload, t, most_in_flight(schedule[t.rank]), kept) <= limit
-            for t in tiles
-        )
-        if best is None or (fits and seconds < WORTHWHILE * best[1]):
-            best = (schedule, seconds)
+        found = _weigh(topology, workload, tiles, kept, work, find_schedule(work, first_bounds(tiles, hops, extra)))
+        if best is None or (found.fits and found.seconds < WORTHWHILE * best.seconds):
+            best = found
     assert best is not None
     return best
 
 
-def _memory_bytes(workload: Workload, tile: Tile, in_flight: int, kept: Mapping[Rank, int]) -> int:
+def _split(
+    topology: Topology,
+    workload: Workload,
+    tiles: Tiling,
+    hops: Sequence[Hop],
+    kept: Mapping[Rank, int],
+    whole: _Chosen,
+) -> _Chosen | None:
+    """The fastest that fits of the schedules of the split kind, or the leanest; None if there is none.
+
+    `whole`: the same step with whole backward passes.
+    """
+    work = step_work(workload, topology, tiles, hops, split=True)
+    bounds = {rank: most_in_flight(order) for rank, order in whole.schedule.items()}
+    rooms = {tile.rank: _room(topology, workload, tile, kept) for tile in tiles}
+    best: _Chosen | None = None
+    least_s = shortest_s(work)
+    for schedule in split_schedules(work, whole.schedule, bounds, rooms, topology.link_bytes_per_s):
+        found = _weigh(topology, workload, tiles, kept, work, schedule)
+        if best is None or (found.fits and (not best.fits or found.seconds < WORTHWHILE * best.seconds)):
+            best = found
+        if best.fits and WORTHWHILE * best.seconds <= least_s:
+            break
+    return best
+
+
+def _room(topology: Topology, workload: Workload, tile: Tile, kept: Mapping[Rank, int]) -> Room:
     largest = max(len(m) for m in tile.micro_batches)
-    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0)).total
+    costs = workload.units[tile.units.lo : tile.units.hi]
+    limit = topology.member(tile.rank).memory_bytes
+    return Room(
+        saved=largest * sum(u.saved_bytes for u in costs),
+        held=largest * sum(u.held_bytes for u in costs),
+        bytes=None if limit is None else limit - _memory_bytes(workload, tile, (), kept),
+    )
+
+
+def _weigh(
+    topology: Topology, workload: Workload, tiles: Tiling, kept: Mapping[Rank, int], work: Work, schedule: Schedule
+) -> _Chosen:
+    fits = all(
+        (limit := topology.member(t.rank).memory_bytes) is None
+        or _memory_bytes(workload, t, schedule[t.rank], kept) <= limit
+        for t in tiles
+    )
+    return _Chosen(work, schedule, makespan_s(work, schedule, topology.link_bytes_per_s), fits)
+
+
+def _memory_bytes(workload: Workload, tile: Tile, order: Sequence[Action], kept: Mapping[Rank, int]) -> int:
+    """Of a rank whose activations are kept as its order says."""
+    largest = max(len(m) for m in tile.micro_batches)
+    costs = workload.units[tile.units.lo : tile.units.hi]
+    saved, held = sum(u.saved_bytes for u in costs), sum(u.held_bytes for u in costs)
+    in_flight, waiting = max(levels(order), key=lambda level: level[0] * saved + level[1] * held, default=(0, 0))
+    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0), waiting).total
 
 
 def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], Counter[Rank]]:

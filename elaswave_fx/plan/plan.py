@@ -22,11 +22,12 @@ from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 4
+FORMAT = 5
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 Action = tuple[str, int]
-"""("F", micro-batch) or ("B", micro-batch): one micro-batch through all units of the rank's tile."""
+"""One micro-batch through all units of the rank's tile: ("F", micro-batch) forward, ("B", micro-batch) backward; or
+backward in halves, ("I", micro-batch) for the gradients of values, later ("W", micro-batch) for those of parameters."""
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +48,8 @@ class Hop:
 
 @dataclass(frozen=True)
 class RankCost:
-    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward.
+    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward,
+    `waiting` = most between the halves of backward.
 
     `copied_bytes`: records of owned boxes, sent to their holders.
     """
@@ -60,6 +62,7 @@ class RankCost:
     reduced_bytes: int
     copied_bytes: int
     gathered_bytes: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ from elaswave_fx.words import size_text
 class Parallel:
     """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner.
 
-    `copies`: how many ranks besides the owner keep each box.
+    `copies`: how many ranks besides the owner keep each box. `schedule`: see `Workload`.
     """
 
     dp: int
     pp: int
     micro_batch: int | None = None
     copies: int = 1
+    schedule: str = "1f1b"
 
 
 def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> Plan:
@@ -48,8 +49,8 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
             f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
             f"the topology has {len(topology.members)}"
         )
-    # Later plans of the job keep to the same bound.
-    workload = replace(workload, micro_batch=parallel.micro_batch)
+    # Later plans of the job keep to the same bound and kind of schedule.
+    workload = replace(workload, micro_batch=parallel.micro_batch, schedule=parallel.schedule)
     try:
         return plan_columns(workload, topology, (parallel.pp,) * parallel.dp, parallel.micro_batch, parallel.copies)
     except PlanError as error:
@@ -110,7 +111,7 @@ def plan_rows(
         reason = (
             f"rows of widths {_numbers(widths)}: units cut at {_numbers(bounds[1:-1])}; "
             f"{_against_even(unit_seconds(workload, size), strength, bounds)}; "
-            f"{_micro_batch_reason(found.tiles, len(widths), micro_batch)}"
+            f"{_micro_batch_reason(workload, found.tiles, len(widths), micro_batch)}"
         )
         plan = make_plan(topology, workload, found.tiles, reason, copies)
         if fits_memory(plan):
@@ -211,7 +212,7 @@ def _columns_reason(
         where = " | ".join(_numbers(c[1:-1]) or "none" for c in dict.fromkeys(cuts))
         parts.append(f"units cut at {where}")
         parts.append(_against_even(costs, speeds(pipelines[worst]), cuts[worst]))
-    parts.append(_micro_batch_reason(found.tiles, max(depths), micro_batch))
+    parts.append(_micro_batch_reason(workload, found.tiles, max(depths), micro_batch))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
     elif workload.exact:
@@ -234,8 +235,8 @@ def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Seque
     return f"{text}, as fast as equal numbers of units (cut at {_numbers(even[1:-1])}) with no more bytes sent"
 
 
-def _micro_batch_reason(tiling: Tiling, depth: int, micro_batch: int | None) -> str:
-    """Number and size of the micro-batches, and the bubble against running each tile at once."""
+def _micro_batch_reason(workload: Workload, tiling: Tiling, depth: int, micro_batch: int | None) -> str:
+    """Number and size of the micro-batches, and the bubble of 1F1B against running each tile at once."""
     counts = sorted({len(t.micro_batches) for t in tiling})
     largest = max(len(m) for t in tiling for m in t.micro_batches)
     text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"
@@ -243,6 +244,8 @@ def _micro_batch_reason(tiling: Tiling, depth: int, micro_batch: int | None) -> 
         text += f" (parallel.micro_batch={micro_batch})"
     if depth == 1:
         return text + (", the whole tile at once" if counts[-1] == 1 else ", the fewest allowed")
+    if workload.schedule != "1f1b":
+        return text
     bubble = (depth - 1) / (counts[0] + depth - 1)
     return text + f": about {bubble:.0%} idle in the pipeline against {(depth - 1) / depth:.0%} with one"
 

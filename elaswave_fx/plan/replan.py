@@ -41,7 +41,8 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
         found = search.best(wanted)
         if found is not None:
             room = () if wanted == most else (f"memory has room for {wanted} of {most} copies",)
-            parts = (_changed(plan, found.plan), *found.because, *_box_words(plan, found.plan, have), *room)
+            order = (found.plan.reason,) if found.plan.reason else ()
+            parts = (_changed(plan, found.plan), *found.because, *order, *_box_words(plan, found.plan, have), *room)
             return replace(found.plan, reason="; ".join(parts))
     raise PlanError(_too_few(plan, topology))
 

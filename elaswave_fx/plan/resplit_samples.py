@@ -144,14 +144,19 @@ def _columns_in_order(order: Sequence[Member], depths: Sequence[int]) -> tuple[t
 def _shape(
     workload: Workload, name: str, is_columns: bool, parts: tuple[tuple[Member, ...], ...], depth: int, lanes: int
 ) -> Shape:
-    """With the time of perfectly even stages: work over speed, and the bubble of its depth."""
+    """With the time of perfectly even stages: work over speed, and the bubble of its depth.
+
+    Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
+    """
     share = -(-workload.granules // lanes)
     size = next(micro_batch_sizes(workload, share, depth, workload.micro_batch), workload.granule)
     count = -(-share * workload.granule // size)
-    samples = sum(u.forward_s + u.backward_s for u in workload.units) * workload.global_batch
+    whole = sum(u.forward_s + u.backward_s for u in workload.units)
+    samples = whole * workload.global_batch
     calls = sum(2 * u.fixed_s for u in workload.units) * count * lanes
     strength = sum(s for part in parts for s in speeds(part))
-    return Shape(name, is_columns, parts, (samples + calls) / strength * (1 + (depth - 1) / count))
+    waits = 1.0 if workload.schedule == "1f1b" or not whole else sum(u.forward_s for u in workload.units) / whole
+    return Shape(name, is_columns, parts, (samples + calls) / strength * (1 + waits * (depth - 1) / count))
 
 
 def _numbers(values: Sequence[int]) -> str:

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s, value_samples
+from elaswave_fx.plan.cost import Workload, backward_s, forward_s, value_samples, weights_s
 from elaswave_fx.plan.plan import Action, Hop
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank, Topology
 
 Task = tuple[Rank, str, int]
-"""An action of a rank: (rank, "F" or "B", micro-batch)."""
+"""An action of a rank: (rank, kind, micro-batch); see `plan.Action`."""
 
 Schedule = Mapping[Rank, tuple[Action, ...]]
 
@@ -32,7 +32,7 @@ Schedule = Mapping[Rank, tuple[Action, ...]]
 class Work:
     """A step as tasks: what each waits for (with the bytes that travel) and how long it takes.
 
-    `ticks` is the clock on which the order is found, `lined_up` whether it is the 1F1B clock on every rank.
+    `ticks` is the clock on which the 1F1B order is found, `lined_up` whether it is the same on every rank.
     """
 
     tasks: tuple[Task, ...]
@@ -42,26 +42,35 @@ class Work:
     lined_up: bool
 
 
-def step_work(workload: Workload, topology: Topology, tiles: Sequence[Tile], hops: Sequence[Hop]) -> Work:
-    """The tasks of a step of these tiles."""
+def step_work(
+    workload: Workload, topology: Topology, tiles: Sequence[Tile], hops: Sequence[Hop], split: bool = False
+) -> Work:
+    """The tasks of a step of these tiles; `split`: with backward passes in halves."""
+    half = "I" if split else "B"
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
     for tile in tiles:
         speed = topology.member(tile.rank).speed
         for index, samples in enumerate(tile.micro_batches):
-            forward, backward = (tile.rank, "F", index), (tile.rank, "B", index)
+            forward, backward = (tile.rank, "F", index), (tile.rank, half, index)
             tasks += [forward, backward]
             seconds[forward] = forward_s(workload, tile.units.lo, tile.units.hi, len(samples), speed)
             seconds[backward] = backward_s(workload, tile.units.lo, tile.units.hi, len(samples), speed)
             needs[forward], needs[backward] = {}, {forward: 0}
+            if split:
+                weights = (tile.rank, "W", index)
+                tasks.append(weights)
+                seconds[weights] = weights_s(workload, tile.units.lo, tile.units.hi, len(samples), speed)
+                seconds[backward] -= seconds[weights]
+                needs[weights] = {backward: 0}
     for hop in hops:
         value = workload.values[hop.value]
         size = value.bytes_per_sample * value_samples(value, len(hop.samples))
         source, target = (hop.source, hop.source_micro_batch), (hop.target, hop.target_micro_batch)
         _add_need(needs, (target[0], "F", target[1]), (source[0], "F", source[1]), size)
         if value.has_grad:
-            _add_need(needs, (source[0], "B", source[1]), (target[0], "B", target[1]), size)
+            _add_need(needs, (source[0], half, source[1]), (target[0], half, target[1]), size)
     aligned = _aligned_ranks(tiles, hops)
     ticks = {task: (1.0 if task[1] == "F" else 2.0) if task[0] in aligned else seconds[task] for task in tasks}
     return Work(tuple(tasks), needs, seconds, ticks, len(aligned) == len(tiles))
@@ -194,12 +203,17 @@ class _Run:
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """The most micro-batches that are between forward and backward at once."""
-    level = most = 0
+    """The most micro-batches that are between forward and backward, or its first half, at once."""
+    return max((in_flight for in_flight, _ in levels(order)), default=0)
+
+
+def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
+    """After each action: micro-batches between forward and backward, and between the halves of backward."""
+    in_flight = waiting = 0
     for kind, _ in order:
-        level += 1 if kind == "F" else -1
-        most = max(most, level)
-    return most
+        in_flight += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
+        waiting += {"F": 0, "B": 0, "I": 1, "W": -1}[kind]
+        yield in_flight, waiting
 
 
 def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float:

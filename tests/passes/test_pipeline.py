@@ -232,6 +232,20 @@ def test_the_workload_of_an_artifact() -> None:
     assert (unit.backward_s, unit.weights_share) == (3.0, 0.5)
 
 
+@pytest.mark.parametrize("schedule", ["split", "auto"])
+def test_halves_need_the_pass_that_makes_them(schedule: str) -> None:
+    result = compiled("gpt")
+    whole = {kind: dataclasses.replace(each, halves=None) for kind, each in result.program.kinds.items()}
+    artifact = artifact_of(dataclasses.replace(result, program=dataclasses.replace(result.program, kinds=whole)))
+    stages = AssignStages(dp=1, pp=2, schedule=schedule)
+    if schedule == "split":
+        message = "parallel.schedule=split: the pipeline .passes.pipeline. leaves split_backward out; nearest valid"
+        with pytest.raises(ConfigError, match=message):
+            stages.apply(artifact, local_topology(2), 8, 2)
+    else:
+        assert stages.apply(artifact, local_topology(2), 8, 2).workload.schedule == "1f1b"
+
+
 @pytest.mark.parametrize("policy", get_args(Policy))
 def test_every_policy_can_be_configured(policy: str) -> None:
     assert load_config([f"recompute={policy}"]).recompute == policy

@@ -35,10 +35,10 @@ def test_json_brings_back_the_same_plan(tiling: tuple[Workload, Tiling]) -> None
 
 
 def test_text_that_is_no_plan_is_refused() -> None:
-    for text in ("", "[]", "{}", '{"format": 4}'):
+    for text in ("", "[]", "{}", '{"format": 5}'):
         with pytest.raises(PlanError, match="plan: the text is not a plan"):
             Plan.from_json(text)
-    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 4"):
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 5"):
         Plan.from_json('{"format": 99}')
 
 
