@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.plan import Action
 from elaswave_fx.plan.schedule import Schedule, Task, Work
@@ -62,13 +62,52 @@ def split_schedules(
     """
     weights = {rank: tuple(mb for kind, mb in order if kind == "B") for rank, order in first.items()}
     deepest = max(bounds.values(), default=1)
+    kinds = _pipelines(work, {rank: (bounds[rank], rooms[rank], weights[rank]) for rank in bounds})
     for (ahead, room), patience, preference in itertools.product(_WIDTHS, _PATIENCE, _PREFERENCES):
         in_flight = {rank: bound + round(ahead * (bound - 1)) for rank, bound in bounds.items()}
         kept = {rank: _limit(rooms[rank], room * deepest) for rank in bounds}
-        run = _Run(work, weights, rooms, _Rule(preference, patience, in_flight, kept), link_bytes_per_s)
-        schedule = run.to_end()
+        rule = _Rule(preference, patience, in_flight, kept)
+        schedule: dict[Rank, tuple[Action, ...]] = {}
+        for part, alike in kinds:
+            found = _Run(part, weights, rooms, rule, link_bytes_per_s).to_end()
+            for ranks in alike:
+                schedule |= dict(zip(ranks, found.values(), strict=True))
         if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end
             yield schedule
+
+
+def _pipelines(work: Work, traits: Mapping[Rank, Hashable]) -> list[tuple[Work, list[tuple[Rank, ...]]]]:
+    """The work of ranks that wait for each other, once for all that are alike, with their ranks in the same places.
+
+    `traits`: what of a rank is no part of the work.
+    """
+    home = {rank: rank for rank in traits}
+
+    def head(rank: Rank) -> Rank:
+        while home[rank] != rank:
+            rank = home[rank]
+        return rank
+
+    for task in work.tasks:
+        for before in work.needs[task]:
+            home[max(head(task[0]), head(before[0]))] = min(head(task[0]), head(before[0]))
+    tasks: dict[Rank, list[Task]] = defaultdict(list)
+    for task in work.tasks:
+        tasks[head(task[0])].append(task)
+    kinds: dict[Hashable, tuple[Work, list[tuple[Rank, ...]]]] = {}
+    for own in tasks.values():
+        ranks = tuple(dict.fromkeys(task[0] for task in own))
+        place = {rank: number for number, rank in enumerate(ranks)}
+        same = tuple(_in_places(work, place, task) for task in own), tuple(traits[rank] for rank in ranks)
+        _, alike = kinds.setdefault(same, (replace(work, tasks=tuple(own)), []))
+        alike.append(ranks)
+    return list(kinds.values())
+
+
+def _in_places(work: Work, place: Mapping[Rank, int], task: Task) -> Hashable:
+    """A task, its duration and needs, with places for ranks."""
+    needs = tuple((place[rank], kind, mb, size) for (rank, kind, mb), size in work.needs[task].items())
+    return place[task[0]], *task[1:], work.seconds[task], needs
 
 
 def shortest_s(work: Work) -> float:
@@ -112,12 +151,12 @@ class _Run:
         for task in work.tasks:
             for before, size in work.needs[task].items():
                 self._after[before].append((task, size))
-        self._order: dict[Rank, list[Action]] = {rank: [] for rank in weights}
-        self._weights = {rank: deque(order) for rank, order in weights.items()}
-        self._coming: dict[tuple[Rank, str], dict[int, float]] = {(r, k): {} for r in weights for k in "FIW"}
+        self._order: dict[Rank, list[Action]] = {task[0]: [] for task in work.tasks}
+        self._weights = {rank: deque(weights[rank]) for rank in self._order}
+        self._coming: dict[tuple[Rank, str], dict[int, float]] = {(r, k): {} for r in self._order for k in "FIW"}
         self._arrival = dict.fromkeys(work.tasks, 0.0)
-        self._in_flight = dict.fromkeys(weights, 0)
-        self._kept = dict.fromkeys(weights, 0)
+        self._in_flight = dict.fromkeys(self._order, 0)
+        self._kept = dict.fromkeys(self._order, 0)
 
     def to_end(self) -> Schedule:
         """The orders in which tasks ran, until nothing moved any more."""
