@@ -98,12 +98,14 @@ class UnitSequence:
         reads: Sequence[tuple[int, int]],
         writes: Sequence[int],
         backward: Program | None,
+        weights: Program | None,
+        results: int,
         tangents: Sequence[int],
         gradients: Sequence[tuple[int, int]],
     ) -> None: ...
     def step(
         self, values: Sequence[Any], gradients: int, loss: int, loss_gradient: int
-    ) -> tuple[list[Any], list[Any], list[float], list[float]]: ...
+    ) -> tuple[list[Any], list[Any], list[float], list[float], list[float]]: ...
 
 CommitAction = tuple[str, int | None, int | None, int | None, int]
 """What the commit machine wants done: (kind, box, peer, version, how many boxes from `box` on); kinds and their meaning

@@ -40,21 +40,34 @@ class AssignStages:
     micro_batch: int | None = None
     copies: int = 1
     exact: bool = False
+    schedule: str = "1f1b"
 
     def apply(self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int) -> Plan:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy.
 
-        Raises ConfigError naming the key for a shape that leaves a rank without work or memory.
+        Raises ConfigError naming the key for a shape that leaves a rank without work or memory, or for a schedule of
+        halves that the program does not have.
         """
         workload = make_workload(artifact, global_batch, state_tensors, self.exact)
+        wanted = Parallel(self.dp, self.pp, self.micro_batch, self.copies, self._possible_schedule(artifact))
         try:
-            plan = plan_uniform(workload, topology, Parallel(self.dp, self.pp, self.micro_batch, self.copies))
+            plan = plan_uniform(workload, topology, wanted)
         except ConfigError as error:
             if isinstance(error.__cause__, PlanError):  # Memory is short; any other error names what would be valid.
                 raise ConfigError(f"{error}; {_what_takes_memory(artifact)}") from error
             raise
         check_plan(plan)
         return plan
+
+    def _possible_schedule(self, artifact: Artifact) -> str:
+        if self.schedule == "1f1b" or artifact.is_split:
+            return self.schedule
+        if self.schedule == "split":
+            raise ConfigError(
+                "parallel.schedule=split: the pipeline (passes.pipeline) leaves split_backward out; nearest valid: "
+                "parallel.schedule=1f1b"
+            )
+        return "1f1b"
 
 
 def _what_takes_memory(artifact: Artifact) -> str:
@@ -91,9 +104,10 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exa
 def _unit_cost(artifact: Artifact, unit: UnitSpec, itemsize: int) -> UnitCost:
     calls = len(artifact.programs[f"{unit.kind}.forward"]["instructions"])
     forward_s = unit.flops / _OPERATIONS_PER_S
-    backward_s = _BACKWARD_OVER_FORWARD * forward_s
+    backward_s, weights_share = _BACKWARD_OVER_FORWARD * forward_s, unit.weights_share
     if unit.kind in artifact.measured:
-        forward_s, backward_s = artifact.measured[unit.kind]
+        forward_s, backward_s, weights_s = artifact.measured[unit.kind]
+        weights_share = weights_s / backward_s if backward_s else 0.0
     own = [bucket for bucket in artifact.buckets if bucket.users[0] == unit.index]
     params = sum(bucket.numel for bucket in own) * itemsize
-    return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes)
+    return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes, unit.held_bytes, weights_share)

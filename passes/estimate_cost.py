@@ -1,8 +1,8 @@
 """estimate_cost: floating-point operations per sample of every call, from shapes alone.
 
-Formulas: a product of [m, k] and [k, n] takes 2mkn operations; attention two such products; a convolution
-2 * output elements * kernel elements; operators of others than torch that read two matrices count as products;
-everything else one per output element.
+Formulas: a product of [m, k] and [k, n] takes 2mkn operations; attention two such products, backward five; a
+convolution 2 * output elements * kernel elements, backward as many for each of the gradients of input and kernel;
+operators of others than torch that read two matrices count as products; everything else one per output element.
 
     linear [s0, 64, 128] x [384, 128] -> 2 * 64 * 128 * 384 operations per sample
 """
@@ -16,9 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.program.ir import Program, calls, is_aten, set_flops, tensors_in, value_of
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, set_flops, tensors_in, value_of
 
 _PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul")
+_ATTENTION_BACKWARD = (
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward", "aten._scaled_dot_product_flash_attention_backward",
+    "aten._scaled_dot_product_efficient_attention_backward",
+)  # fmt: skip
 VIEWS = (
     "aten.view", "aten.transpose", "aten.permute", "aten.t", "aten.unsqueeze", "aten.squeeze", "aten.expand",
     "aten.slice", "aten.select", "aten.detach", "aten.split", "aten.unbind", "aten.chunk", "aten.sym_size",
@@ -39,6 +43,13 @@ class EstimateCost:
         for node in calls(program.graph.graph):
             set_flops(node, share * operations(node))
         return program
+
+
+def view_base(node: fx.Node) -> fx.Node:
+    """What a value that is a view lies in the memory of; any other value is its own base."""
+    while is_aten(node, *VIEWS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def elements(value: Any) -> int:
@@ -71,6 +82,13 @@ def operations(node: fx.Node) -> float:
     if is_aten(node, "aten.convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d"):
         weight = value_of(node.args[1])  # type: ignore[arg-type]
         return 2.0 * out * (elements(weight) // _one_sample(weight.shape[0]))
+    if is_aten(node, "aten.convolution_backward"):
+        gradient, weight = value_of(node.args[0]), value_of(node.args[2])  # type: ignore[arg-type]
+        one = 2.0 * elements(gradient) * (elements(weight) // _one_sample(weight.shape[0]))
+        return one * sum(argument(node, "output_mask")[:2])
+    if is_aten(node, *_ATTENTION_BACKWARD):
+        query, keys = value_of(node.args[1]), value_of(node.args[2])  # type: ignore[arg-type]
+        return 10.0 * elements(query) * _one_sample(keys.shape[-2])
     if is_aten(node, "aten.scaled_dot_product_attention"):
         keys = value_of(node.args[1])  # type: ignore[arg-type]
         return 4.0 * out * _one_sample(keys.shape[-2])

@@ -2,20 +2,22 @@
 
 Names stand for what they belonged to; places are indices from here on:
 
-    kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate"
+    kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate", and where the pipeline
+                             splits the backward programs ".backward_inputs", ".backward_weights"
     unit 3 -> inputs (("value", 2), ("param", 5, 0, (64,)), ...), grads (("value", 2), ("param", 5, 0, (64,)), ...)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from elaswave_fx.passes.cut_units import draws_of
-from elaswave_fx.passes.estimate_cost import value_bytes
+from elaswave_fx.passes.estimate_cost import value_bytes, view_base
 from elaswave_fx.passes.evaluate import evaluation_graph, evaluation_results
 from elaswave_fx.passes.recompute import Derivative
 from elaswave_fx.passes.unit_program import lower_graph
@@ -117,6 +119,10 @@ def _programs(unit: Unit, derivative: Derivative) -> dict[str, Any]:
     made = {f"{unit.kind}.forward": lower_graph(f"{unit.kind}.forward", derivative.forward)}
     if derivative.backward is not None:
         made[f"{unit.kind}.backward"] = lower_graph(f"{unit.kind}.backward", derivative.backward)
+    if derivative.halves is not None:
+        parts = {"inputs": derivative.halves.inputs, "weights": derivative.halves.weights}
+        names = {f"{unit.kind}.backward_{part}": graph for part, graph in parts.items() if graph is not None}
+        made |= {name: lower_graph(name, graph) for name, graph in names.items()}
     made[f"{unit.kind}.evaluate"] = lower_graph(f"{unit.kind}.evaluate", evaluation_graph(unit))
     return made
 
@@ -195,15 +201,30 @@ class _Binder:
             tuple(grads),
             derivative.num_saved,
             sum(flops_of(node) for node in calls(unit.graph.graph)),
-            _saved_bytes(unit, derivative, 1 if self.program.dynamic_batch else self.program.granule),
+            *_kept_bytes(unit, derivative, 1 if self.program.dynamic_batch else self.program.granule),
+            derivative.halves.num_held if derivative.halves is not None else 0,
+            derivative.halves.weights_share if derivative.halves is not None else 0.0,
         )
 
 
-def _saved_bytes(unit: Unit, derivative: Derivative, batch: int) -> int:
-    """Bytes per sample kept for backward, without what is kept anyway (parameters, constants)."""
-    held = {
+def _kept_bytes(unit: Unit, derivative: Derivative, batch: int) -> tuple[int, int]:
+    """Bytes per sample kept for backward, and between its halves, without what is kept anyway (parameters, constants).
+
+    Views count as what they are views of, once.
+    """
+    anyway = {
         node for node, source in zip(placeholders(derivative.forward.graph), unit.sources, strict=True)
         if source.role in (Role.PARAM, Role.CONSTANT, Role.BUFFER)
     }  # fmt: skip
-    saved = set(output_nodes(derivative.forward.graph)[len(unit.results) :])
-    return sum(value_bytes(value_of(node)) for node in saved if node is not None and node not in held) // batch
+    saved = output_nodes(derivative.forward.graph)[len(unit.results) :]
+    if derivative.halves is None:
+        return _bytes_of(saved, anyway) // batch, 0
+    given = placeholders(derivative.halves.inputs.graph)
+    lasting = {node for node, kept in zip(given, saved, strict=False) if kept in anyway}
+    held = output_nodes(derivative.halves.inputs.graph)[len(unit.sources) :]
+    return _bytes_of(saved, anyway) // batch, _bytes_of(held, lasting) // batch
+
+
+def _bytes_of(nodes: Sequence[fx.Node | None], anyway: set[fx.Node]) -> int:
+    """Of the memory that these values lie in, each piece once."""
+    return sum(value_bytes(value_of(base)) for base in {view_base(n) for n in nodes if n is not None} - anyway)

@@ -37,6 +37,7 @@ from elaswave_fx.passes.recompute import Recompute
 from elaswave_fx.passes.replicate_invariants import ReplicateInvariants
 from elaswave_fx.passes.rewrite_rng import RewriteRng
 from elaswave_fx.passes.simplify import Simplify
+from elaswave_fx.passes.split_backward import SplitBackward
 from elaswave_fx.passes.user_pass import load_pass_class
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
@@ -55,12 +56,14 @@ BUILT_IN: Mapping[str, Any] = {
     each.name: each
     for each in (
         Normalize, ReplicateInvariants, RecognizeCausal, ExpandAttention, RewriteRng, FoldBuffers, FindCouplings,
-        EstimateCost, FindCuts, CutUnits, Differentiate, Simplify, ChooseKernels, Recompute,
+        EstimateCost, FindCuts, CutUnits, Differentiate, Simplify, ChooseKernels, Recompute, SplitBackward,
     )
 }  # fmt: skip
 """The passes of the compiler by name, in their order."""
 
-_DISPENSABLE = ("replicate_invariants", "recognize_causal", "expand_attention", "simplify", "choose_kernels")
+_DISPENSABLE = (
+    "replicate_invariants", "recognize_causal", "expand_attention", "simplify", "choose_kernels", "split_backward",
+)  # fmt: skip
 _NEEDED = tuple(name for name in BUILT_IN if name not in _DISPENSABLE)
 
 

@@ -30,16 +30,32 @@ Policy = Literal["none", "light", "full"]
 
 
 @dataclass(frozen=True)
+class Halves:
+    """A backward program in two, by the pass `split_backward`.
+
+    inputs: (saved..., tangents...) -> (gradient per unit input or None, held...), of values alone;
+    weights: (held...) -> gradient per unit input or None, of parameters alone; None if the unit trains none.
+    `weights_share`: of the operations of both.
+    """
+
+    inputs: fx.GraphModule
+    weights: fx.GraphModule | None
+    num_held: int
+    weights_share: float
+
+
+@dataclass(frozen=True)
 class Derivative:
     """One kind of unit, split.
 
     forward: unit inputs -> (results, saved...); backward: (saved..., tangents...) -> gradient or None per unit input.
-    `num_saved` counts tensors and integers alike.
+    `num_saved` counts tensors and integers alike. `halves`: of the backward program, once it was split in its turn.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule | None
     num_saved: int
+    halves: Halves | None = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +77,11 @@ def split(joint: Joint, policy: Policy) -> Derivative:
     outputs = output_nodes(graph)
     results, gradients = outputs[: joint.num_results], outputs[joint.num_results :]
     if all(gradient is None for gradient in gradients):
-        return Derivative(_extract(graph, inputs[: joint.num_inputs], results), None, 0)
+        return Derivative(extract(graph, inputs[: joint.num_inputs], results), None, 0)
     late = _after(inputs[joint.num_inputs :])
     saved = _saved(joint, [g for g in gradients if g is not None], late, policy)
-    forward = _extract(graph, inputs[: joint.num_inputs], [*results, *saved])
-    backward = _extract(graph, [*saved, *inputs[joint.num_inputs :]], gradients)
+    forward = extract(graph, inputs[: joint.num_inputs], [*results, *saved])
+    backward = extract(graph, [*saved, *inputs[joint.num_inputs :]], gradients)
     return Derivative(forward, backward, len(saved))
 
 
@@ -112,7 +128,7 @@ def _keep(node: fx.Node, policy: Policy) -> bool:
     return policy == "none" or is_aten(maker, *_HEAVY)
 
 
-def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any]) -> fx.GraphModule:
+def extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any]) -> fx.GraphModule:
     """The calls that lead from `inputs` to `outputs`, in their order."""
     new = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}

@@ -197,7 +197,9 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     if config.emulated.unit_ms is not None:
         costs = make_workload(artifact, config.global_batch, state_tensors).units
         artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
-    stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count, config.exact)
+    stages = AssignStages(
+        parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count, config.exact, parallel.schedule
+    )
     return stages.apply(artifact, topology, config.global_batch, state_tensors)
 
 

@@ -1,7 +1,7 @@
 """A model to an artifact: captured, checked against eager, through every pass, lowered; and what its units cost.
 
     compile_model(config, model, batches)   ->  (Artifact, constants)
-    measure(config, model, folder, batch)   ->  {"block": (0.001, 0.002), …} seconds per sample, forward and backward
+    measure(config, model, folder, batch)   ->  {"block": (0.001, 0.002, 0.001), …} seconds per sample
 
 Apart from build.py, so that a program from the cache starts without torch.export and the passes.
 """
@@ -28,7 +28,7 @@ from elaswave_fx.passes.evaluate import evaluation_agrees
 from elaswave_fx.passes.lower import lower
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import is_users, run_passes
-from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.ir import ParamSpec
@@ -60,13 +60,13 @@ def compile_model(
     return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors
 
 
-def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Any]:
+def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Seconds]:
     """Seconds per sample of every kind of unit, in a process set up as a worker is."""
     make_device(config.device).set_up(threads=1)
     _to_precision(model, config.precision)
     artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    units = UnitSequence(artifact, constants, lambda name: tensors[name].detach())
+    units = UnitSequence(artifact, constants, lambda name: tensors[name].detach(), halves=artifact.is_split)
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
     return measure_kinds(units, artifact, cast_inputs(part, config.precision))
 

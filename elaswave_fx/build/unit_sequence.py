@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.program.artifact import Artifact, Binding, UnitSpec
+from elaswave_fx.program.artifact import Artifact, Binding, Seconds, UnitSpec
 
 _RUNS_MIN, _RUNS_MAX = 3, 60
 _MEASURE_S = 1.0
@@ -23,13 +23,17 @@ _MEASURE_S = 1.0
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """One forward and backward pass: sums, gradients by parameter, seconds of each unit's two programs."""
+    """One forward and backward pass: sums, gradients by parameter, seconds of each unit.
+
+    `weights_s`: of `backward_s`, what the gradients of parameters take; zeros where backward programs run whole.
+    """
 
     loss: torch.Tensor
     count: torch.Tensor
     gradients: Mapping[str, torch.Tensor]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    weights_s: tuple[float, ...]
 
 
 class _Places:
@@ -43,12 +47,20 @@ class _Places:
 
 
 class UnitSequence:
-    """Unit programs bound to tensors. `tensor_of(name)` gives parameters and buffers in the dtype they compute in."""
+    """Unit programs bound to tensors. `tensor_of(name)` gives parameters and buffers in the dtype they compute in.
+
+    `halves`: backward programs run in halves, one right after the other.
+    """
 
     def __init__(
-        self, artifact: Artifact, constants: Mapping[str, torch.Tensor], tensor_of: Callable[[str], torch.Tensor]
+        self,
+        artifact: Artifact,
+        constants: Mapping[str, torch.Tensor],
+        tensor_of: Callable[[str], torch.Tensor],
+        halves: bool = False,
     ) -> None:
         self._artifact = artifact
+        self._halves = halves
         self._programs = {name: _native.Program(data) for name, data in artifact.programs.items()}
         places = {(i, p.offset): p.name for i, bucket in enumerate(artifact.buckets) for p in bucket.params}
         sources = [
@@ -75,7 +87,9 @@ class UnitSequence:
             fixed=fixed,
             reads=[(at, self._values(binding)) for at, (binding, tensor) in given if tensor is None],
             writes=[self._values(binding) for binding in unit.outputs],
-            backward=self._programs.get(f"{unit.kind}.backward"),
+            backward=self._programs.get(f"{unit.kind}.backward{'_inputs' if self._halves else ''}"),
+            weights=self._programs.get(f"{unit.kind}.backward_weights") if self._halves else None,
+            results=len(unit.grads),
             tangents=[self._gradients(binding) for binding in wanted],
             gradients=[(at, self._gradients(self._name(b) if b[0] == "param" else b)) for at, b in returned],
         )
@@ -90,33 +104,31 @@ class UnitSequence:
     def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> SequenceStep:
         """Forward and backward of one batch; `keys` int64 [samples] serve every unit alike."""
         given = {("keys",): keys, ("step_keys",): keys[:1], **{("input", name): batch[name] for name in batch}}
-        values, gradients, forward_s, backward_s = self._units.step(
+        values, gradients, *seconds = self._units.step(
             values=[given.get(key) for key in self._values.of],
             gradients=len(self._gradients.of),
             loss=self._loss,
             loss_gradient=self._gradients.of.get(("loss",), len(self._gradients.of)),
         )
         named = {key: gradients[place] for key, place in self._gradients.of.items() if isinstance(key, str)}
-        return SequenceStep(values[self._loss], values[self._count], named, tuple(forward_s), tuple(backward_s))
+        return SequenceStep(values[self._loss], values[self._count], named, *map(tuple, seconds))
 
 
-def measure_kinds(units: UnitSequence, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Seconds per sample (forward, backward) of every kind of unit: the fastest run, averaged over its units.
+def measure_kinds(units: UnitSequence, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Seconds]:
+    """Seconds per sample of every kind of unit: the fastest run, averaged over its units.
 
     There are many runs where they are quick: a kind with a single unit would else look slower than one with many.
     """
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
-    times: list[tuple[tuple[float, ...], tuple[float, ...]]] = []  # Keeping outputs would make memory new.
+    times: list[tuple[tuple[float, ...], ...]] = []  # Keeping outputs would make memory new.
     end = time.perf_counter() + _MEASURE_S
     while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
         step = units.step(batch, keys)
-        times.append((step.forward_s, step.backward_s))
-    found: dict[str, list[tuple[float, float]]] = {}
+        times.append((step.forward_s, step.backward_s, step.weights_s))
+    found: dict[str, list[Seconds]] = {}
     for unit in artifact.units:
-        forward, backward = (min(each[way][unit.index] for each in times) for way in (0, 1))
-        found.setdefault(unit.kind, []).append((forward, backward))
-    return {
-        kind: tuple(math.fsum(pair[way] for pair in pairs) / len(pairs) / samples for way in (0, 1))
-        for kind, pairs in found.items()
-    }
+        fastest = (min(each[part][unit.index] for each in times) for part in range(3))
+        found.setdefault(unit.kind, []).append((next(fastest), next(fastest), next(fastest)))
+    mean = lambda units, part: math.fsum(each[part] for each in units) / len(units) / samples  # noqa: E731
+    return {kind: (mean(each, 0), mean(each, 1), mean(each, 2)) for kind, each in found.items()}

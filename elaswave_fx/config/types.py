@@ -34,6 +34,8 @@ class ParallelConfig:
     """A rank runs at most so many samples at once; None lets the planner choose."""
     granule: int = constrained(at_least=1, at_most=MOST)
     """So many neighbouring samples are never separated."""
+    schedule: str = constrained(choices=("1f1b", "split", "auto"))
+    """The order of work: whole backward passes, halves of them, or the faster that fits."""
     ranks_per_host: int = constrained(at_least=1, at_most=MOST_RANKS)
 
     @property

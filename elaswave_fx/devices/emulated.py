@@ -1,6 +1,6 @@
 """The emulated device: real processes and messages, kernels replaced by the durations that the plan was made with.
 
-    kernels(plan, rank)              -> {unit: (forward s per sample, backward s per sample, s per call)}, at its speed
+    kernels(plan, rank)              -> {unit: (s per sample forward, backward, s per call, share)}, at its speed
     scaled_costs(artifact, 2.0)      -> costs by kind of unit, of 2 ms per sample and unit on average
     Faithfulness().report(group)     -> {"pipeline_ms": 812.3, "predicted_pipeline_ms": 804.0, ...}
 
@@ -22,10 +22,10 @@ from elaswave_fx.devices.cpu import CpuDevice
 from elaswave_fx.plan.cost import UnitCost
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
-from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.artifact import Artifact, Seconds
 
-Kernels = Mapping[int, tuple[float, float, float]]
-"""Unit -> seconds per sample forward and backward, and per call."""
+Kernels = Mapping[int, tuple[float, float, float, float]]
+"""Unit -> seconds per sample forward and backward, and per call; the share of weights in backward."""
 
 _REPORT_S = 60.0
 
@@ -41,17 +41,21 @@ def kernels(plan: Plan, rank: Rank) -> Kernels:
     speed = plan.topology.member(rank).speed
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {
-        unit: (cost.forward_s / speed, cost.backward_s / speed, cost.fixed_s / speed) for unit, cost in costs.items()
+        unit: (cost.forward_s / speed, cost.backward_s / speed, cost.fixed_s / speed, cost.weights_share)
+        for unit, cost in costs.items()
     }
 
 
-def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, tuple[float, float]]:
-    """Seconds per sample (forward, backward) by kind, such that a unit takes `unit_ms` per sample on average, forward
-    and backward together, while the proportions stay as they are. `costs` are those of the artifact's units."""
+def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, Seconds]:
+    """Seconds per sample by kind, such that a unit takes `unit_ms` per sample on average, forward and backward
+    together, while the proportions stay as they are. `costs` are those of the artifact's units."""
     whole_s = math.fsum(cost.forward_s + cost.backward_s for cost in costs)
     scale = 1e-3 * unit_ms * len(costs) / whole_s
     by_kind = zip(artifact.units, costs, strict=True)
-    return {unit.kind: (scale * cost.forward_s, scale * cost.backward_s) for unit, cost in by_kind}
+    return {
+        unit.kind: (scale * cost.forward_s, scale * cost.backward_s, scale * cost.backward_s * cost.weights_share)
+        for unit, cost in by_kind
+    }
 
 
 class Faithfulness:

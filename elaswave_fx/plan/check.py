@@ -19,6 +19,7 @@ from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check_steps import run_instructions
 from elaswave_fx.plan.hops import Hop
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank
@@ -243,27 +244,49 @@ def _delivery_faults(
 def _schedules(plan: Plan) -> Iterator[str]:
     for tile in plan.tiles:
         order = plan.schedule.get(tile.rank, ())
-        want = Counter((kind, mb) for mb in range(len(tile.micro_batches)) for kind in "FB")
+        kinds = "FIW" if any(kind in "IW" for kind, _ in order) else "FB"
+        want = Counter((kind, mb) for mb in range(len(tile.micro_batches)) for kind in kinds)
         if Counter(order) != want:
             odd = sorted((Counter(order) - want) + (want - Counter(order)))[0]
             yield (
                 f"schedule of rank {tile.rank} has {odd[0]}{odd[1]} {Counter(order)[odd]} times; every micro-batch "
-                "goes forward once and backward once"
+                "goes forward once and backward once, whole or in halves"
             )
             continue
         running: set[int] = set()
-        most = 0
+        halfway: set[int] = set()
+        most = most_halfway = 0
         for kind, mb in order:
             if kind == "F":
                 running.add(mb)
-                most = max(most, len(running))
-            elif mb not in running:
-                yield f"schedule of rank {tile.rank} has B{mb} before F{mb}; backward follows forward"
+            elif kind == "W":
+                if mb not in halfway:
+                    yield f"schedule of rank {tile.rank} has W{mb} before I{mb}; weight halves follow input halves"
+                halfway.discard(mb)
             else:
-                running.remove(mb)
-        bound = plan.predicted.ranks[tile.rank].in_flight if tile.rank in plan.predicted.ranks else 0
+                if mb not in running:
+                    yield f"schedule of rank {tile.rank} has {kind}{mb} before F{mb}; backward follows forward"
+                running.discard(mb)
+                halfway |= {mb} if kind == "I" else set()
+            most, most_halfway = max(most, len(running)), max(most_halfway, len(halfway))
+        cost = plan.predicted.ranks.get(tile.rank)
+        bound, bound_halfway = (cost.in_flight, cost.waiting) if cost else (0, 0)
         if most > bound:
             yield f"schedule of rank {tile.rank} holds {most} micro-batches in flight; its bound is {bound}"
+        if most_halfway > bound_halfway:
+            yield (
+                f"schedule of rank {tile.rank} leaves {most_halfway} micro-batches between the halves of backward; "
+                f"its bound is {bound_halfway}"
+            )
+
+
+def _most_kept(order: Sequence[Action], saved: int, held: int) -> int:
+    """The most bytes per sample that wait for their backward pass, or for its second half, at once."""
+    level = most = 0
+    for kind, _ in order:
+        level += {"F": saved, "B": -saved, "I": held - saved, "W": -held}[kind]
+        most = max(most, level)
+    return most
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -275,11 +298,12 @@ def _memory(plan: Plan) -> Iterator[str]:
             continue
         units = range(tile.units.lo, tile.units.hi)
         largest = max((len(m) for m in tile.micro_batches), default=0)
-        in_flight = plan.predicted.ranks[tile.rank].in_flight if tile.rank in plan.predicted.ranks else 0
         kept = [b.span for b in plan.boxes if tile.rank in b.replica_ranks]
         need = sum(work.state_bytes_per_element * (span.hi - span.lo) for span in kept)
-        for unit in units:
-            need += work.units[unit].param_bytes + in_flight * largest * work.units[unit].saved_bytes
+        costs = [work.units[unit] for unit in units]
+        need += sum(cost.param_bytes for cost in costs) + largest * _most_kept(
+            plan.schedule.get(tile.rank, ()), sum(c.saved_bytes for c in costs), sum(c.held_bytes for c in costs)
+        )
         for bucket in work.buckets:
             if set(bucket.users) & set(units):
                 need += (8 if work.exact else 4) * bucket.numel

@@ -1,7 +1,8 @@
 """Executes the instruction lists of all ranks together, on paper, and reports the first rule that breaks.
 
 Part of the independent checker. Ranks advance in turn, each strictly in order; RECV and SEND do not block, FORWARD,
-BACKWARD and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in order.
+BACKWARD, its first half and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in
+order.
 
     run_instructions(plan, {0: [("FORWARD", 0, 0), ...], 1: [...]}, train=True)  ->  None, or one line
 """
@@ -28,6 +29,8 @@ _OPERANDS = {
     "SEND": 7,
     "FORWARD": 2,
     "BACKWARD": 2,
+    "BACKWARD_INPUTS": 2,
+    "BACKWARD_WEIGHTS": 2,
     "REDUCE": 1,
     "UPDATE": 1,
     "GATHER": 1,
@@ -54,7 +57,7 @@ class _Post:
 
 @dataclass
 class _Worker:
-    """What one rank has done so far."""
+    """What one rank has done so far: `backward` for gradients of values, `summed` for those of parameters."""
 
     tile: Tile
     instructions: Sequence[Instruction]
@@ -63,6 +66,7 @@ class _Worker:
     begun: set[int] = field(default_factory=set)
     forward: set[tuple[int, int]] = field(default_factory=set)
     backward: set[tuple[int, int]] = field(default_factory=set)
+    summed: set[tuple[int, int]] = field(default_factory=set)
     done: Counter[Instruction] = field(default_factory=Counter)
 
     def live(self) -> int:
@@ -130,8 +134,11 @@ class _Run:
             return self._forward(worker, *operands)
         if not self._train:
             raise _Broken("evaluation only receives, sends and runs forward")
-        if opcode == "BACKWARD":
-            return self._backward(worker, *operands)
+        if opcode in ("BACKWARD", "BACKWARD_INPUTS"):
+            return self._backward(worker, *operands, whole=opcode == "BACKWARD")
+        if opcode == "BACKWARD_WEIGHTS":
+            self._weights(worker, *operands)
+            return True
         self._collective(rank, worker, str(opcode), operands)
         return True
 
@@ -246,7 +253,7 @@ class _Run:
         worker.begun.add(mb)
         return True
 
-    def _backward(self, worker: _Worker, unit: int, mb: int) -> bool:
+    def _backward(self, worker: _Worker, unit: int, mb: int, whole: bool) -> bool:
         tile = worker.tile
         if (unit, mb) not in worker.forward or (unit, mb) in worker.backward:
             raise _Broken("each unit of the tile runs backward once, after its forward")
@@ -259,14 +266,23 @@ class _Run:
         if not all(self._later_ready(worker, value, mb) for value in touched):
             return False
         worker.backward.add((unit, mb))
+        if whole:
+            worker.summed.add((unit, mb))
         return True
+
+    def _weights(self, worker: _Worker, unit: int, mb: int) -> None:
+        if (unit, mb) not in worker.backward or (unit, mb) in worker.summed:
+            raise _Broken("the weight half of a unit runs once, after its input half")
+        if any((u, mb) not in worker.summed for u in range(unit + 1, worker.tile.units.hi)):
+            raise _Broken("weight halves run in descending order of units")
+        worker.summed.add((unit, mb))
 
     def _collective(self, rank: Rank, worker: _Worker, opcode: str, operands: Sequence[int]) -> None:
         """The rules of REDUCE, FOLD, VOTE, UPDATE, GATHER, SNAPSHOT: each once, in that order per bucket."""
         if worker.done[(opcode, *operands)]:
             raise _Broken("it is done once a step")
         everything = len(worker.tile.units) * len(worker.tile.micro_batches)
-        if opcode in ("FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT") and len(worker.backward) != everything:
+        if opcode in ("FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT") and len(worker.summed) != everything:
             raise _Broken("it follows the last backward of the rank")
         if operands:
             self._bucket_rules(rank, worker, opcode, operands[0])
@@ -286,7 +302,7 @@ class _Run:
         if opcode == "REDUCE":
             for unit in spec.users:
                 for mb in range(len(worker.tile.micro_batches)):
-                    if unit in worker.tile.units and (unit, mb) not in worker.backward:
+                    if unit in worker.tile.units and (unit, mb) not in worker.summed:
                         raise _Broken(f"unit {unit} has yet to add micro-batch {mb} to that bucket")
             return
         owns = (rank, bucket) in self._owned
@@ -308,7 +324,7 @@ class _Run:
                 ]
                 return f"deadlock: {', '.join(waiting[:4])} wait for each other; every list runs to its end"
             want = len(worker.tile.units) * len(worker.tile.micro_batches)
-            if len(worker.forward) != want or (self._train and len(worker.backward) != want):
+            if len(worker.forward) != want or (self._train and len(worker.summed) != want):
                 return f"rank {rank} ends with units that have not run; each unit runs for each micro-batch"
             if self._train and not worker.done[("SNAPSHOT",)]:
                 return f"rank {rank} ends without SNAPSHOT; a step ends with it"

@@ -19,7 +19,9 @@ GRADIENT_BYTES = 4
 class UnitCost:
     """One unit: seconds per sample, seconds per call (each FORWARD or BACKWARD), bytes.
 
-    `param_bytes` is the working copy; `saved_bytes` is kept per sample from forward to backward.
+    `param_bytes` is the working copy; `saved_bytes` is kept per sample from forward to backward. Where the backward
+    pass runs in halves, the second one, for gradients of parameters, takes `weights_share` of its seconds, and
+    `held_bytes` per sample are kept between them.
     """
 
     forward_s: float
@@ -27,6 +29,8 @@ class UnitCost:
     fixed_s: float = 0.0
     param_bytes: int = 0
     saved_bytes: int = 0
+    held_bytes: int = 0
+    weights_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Workload:
     do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
     samples, if any.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
+    `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
     """
 
     units: tuple[UnitCost, ...]
@@ -76,6 +81,7 @@ class Workload:
     micro_batch: int | None = None
     least_elements: int = 1
     exact: bool = False
+    schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -133,3 +139,8 @@ def forward_s(workload: Workload, lo: int, hi: int, samples: int, speed: float =
 def backward_s(workload: Workload, lo: int, hi: int, samples: int, speed: float = 1.0) -> float:
     """Seconds of one backward micro-batch of `samples` through units [lo, hi) at a rank of that speed."""
     return sum(u.fixed_s + u.backward_s * samples for u in workload.units[lo:hi]) / speed
+
+
+def weights_s(workload: Workload, lo: int, hi: int, samples: int, speed: float = 1.0) -> float:
+    """What of `backward_s` the gradients of parameters take."""
+    return sum(u.weights_share * (u.fixed_s + u.backward_s * samples) for u in workload.units[lo:hi]) / speed

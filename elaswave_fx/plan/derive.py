@@ -1,6 +1,6 @@
 """What follows from lanes: boxes, orders of micro-batches, predicted cost.
 
-In: topology, workload, lanes. Out: the Plan. Nothing is chosen here.
+In: topology, workload, lanes. Out: the Plan. Nothing is chosen here but the order of work (`lane_times.py`).
 
     make_plan(topology, workload, lanes, reason)
 """
@@ -14,9 +14,10 @@ from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
 from elaswave_fx.plan.hops import Hop, find_hops
+from elaswave_fx.plan.lane_times import LaneRun, LaneTimes
 from elaswave_fx.plan.memory import tile_memory
 from elaswave_fx.plan.plan import Plan, Predicted, RankCost
-from elaswave_fx.plan.schedule import Action, LaneTimes, most_in_flight
+from elaswave_fx.plan.schedule import Action, levels, most_in_flight
 from elaswave_fx.plan.tiling import Lane, Tile, tiles_of
 from elaswave_fx.plan.topology import Rank, Topology
 
@@ -43,19 +44,20 @@ def make_plan(
     kept = kept_elements(boxes)
     schedule: dict[Rank, tuple[Action, ...]] = {}
     busy: dict[Rank, float] = {}
-    for lane in lanes:
-        run = times.of(lane)
+    runs = [times.of(lane, kept) for lane in lanes]
+    for lane, run in zip(lanes, runs, strict=True):
         schedule.update(zip(lane.ranks, run.orders, strict=True))
         busy.update(zip(lane.ranks, run.busy_s, strict=True))
     reduced, copied, gathered = _exchange_bytes(workload, boxes)
     sent, received = _hop_bytes(workload, find_hops(workload, lanes))
     costs = {}
     for tile in tiles:
-        rank, in_flight = tile.rank, most_in_flight(schedule[tile.rank])
+        rank, order = tile.rank, schedule[tile.rank]
         costs[rank] = RankCost(
             busy_s=busy[rank],
-            in_flight=in_flight,
-            memory_bytes=_memory_bytes(workload, tile, in_flight, kept),
+            in_flight=most_in_flight(order),
+            waiting=max((waiting for _, waiting in levels(order)), default=0),
+            memory_bytes=_memory_bytes(workload, tile, order, kept),
             sent_bytes=sent[rank],
             received_bytes=received[rank],
             reduced_bytes=reduced[rank],
@@ -63,15 +65,31 @@ def make_plan(
             gathered_bytes=gathered[rank],
         )
     exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
-    pipeline_s = max(times.of(lane).seconds for lane in lanes)
-    predicted = Predicted(pipeline_s, exchanged / topology.link_bytes_per_s, costs)
+    predicted = Predicted(max(run.seconds for run in runs), exchanged / topology.link_bytes_per_s, costs)
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
-    return Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, reason)
+    because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
+    return Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
 
 
-def _memory_bytes(workload: Workload, tile: Tile, in_flight: int, kept: Mapping[Rank, int]) -> int:
+def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
+    """Which order of work was taken, and what it beat; nothing where there was no choice."""
+    if workload.schedule == "1f1b":
+        return ""
+    slowest = max(runs, key=lambda run: run.seconds)
+    if not any(run.is_split for run in runs):
+        return f"1f1b: {slowest.refused}"
+    asked = " (parallel.schedule=split)" if workload.schedule == "split" else ""
+    whole_s = max(run.whole_s for run in runs)
+    return f"split backward{asked}: {slowest.seconds * 1e3:.3g} ms against {whole_s * 1e3:.3g} ms with 1f1b"
+
+
+def _memory_bytes(workload: Workload, tile: Tile, order: Sequence[Action], kept: Mapping[Rank, int]) -> int:
+    """Of a rank whose activations are kept as its order says."""
     largest = max(len(m) for m in tile.micro_batches)
-    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0)).total
+    costs = workload.units[tile.units.lo : tile.units.hi]
+    saved, held = sum(u.saved_bytes for u in costs), sum(u.held_bytes for u in costs)
+    in_flight, waiting = max(levels(order), key=lambda level: level[0] * saved + level[1] * held, default=(0, 0))
+    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0), waiting).total
 
 
 def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], Counter[Rank]]:

@@ -24,8 +24,8 @@ from elaswave_fx.program.artifact import Artifact, Binding
 UPDATE = "update"
 """The optimizer's name among the programs."""
 
-Kernel = tuple[float, float, float]
-"""Modelled seconds of a unit: per sample forward and backward, and per call."""
+Kernel = tuple[float, float, float, float]
+"""Modelled seconds of a unit: per sample forward and backward, and per call; the share of weights in backward."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class EngineBufferUpdate:
 class EngineUnit:
     """A unit: programs by name, where inputs, outputs and gradients are bound; see `artifact.Binding`.
 
-    `modelled`: the unit is not computed, but waited for.
+    `backward_inputs`, `backward_weights`: the backward program in halves, where it is there so; the first one returns
+    `num_held` values more for the second. `modelled`: the unit is not computed, but waited for.
     """
 
     index: int
@@ -81,6 +82,9 @@ class EngineUnit:
     eval_outputs: tuple[Binding, ...]
     grads: tuple[Binding, ...]
     num_saved: int
+    backward_inputs: str | None = None
+    backward_weights: str | None = None
+    num_held: int = 0
     modelled: Kernel | None = None
 
 
@@ -209,11 +213,14 @@ def _updates(artifact: Artifact, plan: Plan) -> tuple[EngineBufferUpdate, ...]:
 
 def _unit(artifact: Artifact, index: int, modelled: Kernel | None) -> EngineUnit:
     unit = artifact.units[index]
-    backward = f"{unit.kind}.backward"
+
+    def known(name: str) -> str | None:
+        return f"{unit.kind}.{name}" if f"{unit.kind}.{name}" in artifact.programs else None
+
     return EngineUnit(
         index=index,
         forward=f"{unit.kind}.forward",
-        backward=backward if backward in artifact.programs else None,
+        backward=known("backward"),
         evaluate=f"{unit.kind}.evaluate",
         inputs=unit.inputs,
         eval_inputs=unit.inputs,
@@ -221,5 +228,8 @@ def _unit(artifact: Artifact, index: int, modelled: Kernel | None) -> EngineUnit
         eval_outputs=unit.eval_outputs,
         grads=tuple(binding if binding[0] in ("param", "value") else ("none",) for binding in unit.grads),
         num_saved=unit.num_saved,
+        backward_inputs=known("backward_inputs"),
+        backward_weights=known("backward_weights"),
+        num_held=unit.num_held,
         modelled=modelled,
     )

@@ -29,11 +29,14 @@ class Memory:
         return self.params + self.grads + self.state + self.saved + self.received
 
 
-def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: int, kept: int) -> Memory:
+def tile_memory(
+    workload: Workload, units: Span, micro_batch: int, in_flight: int, kept: int, waiting: int = 0
+) -> Memory:
     """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `kept` bucket elements.
 
     Kept are owned and held elements alike: a holder has the owner's master copy, optimizer state and record.
-    `in_flight` micro-batches keep their saved activations at once; one more may be arriving.
+    `in_flight` micro-batches keep their saved activations at once, `waiting` ones besides what their weight halves
+    need; one more may be arriving.
     """
     touched = sum(b.numel for b in workload.buckets if any(u in units for u in b.users))
     arriving = sum(
@@ -45,7 +48,8 @@ def tile_memory(workload: Workload, units: Span, micro_batch: int, in_flight: in
         params=sum(u.param_bytes for u in workload.units[units.lo : units.hi]),
         grads=workload.sum_bytes * touched,
         state=workload.state_bytes_per_element * kept,
-        saved=in_flight * micro_batch * sum(u.saved_bytes for u in workload.units[units.lo : units.hi]),
+        saved=micro_batch
+        * sum(in_flight * u.saved_bytes + waiting * u.held_bytes for u in workload.units[units.lo : units.hi]),
         received=arriving,
     )
 
@@ -86,6 +90,7 @@ class UnitSums:
                 every[user] += bucket.numel
         self._params = _prefix([u.param_bytes for u in workload.units])
         self._saved = _prefix([u.saved_bytes for u in workload.units])
+        self._held = _prefix([u.held_bytes for u in workload.units])
         self._first = _prefix(first)
         self._touched = _prefix(every)
         self._arriving: dict[int, list[tuple[int, int]]] = {}
@@ -97,6 +102,10 @@ class UnitSums:
     def saved(self, units: Span) -> int:
         """Bytes kept per sample from forward to backward."""
         return _between(self._saved, units)
+
+    def held(self, units: Span) -> int:
+        """Bytes kept per sample between the halves of backward."""
+        return _between(self._held, units)
 
     def first_used(self, units: Span) -> int:
         """Elements of buckets whose first user is among the units."""

@@ -31,7 +31,8 @@ FORMAT = 5
 
 @dataclass(frozen=True)
 class RankCost:
-    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward.
+    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward,
+    `waiting` = most between the halves of backward.
 
     `copied_bytes`: records of owned boxes, sent to their holders.
     """
@@ -44,6 +45,7 @@ class RankCost:
     reduced_bytes: int
     copied_bytes: int
     gathered_bytes: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True)

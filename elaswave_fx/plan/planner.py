@@ -27,13 +27,14 @@ from elaswave_fx.words import listed, size_text
 class Parallel:
     """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner.
 
-    `copies`: how many ranks besides the owner keep each box.
+    `copies`: how many ranks besides the owner keep each box. `schedule`: see `Workload`.
     """
 
     dp: int
     pp: int
     micro_batch: int | None = None
     copies: int = 1
+    schedule: str = "1f1b"
 
 
 Widths = Sequence[Sequence[int]]
@@ -51,8 +52,8 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
             f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
             f"the topology has {len(topology.members)}"
         )
-    # Later plans of the job keep to the same bound.
-    workload = replace(workload, micro_batch=parallel.micro_batch)
+    # Later plans of the job keep to the same bound and kind of schedule.
+    workload = replace(workload, micro_batch=parallel.micro_batch, schedule=parallel.schedule)
     try:
         return plan_lanes(workload, topology, uniform(parallel.dp, parallel.pp), parallel.micro_batch, parallel.copies)
     except PlanError as error:
@@ -205,7 +206,7 @@ def _reason(
         where = " | ".join(listed(cut[1:-1]) or "none" for cut in dict.fromkeys(lane.borders for lane in lanes))
         parts.append(f"units cut at {where}")
         parts.append(_against_even(costs, sketches[worst].strengths, lanes[worst].borders))
-    parts.append(_micro_batch_reason(lanes, depth, micro_batch))
+    parts.append(_micro_batch_reason(workload, lanes, depth, micro_batch))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
     elif workload.exact:
@@ -228,8 +229,8 @@ def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Seque
     return f"{text}, as fast as equal numbers of units (cut at {listed(even[1:-1])}) with no more bytes sent"
 
 
-def _micro_batch_reason(lanes: Sequence[Lane], depth: int, micro_batch: int | None) -> str:
-    """Number and size of a rank's micro-batches, and the bubble against running each tile at once."""
+def _micro_batch_reason(workload: Workload, lanes: Sequence[Lane], depth: int, micro_batch: int | None) -> str:
+    """Number and size of a rank's micro-batches, and the bubble of 1F1B against running each tile at once."""
     counts = sorted({count for lane in lanes for stage in lane.stages for count in stage.deal})
     largest = max(len(m) for lane in lanes for m in lane.micro_batches)
     text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"
@@ -237,6 +238,8 @@ def _micro_batch_reason(lanes: Sequence[Lane], depth: int, micro_batch: int | No
         text += f" (parallel.micro_batch={micro_batch})"
     if depth == 1:
         return text + (", the whole tile at once" if counts[-1] == 1 else ", the fewest allowed")
+    if workload.schedule != "1f1b":
+        return text
     bubble = (depth - 1) / (counts[0] + depth - 1)
     return text + f": about {bubble:.0%} idle in the pipeline against {(depth - 1) / depth:.0%} with one"
 

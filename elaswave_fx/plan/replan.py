@@ -54,7 +54,8 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
         found = search.best(wanted)
         if found is not None:
             room = () if wanted == most else (f"memory has room for {wanted} of {most} copies",)
-            parts = (_changed(plan, found.plan), *found.because, *_box_words(plan, found.plan, have), *room)
+            order = (found.plan.reason,) if found.plan.reason else ()
+            parts = (_changed(plan, found.plan), *found.because, *order, *_box_words(plan, found.plan, have), *room)
             return replace(found.plan, reason="; ".join(parts))
     raise PlanError(_too_few(plan, topology))
 
@@ -187,7 +188,9 @@ class _Search:
         lanes = self._shaper.shape(idea.candidate.sketches, idea.micro_batch, idea.table)
         if lanes is None:
             return None
-        pipeline_s = max(self._shaper.times.of(lane).seconds for lane in lanes)
+        ranks = sum(len(lane.ranks) for lane in lanes)
+        kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
+        pipeline_s = max(self._shaper.times.of(lane, kept).seconds for lane in lanes)
         moved = self._exchange.moved(self._plan.lanes, lanes)
         step_s = pipeline_s + self._exchange.seconds(lanes, copies)
         stall_s = self._exchange.seconds_of(moved)

@@ -17,25 +17,26 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s
+from elaswave_fx.plan.cost import Workload, backward_s, forward_s, weights_s
 from elaswave_fx.plan.hops import value_stages
 from elaswave_fx.plan.tiling import Lane, consecutive
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.topology import Rank
 
 Action = tuple[str, int]
-"""("F", micro-batch) or ("B", micro-batch): one micro-batch through all units of the rank's tile."""
+"""One micro-batch through all units of the rank's tile: ("F", micro-batch) forward, ("B", micro-batch) backward; or
+backward in halves, ("I", micro-batch) for the gradients of values, later ("W", micro-batch) for those of parameters."""
 
 Place = int
 """Of a rank within its lane, counted stage by stage."""
 
 Task = tuple[Place, str, int]
-"""An action of a rank: (place, "F" or "B", micro-batch)."""
+"""An action of a rank: (place, kind, micro-batch)."""
 
 Schedule = Mapping[Place, tuple[Action, ...]]
 
@@ -67,37 +68,6 @@ class LaneKind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LaneRun:
-    """A step of a lane: by place the order of its micro-batches and the seconds that it is busy; `seconds` of all."""
-
-    orders: tuple[tuple[Action, ...], ...]
-    busy_s: tuple[float, ...]
-    seconds: float
-
-
-class LaneTimes:
-    """Runs of lanes, each kind once."""
-
-    def __init__(self, workload: Workload, topology: Topology) -> None:
-        self._workload, self._bytes_per_s = workload, topology.link_bytes_per_s
-        self._speeds = {m.rank: m.speed for m in topology.members}
-        self._known: dict[LaneKind, LaneRun] = {}
-
-    def of(self, lane: Lane) -> LaneRun:
-        """How a step of this lane runs."""
-        kind = LaneKind.of(lane, self._speeds)
-        if kind not in self._known:
-            work = lane_work(self._workload, kind)
-            schedule = find_schedule(work, first_bounds(self._workload, kind))
-            busy = [0.0] * len(lane.ranks)
-            for (place, _, _), seconds in work.seconds.items():
-                busy[place] += seconds
-            orders = tuple(schedule[place] for place in range(len(busy)))
-            self._known[kind] = LaneRun(orders, tuple(busy), makespan_s(work, schedule, self._bytes_per_s))
-        return self._known[kind]
-
-
-@dataclass(frozen=True)
 class Work:
     """A step as tasks: what each waits for, with the bytes that travel, and how long it takes."""
 
@@ -106,8 +76,9 @@ class Work:
     seconds: Mapping[Task, float]
 
 
-def lane_work(workload: Workload, kind: LaneKind) -> Work:
-    """The tasks of a step of such a lane."""
+def lane_work(workload: Workload, kind: LaneKind, split: bool = False) -> Work:
+    """The tasks of a step of such a lane; `split`: with backward passes in halves."""
+    half = "I" if split else "B"
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
@@ -116,16 +87,22 @@ def lane_work(workload: Workload, kind: LaneKind) -> Work:
         speeds = [speed for speed, count in zip(stage.speeds, stage.deal, strict=True) for _ in range(count)]
         units = stage.units
         for (place, own), samples, speed in zip(held, kind.sizes, speeds, strict=True):
-            forward, backward = (place, "F", own), (place, "B", own)
+            forward, backward = (place, "F", own), (place, half, own)
             tasks += [forward, backward]
             seconds[forward] = forward_s(workload, units.lo, units.hi, samples, speed)
             seconds[backward] = backward_s(workload, units.lo, units.hi, samples, speed)
             needs[forward], needs[backward] = {}, {forward: 0}
+            if split:
+                weights = (place, "W", own)
+                tasks.append(weights)
+                seconds[weights] = weights_s(workload, units.lo, units.hi, samples, speed)
+                seconds[backward] -= seconds[weights]
+                needs[weights] = {backward: 0}
     for (source, target), traffic in _traffic(workload, kind).items():
         for (a, of_a), (b, of_b), samples in zip(holders[source], holders[target], kind.sizes, strict=True):
             needs[b, "F", of_b][a, "F", of_a] = traffic.fixed + traffic.per_sample * samples
             if traffic.back is not None:
-                needs[a, "B", of_a][b, "B", of_b] = traffic.back.fixed + traffic.back.per_sample * samples
+                needs[a, half, of_a][b, half, of_b] = traffic.back.fixed + traffic.back.per_sample * samples
     return Work(tuple(tasks), needs, seconds)
 
 
@@ -274,12 +251,17 @@ class _Run:
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """The most micro-batches that are between forward and backward at once."""
-    level = most = 0
+    """The most micro-batches that are between forward and backward, or its first half, at once."""
+    return max((in_flight for in_flight, _ in levels(order)), default=0)
+
+
+def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
+    """After each action: micro-batches between forward and backward, and between the halves of backward."""
+    in_flight = waiting = 0
     for kind, _ in order:
-        level += 1 if kind == "F" else -1
-        most = max(most, level)
-    return most
+        in_flight += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
+        waiting += {"F": 0, "B": 0, "I": 1, "W": -1}[kind]
+        yield in_flight, waiting
 
 
 def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.memory import MemoryTable, UnitSums
 from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
-from elaswave_fx.plan.schedule import LaneTimes
 from elaswave_fx.plan.tiling import Lane, Stage, consecutive, split_micro_batches
 from elaswave_fx.plan.topology import Member, Topology
 
@@ -57,8 +57,12 @@ class LaneShaper:
         self._workload = workload
         self._sums = UnitSums(workload)
         self._crossing = crossing_bytes(workload)
+        # Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
+        whole = sum(u.forward_s + u.backward_s for u in workload.units)
+        forward = sum(u.forward_s for u in workload.units)
+        self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
         self._cuts: dict[tuple[object, ...], tuple[int, ...] | None] = {}
-        self.times = LaneTimes(workload, topology)
+        self.times = LaneTimes(workload, topology, self._sums)
 
     def table(self, sketches: Sketches, copies: int) -> MemoryTable:
         """Of what tiles of such lanes need."""
@@ -83,7 +87,7 @@ class LaneShaper:
             fill_s = 0.0
             if len(sketch.stages) > 1:
                 fastest = max(member.speed for stage in sketch.stages for member in stage)
-                fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength)
+                fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
             granules += fill_s / granule_s
             rate += 1 / granule_s
         return granules / rate
@@ -169,7 +173,7 @@ class LaneShaper:
 
     def _seconds(self, sketch: Sketch, borders: tuple[int, ...], granules: int, size: int) -> float:
         samples = Span(0, granules * self._workload.granule)
-        return self.times.of(self._lane(sketch, borders, samples, size)).seconds
+        return self.times.whole(self._lane(sketch, borders, samples, size)).seconds
 
     def _lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
         pieces = split_micro_batches(samples, size, self._workload.granule, sketch.width)

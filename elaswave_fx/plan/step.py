@@ -3,6 +3,7 @@
     ("RECV", value, mb, peer, tag, lo, hi, grad)   post the receive of samples [lo, hi) of micro-batch mb; never blocks
     ("SEND", value, mb, peer, tag, lo, hi, grad)   once the value (or its gradient) is there, send; does not block after
     ("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
+    ("BACKWARD_INPUTS", unit, mb)  ("BACKWARD_WEIGHTS", unit, mb)  the same as BACKWARD in halves
     ("REDUCE", bucket)  ("FOLD",)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
 
 value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb
@@ -29,7 +30,10 @@ ACTIVATION, GRADIENT = 1, 2
 """Kinds of tags chosen here; 3 and above are the engine's own."""
 
 LOOK_AHEAD = 2
-"""Actions ahead of their use at which receives are posted: one micro-batch more than is in flight."""
+"""Actions ahead of their use, of those that receive, at which receives are posted: one micro-batch more than is in
+flight."""
+
+_BACKWARD = {"B": "BACKWARD", "I": "BACKWARD_INPUTS", "W": "BACKWARD_WEIGHTS"}
 
 TAG_LIMIT = 1 << 24
 """Values of a program, and micro-batches of a rank, that a tag can tell apart."""
@@ -110,7 +114,7 @@ class _Lowering:
     def actions(self, order: Sequence[Action], train: bool) -> list[Instruction]:
         """All actions in order, each receive posted `LOOK_AHEAD` actions before its use."""
         posts = self._post_positions(order)
-        last_backward = max((i for i, action in enumerate(order) if action[0] == "B"), default=-1)
+        last = max((i for i, action in enumerate(order) if action[0] in "BW"), default=-1)
         instructions: list[Instruction] = []
         for position, (kind, mb) in enumerate(order):
             for action in posts[position]:
@@ -118,7 +122,7 @@ class _Lowering:
             if kind == "F":
                 instructions += self._forward(mb)
             else:
-                instructions += self._backward(mb, reduce=train and position == last_backward)
+                instructions += self._backward(kind, mb, reduce=train and position == last)
         return instructions
 
     def buckets_by_first_use(self) -> list[int]:
@@ -136,11 +140,13 @@ class _Lowering:
 
     def _post_positions(self, order: Sequence[Action]) -> dict[int, list[Action]]:
         """Position -> actions whose receives are posted before it; gradients not before their own forward ran."""
+        receiving = [position for position, (kind, _) in enumerate(order) if kind != "W"]
         forward_at = {mb: position for position, (kind, mb) in enumerate(order) if kind == "F"}
         posts: dict[int, list[Action]] = defaultdict(list)
-        for position, (kind, mb) in enumerate(order):
-            earliest = forward_at[mb] + 1 if kind == "B" else 0
-            posts[max(earliest, position - LOOK_AHEAD, 0)].append((kind, mb))
+        for place, position in enumerate(receiving):
+            kind, mb = order[position]
+            earliest = 0 if kind == "F" else forward_at[mb] + 1
+            posts[max(earliest, receiving[max(0, place - LOOK_AHEAD)])].append((kind, mb))
         return posts
 
     def _receives(self, action: Action) -> list[Instruction]:
@@ -164,16 +170,20 @@ class _Lowering:
             instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in made_here]
         return instructions
 
-    def _backward(self, mb: int, reduce: bool) -> list[Instruction]:
-        """Units descending; a gradient leaves after the last unit that adds to it, a bucket is reduced likewise."""
+    def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
+        """Units descending; a gradient leaves after the last unit that adds to it, a bucket is reduced likewise.
+
+        Gradients of values are made by whole backward passes and by their first halves.
+        """
         instructions: list[Instruction] = []
         first_users = self._first_users() if reduce else {}
+        leaving = [hop for hop in self._in[mb] if self._values[hop.value].has_grad and kind != "W"]
         for unit in sorted(self._tile.units, reverse=True):
-            instructions.append(("BACKWARD", unit, mb))
+            instructions.append((_BACKWARD[kind], unit, mb))
             instructions += [
                 self._transfer("SEND", hop, GRADIENT, mb, hop.source)
-                for hop in self._in[mb]
-                if self._values[hop.value].has_grad and self._first_consumer(hop.value) == unit
+                for hop in leaving
+                if self._first_consumer(hop.value) == unit
             ]
             instructions += [("REDUCE", bucket) for bucket, first in first_users.items() if first == unit]
         return instructions

@@ -25,8 +25,10 @@ from safetensors.torch import load_file, save_file
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import file_digest, replace_file, sync
 
-FORMAT = 6
+FORMAT = 7
 _PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
+Seconds = tuple[float, float, float]
+"""Per sample: forward, backward, and the part of backward that the gradients of parameters take (0 if not split)."""
 Binding = tuple[Any, ...]
 """("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
 ("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
@@ -72,6 +74,8 @@ class UnitSpec:
     """A unit's programs by name, and where inputs, outputs and gradients are bound.
 
     `flops` counts a sample's operations in the forward pass, `saved_bytes` what is kept of it for the backward pass.
+    If the backward program was split: `held_bytes` and `num_held` say what is kept between its halves, `weights_share`
+    is the second one's part of its operations.
     """
 
     index: int
@@ -83,6 +87,9 @@ class UnitSpec:
     num_saved: int
     flops: float
     saved_bytes: int
+    held_bytes: int = 0
+    num_held: int = 0
+    weights_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,11 +134,17 @@ class Artifact:
     pipeline: str = ""
     """The passes that made it, with their options, as text."""
     seconds: tuple[tuple[str, float], ...] = ()
-    measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    """Seconds per sample (forward, backward) by kind, where measured."""
+    measured: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
+    """By kind, where measured."""
     modules: tuple[str, ...] = ()
     """Python modules to import before programs run: those that register the model's own operators."""
     format: int = FORMAT
+
+    @property
+    def is_split(self) -> bool:
+        """Whether every backward program is here in halves too."""
+        kinds = {unit.kind for unit in self.units if f"{unit.kind}.backward" in self.programs}
+        return all(f"{kind}.backward_inputs" in self.programs for kind in kinds)
 
     def save(self, folder: Path, constants: Mapping[str, torch.Tensor]) -> None:
         """Write both files; a reader never sees half of them because the folder is renamed into place last."""
@@ -166,7 +179,7 @@ class Artifact:
         return None
 
     @staticmethod
-    def save_costs(folder: Path, measured: Mapping[str, tuple[float, float]]) -> None:
+    def save_costs(folder: Path, measured: Mapping[str, Seconds]) -> None:
         """Add measured costs to an artifact on disk, whole or not at all."""
         replace_file(folder / _COSTS, json.dumps(measured).encode(), durable=True)
 

@@ -64,9 +64,10 @@ py::list run(SharedProgram& program, const py::sequence& inputs) {
 
 void add(UnitSequence& units, std::shared_ptr<SharedProgram> forward, const py::sequence& fixed,
          UnitSequence::Places reads, std::vector<std::size_t> writes, std::shared_ptr<SharedProgram> backward,
-         std::vector<std::size_t> tangents, UnitSequence::Places gradients) {
+         std::shared_ptr<SharedProgram> weights, std::size_t results, std::vector<std::size_t> tangents,
+         UnitSequence::Places gradients) {
   units.add({std::move(forward), values_of(fixed), std::move(reads), std::move(writes), std::move(backward),
-             std::move(tangents), std::move(gradients)});
+             std::move(weights), results, std::move(tangents), std::move(gradients)});
 }
 
 py::tuple step(UnitSequence& units, const py::sequence& values, std::size_t gradients, std::size_t loss,
@@ -77,7 +78,8 @@ py::tuple step(UnitSequence& units, const py::sequence& values, std::size_t grad
     const py::gil_scoped_release release;
     result = units.step(std::move(given), gradients, loss, loss_gradient);
   }
-  return py::make_tuple(objects_of(result.values), objects_of(result.gradients), result.forward_s, result.backward_s);
+  return py::make_tuple(objects_of(result.values), objects_of(result.gradients), result.forward_s, result.backward_s,
+                        result.weights_s);
 }
 
 }  // namespace
@@ -92,9 +94,10 @@ void bind_program(py::module_& module) {
                            "Programs of units one after another, forward and back; see build/unit_sequence.py.")
       .def(py::init<>())
       .def("add", &add, py::arg("forward"), py::arg("fixed"), py::arg("reads"), py::arg("writes"),
-           py::arg("backward").none(true), py::arg("tangents"), py::arg("gradients"))
+           py::arg("backward").none(true), py::arg("weights").none(true), py::arg("results"), py::arg("tangents"),
+           py::arg("gradients"))
       .def("step", &step, py::arg("values"), py::arg("gradients"), py::arg("loss"), py::arg("loss_gradient"),
-           "All values, all gradients, and seconds of each unit's two programs.");
+           "All values, all gradients, and seconds of each unit: forward, backward, of it for weights.");
 }
 
 }  // namespace elaswave

@@ -104,25 +104,42 @@ struct BufferUpdateSpec {
   std::vector<OwnedSpan> group;
 };
 
-// How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD.
+// How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD; and the part
+// of a BACKWARD that gradients of parameters take.
 struct Modelled {
-  double forward_s = 0.0, backward_s = 0.0, fixed_s = 0.0;
+  double forward_s = 0.0, backward_s = 0.0, fixed_s = 0.0, weights_share = 0.0;
 };
 
 struct UnitSpec {
   std::optional<ProgramId> forward, backward, evaluate;  // no backward: nothing needs a gradient
+  // The backward program in two. The first half takes what it does, returns the gradients that go to values and what is
+  // held for the second, which returns those that go to parameters. No second half: there are none.
+  std::optional<ProgramId> backward_inputs, backward_weights;
   std::vector<InputBinding> inputs, eval_inputs;
   std::vector<OutputBinding> outputs, eval_outputs;
   std::vector<GradientBinding> grads;
-  std::size_t num_saved = 0;
+  std::size_t num_saved = 0, num_held = 0;
   // Given: the unit is not computed. It waits as long, makes zeros of the declared shapes, a loss and a count of one
   // per sample, and no gradients.
   std::optional<Modelled> modelled;
 };
 using Units = std::map<UnitId, UnitSpec>;
 
-enum class OpCode { kRecv, kSend, kForward, kBackward, kReduce, kFold, kVote, kUpdate, kGather, kSnapshot };
-inline constexpr std::size_t kOpCodes = 10;
+enum class OpCode {
+  kRecv,
+  kSend,
+  kForward,
+  kBackward,
+  kBackwardInputs,
+  kBackwardWeights,
+  kReduce,
+  kFold,
+  kVote,
+  kUpdate,
+  kGather,
+  kSnapshot
+};
+inline constexpr std::size_t kOpCodes = 12;
 const char* name_of(OpCode code);
 OpCode opcode_of(const std::string& name);  // throws ExecError for an unknown one
 

@@ -64,7 +64,8 @@ void Engine::link(const EngineSpec& spec) {
   for (const BucketSpec& bucket : spec.buckets) programs_.linked(bucket.optimizer);
   for (const BufferUpdateSpec& update : spec.updates) programs_.linked(update.program);
   for (const auto& [id, unit] : spec.units) {
-    for (const std::optional<ProgramId>& program : {unit.forward, unit.backward, unit.evaluate}) {
+    for (const std::optional<ProgramId>& program :
+         {unit.forward, unit.backward, unit.backward_inputs, unit.backward_weights, unit.evaluate}) {
       if (program) programs_.linked(*program);
     }
   }
@@ -112,6 +113,8 @@ Engine::ResolvedUnit Engine::resolve(const UnitSpec& unit) {
   const auto linked = [this](std::optional<ProgramId> id) { return id ? &programs_.linked(*id) : nullptr; };
   resolved.forward = linked(unit.forward);
   resolved.backward = linked(unit.backward);
+  resolved.backward_inputs = linked(unit.backward_inputs);
+  resolved.backward_weights = linked(unit.backward_weights);
   resolved.evaluate = linked(unit.evaluate);
   return resolved;
 }

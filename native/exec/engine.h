@@ -197,6 +197,7 @@ class Engine {
     std::vector<GradientTarget> grads;
     std::vector<BucketId> buckets;  // whose working copies the unit reads
     UnitProgram *forward = nullptr, *backward = nullptr, *evaluate = nullptr;
+    UnitProgram *backward_inputs = nullptr, *backward_weights = nullptr;
   };
 
   // engine.cc
@@ -219,10 +220,14 @@ class Engine {
   void keep_gradients(const Step& step, const std::vector<GradientTarget>& targets,
                       const std::vector<c10::IValue>& gradients);
   void backward(const Step& step);
+  void backward_inputs(const Step& step);
+  void backward_weights(const Step& step);
+  // What was saved, and the gradients of the unit's results. They are this caller's alone.
+  std::vector<c10::IValue> backward_arguments(const Step& step);
   c10::IValue input_of(const ResolvedInput& input, const Step& step);
   at::Tensor keys(const ResolvedInput& input, const Step& step);
   at::Tensor batch_input(const std::string& name, std::int64_t micro_batch) const;
-  void emulate(double seconds_per_sample, const Step& step);
+  void emulate(double seconds_per_sample, const Step& step, double share = 1.0);
   // Outputs of the declared shapes of a unit that was not computed.
   std::vector<c10::IValue> zero_outputs(const std::vector<OutputBinding>& bindings, const Step& step);
 
@@ -276,7 +281,7 @@ class Engine {
   at::ScalarType loss_dtype_ = at::kFloat;
   StepResult result_;
   std::atomic<std::uint64_t> place_{kNoPlace};  // opcode and number of the instruction that runs
-  std::map<std::pair<UnitId, std::int64_t>, std::vector<c10::IValue>> saved_;  // (unit, micro-batch)
+  std::map<std::pair<UnitId, std::int64_t>, std::vector<c10::IValue>> saved_;  // (unit, micro-batch), or what is held
 };
 
 }  // namespace elaswave::exec

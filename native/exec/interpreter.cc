@@ -1,5 +1,5 @@
-// The step program's interpreter: the order of instructions, the vote, and what is left after a failure. What FORWARD
-// and BACKWARD do is in units.cc.
+// The step program's interpreter: the order of instructions, the vote, and what is left after a failure. What FORWARD,
+// BACKWARD and its halves do is in units.cc.
 #include <ATen/ops/scalar_tensor.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -171,6 +171,12 @@ void Engine::execute(const Step& step, bool train) {
       return forward(step, train);
     case OpCode::kBackward:
       backward(step);
+      return shards_.advance();
+    case OpCode::kBackwardInputs:
+      backward_inputs(step);
+      return shards_.advance();
+    case OpCode::kBackwardWeights:
+      backward_weights(step);
       return shards_.advance();
     case OpCode::kReduce:
       return shards_.reduce(step.bucket());

@@ -16,8 +16,8 @@ struct OpCodeInfo {
 };
 // In the order of OpCode.
 constexpr OpCodeInfo kOpCodeInfo[kOpCodes] = {
-    {"RECV", 7}, {"SEND", 7}, {"FORWARD", 2}, {"BACKWARD", 2}, {"REDUCE", 1},
-    {"FOLD", 0}, {"VOTE", 0}, {"UPDATE", 1},  {"GATHER", 1},   {"SNAPSHOT", 0},
+    {"RECV", 7},   {"SEND", 7}, {"FORWARD", 2}, {"BACKWARD", 2}, {"BACKWARD_INPUTS", 2}, {"BACKWARD_WEIGHTS", 2},
+    {"REDUCE", 1}, {"FOLD", 0}, {"VOTE", 0},    {"UPDATE", 1},   {"GATHER", 1},          {"SNAPSHOT", 0},
 };
 
 class StepCheck {
@@ -85,7 +85,16 @@ class StepCheck {
       case OpCode::kForward:
         return check_forward(step);
       case OpCode::kBackward:
-        return check_backward(step);
+        check_backward(step);
+        return check_sums(step);
+      case OpCode::kBackwardInputs:
+        check_backward(step);
+        expect_halves(step);
+        waiting_.insert({step.unit(), step.micro_batch});
+        return;
+      case OpCode::kBackwardWeights:
+        check_weights(step);
+        return check_sums(step);
       case OpCode::kReduce:
       case OpCode::kUpdate:
       case OpCode::kGather:
@@ -93,6 +102,11 @@ class StepCheck {
       case OpCode::kVote:
         if (voted_) fail("a step has one VOTE");
         train_only();
+        if (!waiting_.empty()) {
+          const auto& [unit, micro_batch] = *waiting_.begin();
+          fail("unit " + std::to_string(unit.value()) + " has yet to run BACKWARD_WEIGHTS of micro-batch " +
+               std::to_string(micro_batch));
+        }
         voted_ = true;
         return;
       case OpCode::kFold:
@@ -188,6 +202,23 @@ class StepCheck {
     }
     for (const GradientBinding& grad : spec.grads) {
       if (const auto* bound = std::get_if<BorderValue>(&grad)) add({bound->value, step.micro_batch, true});
+    }
+  }
+
+  void expect_halves(const Step& step) const {
+    const UnitSpec& spec = unit(step.unit());
+    if (spec.backward && !spec.backward_inputs) fail("unit " + std::to_string(step.index) + " has no such program");
+  }
+
+  void check_weights(const Step& step) {
+    train_only();
+    if (voted_) fail("comes after VOTE");
+    if (waiting_.erase({step.unit(), step.micro_batch}) == 0) fail("has no BACKWARD_INPUTS before it");
+  }
+
+  // Nothing is added to a bucket once it was reduced.
+  void check_sums(const Step& step) const {
+    for (const GradientBinding& grad : unit(step.unit()).grads) {
       const auto* parameter = std::get_if<Parameter>(&grad);
       if (parameter && reduced_.contains(parameter->bucket)) {
         fail("adds to bucket " + std::to_string(parameter->bucket.value()) + ", which was reduced before");
@@ -223,6 +254,7 @@ class StepCheck {
   std::size_t at_ = 0;
   std::map<ActivationRef, Held> held_;
   std::set<std::pair<UnitId, std::int64_t>> forward_, backward_;
+  std::set<std::pair<UnitId, std::int64_t>> waiting_;  // between their halves
   std::set<BucketId> reduced_;
   bool voted_ = false;
 };

@@ -20,8 +20,8 @@ enum class StepMode { kTrain, kEval };
 Step parse_step(const std::string& opcode, const std::vector<std::int64_t>& operands);
 
 // Checks that every instruction finds what it reads, that received pieces cover the micro-batch, that gradients from
-// later stages come before local ones are added, and that VOTE stands between REDUCE and UPDATE. Throws ExecError that
-// names the instruction's number and the rule.
+// later stages come before local ones are added, that both halves of a backward program run, and that VOTE stands
+// between REDUCE and UPDATE. Throws ExecError that names the instruction's number and the rule.
 StepList check_steps(const std::vector<Step>& steps, const std::vector<SampleSpan>& micro_batches,
                      const Declared& declared, StepMode mode);
 

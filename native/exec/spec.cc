@@ -305,7 +305,10 @@ class SpecReader {
 
   std::optional<Modelled> read_modelled(const std::string& place, const Reader& data) const {
     return data.optional([&](const Reader& costs) {
-      const Modelled modelled{costs.item(0).real(), costs.item(1).real(), costs.item(2).real()};
+      const Modelled modelled{costs.item(0).real(), costs.item(1).real(), costs.item(2).real(), costs.item(3).real()};
+      if (!(modelled.weights_share >= 0.0 && modelled.weights_share <= 1.0)) {
+        throw ExecError(place + ": a share of " + std::to_string(modelled.weights_share) + "; shares are from 0 to 1");
+      }
       for (const double seconds : {modelled.forward_s, modelled.backward_s, modelled.fixed_s}) {
         if (std::isfinite(seconds) && seconds >= 0.0) continue;
         throw ExecError(place + ": a modelled duration of " + std::to_string(seconds) +
@@ -323,6 +326,8 @@ class SpecReader {
     UnitSpec unit;
     unit.forward = data.field("forward").optional(program);
     unit.backward = data.field("backward").optional(program);
+    unit.backward_inputs = data.field("backward_inputs").optional(program);
+    unit.backward_weights = data.field("backward_weights").optional(program);
     unit.evaluate = data.field("evaluate").optional(program);
     unit.inputs = read_bindings(place + ", input", data.field("inputs"), input);
     unit.eval_inputs = read_bindings(place + ", eval input", data.field("eval_inputs"), input);
@@ -330,6 +335,7 @@ class SpecReader {
     unit.eval_outputs = read_bindings(place + ", eval output", data.field("eval_outputs"), output);
     unit.grads = read_bindings(place + ", gradient", data.field("grads"), gradient);
     unit.num_saved = count_of(data.field("num_saved"));
+    unit.num_held = count_of(data.field("num_held"));
     unit.modelled = read_modelled(place, data.field("modelled"));
     check_programs(place, unit);
     return unit;
@@ -341,9 +347,10 @@ class SpecReader {
       return std::holds_alternative<Loss>(output) || (value && spec_.values[value->value.index()].has_grad);
     });
     if (unit.forward) check_program(place, *unit.forward, unit.inputs.size(), unit.outputs.size() + unit.num_saved);
-    if (unit.backward) {
-      check_program(place, *unit.backward, unit.num_saved + static_cast<std::size_t>(tangents), unit.grads.size());
-    }
+    const std::size_t given = unit.num_saved + static_cast<std::size_t>(tangents);
+    if (unit.backward) check_program(place, *unit.backward, given, unit.grads.size());
+    if (unit.backward_inputs) check_program(place, *unit.backward_inputs, given, unit.grads.size() + unit.num_held);
+    if (unit.backward_weights) check_program(place, *unit.backward_weights, unit.num_held, unit.grads.size());
     if (unit.evaluate) check_program(place, *unit.evaluate, unit.eval_inputs.size(), unit.eval_outputs.size());
   }
 

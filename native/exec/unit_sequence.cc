@@ -26,15 +26,32 @@ double run_forward(const UnitSequence::Unit& unit, ProgramValues& values, std::v
   return seconds;
 }
 
-double run_backward(const UnitSequence::Unit& unit, ProgramValues inputs, ProgramValues& gradients) {
+void add_gradients(const UnitSequence::Unit& unit, const ProgramValues& outputs, ProgramValues& gradients) {
+  for (const auto& [position, place] : unit.gradients) {
+    const c10::IValue& gradient = outputs.at(position);
+    if (gradient.isNone()) continue;  // of the other half
+    c10::IValue& sum = gradients.at(place);
+    sum = sum.isNone() ? gradient : at::add(sum.toTensor(), gradient.toTensor());
+  }
+}
+
+// What the second half of a unit starts from.
+ProgramValues run_backward(const UnitSequence::Unit& unit, ProgramValues inputs, ProgramValues& gradients,
+                           double& seconds) {
   for (const std::size_t place : unit.tangents) inputs.push_back(gradients.at(place));
   const auto begin = Clock::now();
-  const ProgramValues outputs = unit.backward->run(std::move(inputs));
+  ProgramValues outputs = unit.backward->run(std::move(inputs));
+  seconds = seconds_since(begin);
+  add_gradients(unit, outputs, gradients);
+  outputs.erase(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(unit.results));
+  return outputs;
+}
+
+double run_weights(const UnitSequence::Unit& unit, ProgramValues held, ProgramValues& gradients) {
+  const auto begin = Clock::now();
+  const ProgramValues outputs = unit.weights->run(std::move(held));
   const double seconds = seconds_since(begin);
-  for (const auto& [position, place] : unit.gradients) {
-    c10::IValue& sum = gradients.at(place);
-    sum = sum.isNone() ? outputs.at(position) : at::add(sum.toTensor(), outputs.at(position).toTensor());
-  }
+  add_gradients(unit, outputs, gradients);
   return seconds;
 }
 
@@ -43,14 +60,18 @@ double run_backward(const UnitSequence::Unit& unit, ProgramValues inputs, Progra
 UnitSequence::Result UnitSequence::step(ProgramValues values, std::size_t gradients, std::size_t loss,
                                         std::size_t loss_gradient) {
   const BelowAutogradGuard guard;
-  Result result{std::move(values), ProgramValues(gradients), {}, std::vector<double>(units_.size())};
+  const std::vector<double> zeros(units_.size());
+  Result result{std::move(values), ProgramValues(gradients), {}, zeros, zeros};
   std::vector<ProgramValues> saved;
   for (const Unit& unit : units_) result.forward_s.push_back(run_forward(unit, result.values, saved));
   if (loss_gradient < gradients) result.gradients[loss_gradient] = at::ones_like(result.values.at(loss).toTensor());
   for (std::size_t i = units_.size(); i-- > 0; saved.pop_back()) {
-    if (units_[i].backward) {
-      result.backward_s[i] = run_backward(units_[i], std::move(saved.back()), result.gradients);
-    }
+    const Unit& unit = units_[i];
+    if (!unit.backward) continue;
+    ProgramValues held = run_backward(unit, std::move(saved.back()), result.gradients, result.backward_s[i]);
+    if (!unit.weights) continue;
+    result.weights_s[i] = run_weights(unit, std::move(held), result.gradients);
+    result.backward_s[i] += result.weights_s[i];
   }
   return result;
 }

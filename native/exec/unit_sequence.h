@@ -1,5 +1,5 @@
 // All units of a job one after another in one process, forward and back, timed: for measuring and for comparing. Values
-// and gradients have numbered places; what a forward program leaves for the backward one stays here.
+// and gradients have numbered places; what a program leaves for the next one of its unit stays here.
 #pragma once
 
 #include <cstddef>
@@ -41,13 +41,15 @@ class UnitSequence {
     Places reads;                             // inputs from values
     std::vector<std::size_t> writes;          // values that the first outputs become; the others are saved
     std::shared_ptr<SharedProgram> backward;  // null: nothing needs a gradient
+    std::shared_ptr<SharedProgram> weights;   // given: `backward` is the half for values, and this the one for weights
+    std::size_t results = 0;                  // gradients that each of these returns; the rest of `backward`'s is held
     std::vector<std::size_t> tangents;        // gradients that the backward program reads after what was saved
     Places gradients;                         // outputs that are added to gradients
   };
 
   struct Result {
     ProgramValues values, gradients;
-    std::vector<double> forward_s, backward_s;  // by unit
+    std::vector<double> forward_s, backward_s, weights_s;  // by unit; backward has weights in it
   };
 
   void add(Unit unit) { units_.push_back(std::move(unit)); }

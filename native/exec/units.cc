@@ -90,9 +90,8 @@ void Engine::keep_outputs(const Step& step, const std::vector<OutputBinding>& bi
   }
 }
 
-void Engine::backward(const Step& step) {
+std::vector<c10::IValue> Engine::backward_arguments(const Step& step) {
   const UnitSpec& unit = spec_.units.at(step.unit());
-  if (!unit.backward) return;
   auto saved = saved_.extract({step.unit(), step.micro_batch});
   std::vector<c10::IValue> inputs = std::move(saved.mapped());
   for (const OutputBinding& output : unit.outputs) {
@@ -102,16 +101,44 @@ void Engine::backward(const Step& step) {
       inputs.emplace_back(values_.gradient(bound->value, step.micro_batch));
     }
   }
+  return inputs;
+}
+
+void Engine::backward(const Step& step) {
+  const UnitSpec& unit = spec_.units.at(step.unit());
+  if (!unit.backward) return;
+  std::vector<c10::IValue> inputs = backward_arguments(step);
   // Gradients that nobody adds to are zeros.
   if (unit.modelled) return emulate(unit.modelled->backward_s, step);
   const ResolvedUnit& resolved = resolved_.at(step.unit());
   keep_gradients(step, resolved.grads, resolved.backward->run(std::move(inputs), stop_if_interrupted_));
 }
 
+void Engine::backward_inputs(const Step& step) {
+  const UnitSpec& unit = spec_.units.at(step.unit());
+  if (!unit.backward) return;
+  std::vector<c10::IValue> inputs = backward_arguments(step);
+  if (unit.modelled) return emulate(unit.modelled->backward_s, step, 1.0 - unit.modelled->weights_share);
+  const ResolvedUnit& resolved = resolved_.at(step.unit());
+  std::vector<c10::IValue> outputs = resolved.backward_inputs->run(std::move(inputs), stop_if_interrupted_);
+  keep_gradients(step, resolved.grads, outputs);
+  outputs.erase(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(resolved.grads.size()));
+  if (unit.backward_weights) saved_[{step.unit(), step.micro_batch}] = std::move(outputs);
+}
+
+void Engine::backward_weights(const Step& step) {
+  const UnitSpec& unit = spec_.units.at(step.unit());
+  if (!unit.backward_weights) return;
+  if (unit.modelled) return emulate(unit.modelled->backward_s, step, unit.modelled->weights_share);
+  const ResolvedUnit& resolved = resolved_.at(step.unit());
+  auto held = saved_.extract({step.unit(), step.micro_batch});
+  keep_gradients(step, resolved.grads, resolved.backward_weights->run(std::move(held.mapped()), stop_if_interrupted_));
+}
+
 void Engine::keep_gradients(const Step& step, const std::vector<GradientTarget>& targets,
                             const std::vector<c10::IValue>& gradients) {
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    // A program may find that an input has no influence.
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    // A program may find that an input has no influence; what one half leaves to the other is none either.
     if (!gradients[i].isTensor() || !gradients[i].toTensor().defined()) continue;
     if (const auto* region = std::get_if<Region>(&targets[i])) {
       buckets_.accumulate(region->bucket, region->number, gradients[i].toTensor());
@@ -121,10 +148,10 @@ void Engine::keep_gradients(const Step& step, const std::vector<GradientTarget>&
   }
 }
 
-void Engine::emulate(double seconds_per_sample, const Step& step) {
+void Engine::emulate(double seconds_per_sample, const Step& step, double share) {
   const auto samples = static_cast<double>(micro_batch(step.micro_batch).size());
   const Modelled& costs = *spec_.units.at(step.unit()).modelled;
-  device_.run(costs.fixed_s + seconds_per_sample * samples, transfers_.waits());
+  device_.run(share * (costs.fixed_s + seconds_per_sample * samples), transfers_.waits());
 }
 
 std::vector<c10::IValue> Engine::zero_outputs(const std::vector<OutputBinding>& bindings, const Step& step) {

@@ -54,11 +54,11 @@ def test_its_memory_is_the_cpus() -> None:
 
 def test_kernels_take_what_the_plan_says_at_the_speed_of_the_rank() -> None:
     plan = plan_2x2()
-    assert kernels(plan, Rank(0)) == {0: (1e-3, 2e-3, 1e-5), 1: (2e-3, 4e-3, 2e-5)}
+    assert kernels(plan, Rank(0)) == {0: (1e-3, 2e-3, 1e-5, 0.0), 1: (2e-3, 4e-3, 2e-5, 0.0)}
     slow = kernels(plan, Rank(1))
     assert list(slow) == [2, 3]
-    assert slow[3] == pytest.approx((8e-3, 16e-3, 8e-5))
-    assert kernels(plan, Rank(3))[3] == pytest.approx((4e-3, 8e-3, 4e-5))
+    assert slow[3] == pytest.approx((8e-3, 16e-3, 8e-5, 0.0))
+    assert kernels(plan, Rank(3))[3] == pytest.approx((4e-3, 8e-3, 4e-5, 0.0))
 
 
 def test_costs_are_scaled_and_keep_their_proportions() -> None:

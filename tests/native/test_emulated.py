@@ -35,15 +35,20 @@ from tests.native.tiny import (
 
 COSTS = {0: (1e-4, 2e-4, 1e-3), 1: (2e-4, 4e-4, 0.0), 2: (0.0, 1e-4, 5e-4)}
 """Unit -> seconds per sample forward and backward, and per call."""
+SHARE = 0.4
+"""Of weights in backward."""
 
 
 def emulated_engine(
-    model: Model, tiling: Tiling, rank: int, endpoint: Any = None, scale: float = 1.0
+    model: Model, tiling: Tiling, rank: int, endpoint: Any = None, scale: float = 1.0, split: bool = False
 ) -> _native.Engine:
     """The engine of the tiny model whose units have modelled durations."""
-    return make_engine(
-        model, tiling, rank, endpoint, modelled=lambda unit: tuple(scale * seconds for seconds in COSTS[unit])
-    )
+    return make_engine(model, tiling, rank, endpoint, modelled=modelled(scale), split=split)
+
+
+def modelled(scale: float) -> Callable[[int], tuple[float, ...]]:
+    """Durations by unit."""
+    return lambda unit: (*(scale * seconds for seconds in COSTS[unit]), SHARE)
 
 
 def modelled_s(tiling: Tiling, rank: int) -> float:
@@ -85,6 +90,12 @@ def test_any_tiling_takes_its_modelled_time(model: Model, name: str, started: Ca
     assert_untouched(joined([masters for _, masters in results]))
 
 
+def test_halves_take_the_time_of_the_whole(model: Model) -> None:
+    whole, halves = (train(emulated_engine(model, ALONE, 0, split=split), ALONE[0], 1)[0] for split in (False, True))
+    assert (whole.emulated[0], halves.emulated[0]) == (6, 9)
+    assert halves.emulated[1] == pytest.approx(whole.emulated[1], rel=1e-9)
+
+
 def test_modelled_time_grows_with_the_costs(model: Model) -> None:
     taken = [train(emulated_engine(model, ALONE, 0, scale=scale), ALONE[0], 1)[0] for scale in (1.0, 3.0)]
     short, long = (result.emulated for result in taken)
@@ -122,7 +133,7 @@ def test_buffer_updates_get_zeros_of_every_granule(model: Model) -> None:
         lambda mean, number, dm, dn: (mean * 0.5 + dm, number * 0.5 + dn), b, torch.ones(()), b, torch.ones(())
     )
     update = (program(forward0, x, w, b, keys), folded, {"mean": torch.ones(WIDTH), "number": torch.ones(())})
-    engine = make_engine(model, tiling, 0, granule=4, update=update, modelled=lambda unit: COSTS[unit])
+    engine = make_engine(model, tiling, 0, granule=4, update=update, modelled=modelled(1.0))
     take_step(engine, tiling[0], 0, clip=None)
     assert torch.equal(engine.read("mean"), torch.full((WIDTH,), 0.25))
 
@@ -130,4 +141,10 @@ def test_buffer_updates_get_zeros_of_every_granule(model: Model) -> None:
 @pytest.mark.parametrize("seconds", [-1e-3, math.inf, math.nan])
 def test_durations_that_are_none(model: Model, seconds: float) -> None:
     with pytest.raises(ExecError, match=r"unit 0: a modelled duration of .* durations are finite and not negative"):
-        make_engine(model, ALONE, 0, modelled=lambda unit: (1e-3, seconds, 0.0))
+        make_engine(model, ALONE, 0, modelled=lambda unit: (1e-3, seconds, 0.0, SHARE))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_shares_that_are_none(model: Model, share: float) -> None:
+    with pytest.raises(ExecError, match=r"unit 0: a share of .*; shares are from 0 to 1"):
+        make_engine(model, ALONE, 0, modelled=lambda unit: (1e-3, 1e-3, 0.0, share))

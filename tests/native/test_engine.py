@@ -85,6 +85,30 @@ def test_any_tiling_trains_like_autograd(any_model: Model, name: str, started: C
     assert_trained(started(len(tiling), body).results(), reference(4))
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", TILINGS)
+def test_backward_in_halves_gives_the_same_bits(
+    any_model: Model, name: str, exact: bool, started: Callable[..., Ranks]
+) -> None:
+    tiling = TILINGS[name]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        found = []
+        for split in (False, True):
+            engine = make_engine(any_model, tiling, rank, endpoint, exact=exact, split=split)
+            taken = train(engine, tiling[rank], 3)
+            halves = taken[0].runs.get("BACKWARD_INPUTS", 0), taken[0].runs.get("BACKWARD_WEIGHTS", 0)
+            assert set(halves) == {taken[0].runs["FORWARD"] if split else 0}
+            assert ("BACKWARD" in taken[0].runs) != split
+            found.append(([(r.loss, r.grad_norm) for r in taken], owned(engine, tiling, rank)))
+            engine.sync(TEST_TIMEOUT_S)  # the next engine uses the same links
+        return found
+
+    for (sums, masters), (other_sums, other_masters) in started(len(tiling), body).results():
+        assert sums == other_sums
+        assert all(torch.equal(masters[name], other_masters[name]) for name in masters)
+
+
 def test_the_same_run_gives_the_same_bits_over_any_link(model: Model, started: Callable[..., Ranks]) -> None:
     tiling = TILINGS["columns of other cuts"]
 

@@ -254,6 +254,31 @@ def test_step_lists_that_cannot_run(model: Model, change: Change, message: str) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (without("BACKWARD_WEIGHTS", 1), "(VOTE): unit 1 has yet to run BACKWARD_WEIGHTS of micro-batch 0"),
+        (without("BACKWARD_INPUTS", 0), "(BACKWARD_WEIGHTS): has no BACKWARD_INPUTS before it"),
+        (after("FOLD", ("BACKWARD_WEIGHTS", 1, 0)), "(BACKWARD_WEIGHTS): has no BACKWARD_INPUTS before it"),
+        (after("FOLD", ("BACKWARD_INPUTS", 1, 0)), "(BACKWARD_INPUTS): runs a second time"),
+        (moved(("REDUCE", 2), ("BACKWARD_WEIGHTS", 1, 0)), "adds to bucket 2, which was reduced before"),
+        (moved(("BACKWARD_INPUTS", 0, 0), ("BACKWARD_INPUTS", 1, 0)),
+         "(BACKWARD_INPUTS): adds to the gradient of value h of micro-batch 0, which was read before"),
+    ],
+)  # fmt: skip
+def test_step_lists_of_halves_that_cannot_run(model: Model, change: Change, message: str) -> None:
+    steps = change(train_list(ALONE, 0, split=True))
+    with pytest.raises(ExecError, match=re.escape(message)):
+        loaded(replace(make_spec(model, ALONE, 0), schedule=schedule(ALONE, 0, steps)), model)
+
+
+def test_halves_need_their_programs(model: Model) -> None:
+    spec = make_spec(model, ALONE, 0, split=True)
+    whole = tuple(replace(unit, backward_inputs=None, backward_weights=None) for unit in spec.units)
+    with pytest.raises(ExecError, match="BACKWARD_INPUTS.: unit 2 has no such program"):
+        loaded(replace(spec, units=whole), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         (lambda s: [(*s[:5], s[5] + 1, *s[6:]) if s[:3] == ("RECV", 0, 1) and s[7] == 0 else s],
          "received pieces of value h of micro-batch 1 cover 3 of 4 samples"),
         (lambda s: [s, (*s[:4], 9, *s[5:])] if s[:3] == ("RECV", 0, 1) else [s],

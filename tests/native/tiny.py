@@ -44,7 +44,8 @@ def dropout(x: Tensor, keys: Tensor) -> Tensor:
     return ops.keyed_dropout(x, keys, P, 0, 0, 1)
 
 
-# --- Units: forward gives outputs and what is saved, backward gives gradients. `axis` 1: the border value h is h^T.
+# --- Units: forward gives outputs and what is saved, backward gives gradients; in halves it gives those of values and
+# what is held, then those of parameters. `axis` 1: the border value h is h^T.
 
 
 def forward0(axis: int) -> Callable[..., Any]:
@@ -62,6 +63,10 @@ def backward0(axis: int) -> Callable[..., Any]:
         return d.t() @ x, d.sum(0)
 
     return backward
+
+
+def inputs0(x: Tensor, r: Tensor, keys: Tensor, dh: Tensor) -> Any:
+    return None, None, x, r, keys, dh
 
 
 def forward1(axis: int) -> Callable[..., Any]:
@@ -82,6 +87,19 @@ def backward1(axis: int) -> Callable[..., Any]:
     return backward
 
 
+def inputs1(axis: int) -> Callable[..., Any]:
+    def inputs(r: Tensor, h: Tensor, b_matrix: Tensor, dg: Tensor) -> Any:
+        d = dg * (r > 0)
+        dh = d @ b_matrix
+        return dh.t() if axis == 1 else dh, None, None, d, h
+
+    return inputs
+
+
+def weights1(d: Tensor, h: Tensor) -> Any:
+    return None, d.t() @ h, d.sum(0)
+
+
 def forward2(axis: int) -> Callable[..., Any]:
     def forward(g: Tensor, h: Tensor, a: Tensor, y: Tensor) -> Any:
         s = g + (h.t() if axis == 1 else h)
@@ -98,6 +116,23 @@ def backward2(axis: int) -> Callable[..., Any]:
         return ds, ds.t() if axis == 1 else ds, d.t() @ s
 
     return backward
+
+
+def inputs2(axis: int) -> Callable[..., Any]:
+    def inputs(s: Tensor, e: Tensor, a: Tensor, tangent: Tensor) -> Any:
+        d = e * 2.0 * tangent
+        ds = d @ a
+        return ds, ds.t() if axis == 1 else ds, None, d, s
+
+    return inputs
+
+
+def weights2(d: Tensor, s: Tensor) -> Any:
+    return None, None, d.t() @ s
+
+
+HELD = {0: 4, 1: 2, 2: 2}
+"""Unit -> what is held between its halves."""
 
 
 def evaluated(forward: Callable[..., Any], outputs: int) -> Callable[..., Any]:
@@ -134,6 +169,12 @@ class Model:
             "1.backward": program(backward1(axis), x, x, w, x),
             "2.forward": program(forward2(axis), x, h, w, x),
             "2.backward": program(backward2(axis), x, x, w, one),
+            "0.backward_inputs": program(inputs0, x, x, keys, h),
+            "0.backward_weights": program(backward0(axis), x, x, keys, h),
+            "1.backward_inputs": program(inputs1(axis), x, x, w, x),
+            "1.backward_weights": program(weights1, x, x),
+            "2.backward_inputs": program(inputs2(axis), x, x, w, one),
+            "2.backward_weights": program(weights2, x, x),
             "0.eval": program(lambda x, a, b: (torch.relu(torch.addmm(b, x, a.t())),), x, w, b),
             "1.eval": program(evaluated(forward1(0), 1), x, w, b),
             "2.eval": program(evaluated(forward2(0), 2), x, x, w, x),
@@ -236,8 +277,10 @@ def transfers(tiling: Tiling, rank: int, op: str, grad: int, mb: int) -> list[tu
 Step = tuple[str | int, ...]
 
 
-def train_list(tiling: Tiling, rank: int) -> list[Step]:
+def train_list(tiling: Tiling, rank: int, split: bool = False) -> list[Step]:
+    """All forward passes, then all backward ones; `split`: then all their second halves."""
     tile = tiling[rank]
+    backward = "BACKWARD_INPUTS" if split else "BACKWARD"
     units = list(range(*tile.units))
     steps: list[Step] = []
     for mb in range(len(tile.micro_batches)):
@@ -246,8 +289,10 @@ def train_list(tiling: Tiling, rank: int) -> list[Step]:
         steps += transfers(tiling, rank, "SEND", 0, mb)
     for mb in range(len(tile.micro_batches)):
         steps += transfers(tiling, rank, "RECV", 1, mb)
-        steps += [("BACKWARD", unit, mb) for unit in reversed(units)]
+        steps += [(backward, unit, mb) for unit in reversed(units)]
         steps += transfers(tiling, rank, "SEND", 1, mb)
+    if split:
+        steps += [("BACKWARD_WEIGHTS", u, mb) for mb in range(len(tile.micro_batches)) for u in reversed(units)]
     held = [i for i, (_, users) in enumerate(BUCKETS.values()) if any(tile.holds(u) for u in users)]
     steps += [("REDUCE", bucket) for bucket in held]
     steps += [("FOLD",), ("VOTE",)]
@@ -307,6 +352,12 @@ def make_unit(unit: int, **changes: Any) -> EngineUnit:
     )  # fmt: skip
 
 
+def halves(unit: int) -> dict[str, Any]:
+    """The programs of a unit's backward pass in halves, as changes for `make_unit`."""
+    names = {half: f"{unit}.{half}" for half in ("backward_inputs", "backward_weights")}
+    return {**names, "num_held": HELD[unit]}
+
+
 @dataclass(frozen=True)
 class Box:
     bucket: str
@@ -347,6 +398,7 @@ def make_spec(
     record_dtype: str = "float32",
     exact: bool = False,
     copy_mode: str = "log",
+    split: bool = False,
 ) -> EngineSpec:
     """All that the engine of a rank is told."""
     dtype = str(work_dtype).removeprefix("torch.")
@@ -364,10 +416,10 @@ def make_spec(
         boxes=planned(boxes if boxes is not None else even_boxes(tiling), tiling),
         updates=() if update is None else (buffer_update(tiling, update),),
         units=tuple(
-            make_unit(unit, modelled=modelled(unit), **(yields if unit == 0 else {}))
+            make_unit(unit, modelled=modelled(unit), **halves(unit), **(yields if unit == 0 else {}))
             for unit in range(*tiling[rank].units)
         ),
-        schedule=schedule(tiling, rank, train_list(tiling, rank), eval_list(tiling, rank)),
+        schedule=schedule(tiling, rank, train_list(tiling, rank, split), eval_list(tiling, rank)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ eager(model, batch).gradients["head.weight"]          # plain autograd
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,11 @@ from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.passes.lower import lower
 from elaswave_fx.passes.pipeline import STANDARD, run_passes
 from elaswave_fx.passes.recompute import Derivative, Policy, Recompute
+from elaswave_fx.passes.split_backward import SplitBackward
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.coupling import graph_input
-from elaswave_fx.program.ir import Program, ResultKind, Role, Source, placeholders, source_of
+from elaswave_fx.program.ir import Program, ResultKind, Role, Source, Unit, placeholders, source_of
 
 Tensors = dict[str, torch.Tensor]
 MakeBatch = Callable[[int, int], Tensors]
@@ -40,7 +41,7 @@ class Compiled:
     batch: Tensors
 
     def with_policy(self, policy: Policy) -> Compiled:
-        return replace(self, program=Recompute(policy).apply(self.differentiated))
+        return replace(self, program=SplitBackward().apply(Recompute(policy).apply(self.differentiated)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def compile_model(model: nn.Module, make: MakeBatch, granule: int = 1) -> Compil
     batch = make(2 * granule, 1)
     state = state_of(model)
     differentiated, _ = run_passes(captured(model, make, granule), STANDARD.before("recompute").passes)
-    return Compiled(model, Recompute("none").apply(differentiated), differentiated, state, batch)
+    return Compiled(model, differentiated, differentiated, state, batch).with_policy("none")
 
 
 def artifact_of(compiled: Compiled) -> Artifact:
@@ -102,8 +103,11 @@ def keys_for(samples: int) -> torch.Tensor:
     return torch.arange(1, samples + 1, dtype=torch.int64) * 7919
 
 
-def run_units(compiled: Compiled, batch: Mapping[str, torch.Tensor]) -> Pass:
-    """Forward through all units in order, backward in the opposite one, as interpreted fx graphs."""
+def run_units(compiled: Compiled, batch: Mapping[str, torch.Tensor], halves: bool = False) -> Pass:
+    """Forward through all units in order, backward in the opposite one, as interpreted fx graphs.
+
+    `halves`: all first halves of backward passes, then all second ones.
+    """
     program = compiled.program
     keys = keys_for(len(next(iter(batch.values()))))
     found: dict[Any, Any] = {Source(Role.KEYS): keys, Source(Role.STEP_KEYS): keys[:1]}
@@ -129,13 +133,21 @@ def run_units(compiled: Compiled, batch: Mapping[str, torch.Tensor]) -> Pass:
             else:
                 found[result.kind] = output
         saved[unit.index] = outputs[len(unit.results) :]
-    gradients = _run_backward(program, saved)
+    gradients = _run_backward(program, saved, halves)
     loss, count = found[ResultKind.LOSS], found[ResultKind.COUNT]
     return Pass(float(loss), float(count), gradients, folds)
 
 
-def _run_backward(program: Program, saved: Mapping[int, Any]) -> Tensors:
+def _run_backward(program: Program, saved: Mapping[int, Any], halves: bool) -> Tensors:
     gradients: dict[Source, torch.Tensor] = {}
+
+    def add(unit: Unit, found: Sequence[Any]) -> None:
+        for source, gradient in zip(unit.sources, found, strict=True):
+            if gradient is not None:
+                assert source.role != Role.VALUE or gradient.is_contiguous()
+                gradients[source] = gradients[source] + gradient if source in gradients else gradient
+
+    held = {}
     for unit in reversed(program.units):
         split: Derivative = program.kinds[unit.kind]
         if split.backward is None:
@@ -145,16 +157,23 @@ def _run_backward(program: Program, saved: Mapping[int, Any]) -> Tensors:
             for result, wanted in zip(unit.results, unit.grad_results, strict=True)
             if wanted
         ]
-        for source, gradient in zip(unit.sources, split.backward(*saved[unit.index], *tangents), strict=True):
-            if gradient is not None:
-                assert source.role != Role.VALUE or gradient.is_contiguous()
-                gradients[source] = gradients[source] + gradient if source in gradients else gradient
+        if halves:
+            assert split.halves is not None
+            found = split.halves.inputs(*saved[unit.index], *tangents)
+            add(unit, found[: len(unit.sources)])
+            held[unit.index] = found[len(unit.sources) :]
+        else:
+            add(unit, split.backward(*saved[unit.index], *tangents))
+    for unit in reversed(program.units):
+        second = program.kinds[unit.kind].halves
+        if unit.index in held and second.weights is not None:
+            add(unit, second.weights(*held[unit.index]))
     return {source.name: gradient for source, gradient in gradients.items() if source.role == Role.PARAM}
 
 
-def run_native(compiled: Compiled, batch: Mapping[str, torch.Tensor]) -> Pass:
-    """The same by the lowered programs and the native executor."""
-    units = UnitSequence(artifact_of(compiled), compiled.program.tensors, lambda name: compiled.state[name])
+def run_native(compiled: Compiled, batch: Mapping[str, torch.Tensor], halves: bool = False) -> Pass:
+    """The same by the lowered programs and the native executor, each unit's second half right after its first."""
+    units = UnitSequence(artifact_of(compiled), compiled.program.tensors, lambda name: compiled.state[name], halves)
     step = units.step(batch, keys_for(len(next(iter(batch.values())))))
     return Pass(float(step.loss), float(step.count), dict(step.gradients), {})
 

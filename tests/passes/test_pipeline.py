@@ -28,12 +28,12 @@ from tests.passes.zoo import compiled
 ORDER = [
     *("normalize", "replicate_invariants", "recognize_causal", "expand_attention", "rewrite_rng", "fold_buffers"),
     *("find_couplings", "estimate_cost", "find_cuts", "cut_units", "differentiate", "simplify", "choose_kernels"),
-    "recompute",
+    *("recompute", "split_backward"),
 ]
 TEXT = (
     "normalize,replicate_invariants,recognize_causal,expand_attention,rewrite_rng,fold_buffers,find_couplings,"
     "estimate_cost,find_cuts{heavy_share=0.002 slack=1.25 least=4},cut_units,differentiate,simplify,choose_kernels,"
-    "recompute{policy=none}"
+    "recompute{policy=none},split_backward"
 )
 
 
@@ -169,7 +169,7 @@ def test_the_runner_dumps_numbered_graphs(tmp_path: Path) -> None:
     files = ["00-capture.txt", *(f"{i:02d}-{name}.txt" for i, name in enumerate(ORDER, start=1)), "mine.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert (tmp_path / "00-capture.txt").read_text() == render(program)
-    assert (tmp_path / "14-recompute.txt").read_text() == render(after)
+    assert (tmp_path / "15-split_backward.txt").read_text() == render(after)
     assert [name for name, _ in report.seconds] == ORDER
     assert "0x" not in "".join(path.read_text() for path in tmp_path.iterdir()), "no addresses"
 
@@ -227,8 +227,23 @@ def test_the_workload_of_an_artifact() -> None:
     assert [bucket.users for bucket in workload.buckets] == [bucket.users for bucket in artifact.buckets]
     assert all(unit.backward_s == 2 * unit.forward_s for unit in workload.units), "analytic where nothing was measured"
     kind = artifact.units[0].kind
-    measured = dataclasses.replace(artifact, measured={kind: (1.0, 3.0)})
-    assert make_workload(measured, 8, 2).units[0].backward_s == 3.0
+    measured = dataclasses.replace(artifact, measured={kind: (1.0, 3.0, 1.5)})
+    unit = make_workload(measured, 8, 2).units[0]
+    assert (unit.backward_s, unit.weights_share) == (3.0, 0.5)
+
+
+@pytest.mark.parametrize("schedule", ["split", "auto"])
+def test_halves_need_the_pass_that_makes_them(schedule: str) -> None:
+    result = compiled("gpt")
+    whole = {kind: dataclasses.replace(each, halves=None) for kind, each in result.program.kinds.items()}
+    artifact = artifact_of(dataclasses.replace(result, program=dataclasses.replace(result.program, kinds=whole)))
+    stages = AssignStages(dp=1, pp=2, schedule=schedule)
+    if schedule == "split":
+        message = "parallel.schedule=split: the pipeline .passes.pipeline. leaves split_backward out; nearest valid"
+        with pytest.raises(ConfigError, match=message):
+            stages.apply(artifact, local_topology(2), 8, 2)
+    else:
+        assert stages.apply(artifact, local_topology(2), 8, 2).workload.schedule == "1f1b"
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))

@@ -78,6 +78,14 @@ def with_bound(plan: Plan, rank: int, in_flight: int) -> Plan:
     return replace(plan, predicted=replace(plan.predicted, ranks=ranks))
 
 
+def in_halves() -> Plan:
+    """One pipeline of two stages over 4 units and 8 samples, with backward passes in halves."""
+    workload = chain(4, 8)
+    units = tuple(replace(unit, weights_share=0.5, held_bytes=30) for unit in workload.units)
+    workload = replace(workload, units=units, schedule="split")
+    return make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "halves")
+
+
 SPANS_OF_3 = (Span(0, 3), Span(3, 6), Span(6, 8))
 
 PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
@@ -214,6 +222,46 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 }
 
 
+HALVES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "weight half left out": (
+        lambda p: with_schedule(p, 1, "F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3"),
+        "plan 0: schedule of rank 1 has W3 0 times; every micro-batch goes forward once and backward once, whole or in",
+    ),
+    "weight half twice": (
+        lambda p: with_schedule(p, 1, "F0 I0 W0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3"),
+        "plan 0: schedule of rank 1 has W0 2 times",
+    ),
+    "whole and in halves": (
+        lambda p: with_schedule(p, 1, "F0 B0 F1 I1 W1 F2 I2 W2 F3 I3 W3"),
+        "plan 0: schedule of rank 1 has B0 1 times",
+    ),
+    "weight half first": (
+        lambda p: with_schedule(p, 1, "F0 W0 I0 F1 I1 W1 F2 I2 W2 F3 I3 W3"),
+        "plan 0: schedule of rank 1 has W0 before I0; weight halves follow input halves",
+    ),
+    "input half first": (
+        lambda p: with_schedule(p, 1, "I0 F0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3"),
+        "plan 0: schedule of rank 1 has I0 before F0; backward follows forward",
+    ),
+    "all weight halves last": (
+        lambda p: with_schedule(p, 0, "F0 F1 I0 F2 I1 F3 I2 I3 W0 W1 W2 W3"),
+        "plan 0: schedule of rank 0 leaves 4 micro-batches between the halves of backward; its bound is 1",
+    ),
+    "memory": (
+        lambda p: with_memory(p, 5000),
+        "plan 0: rank 0 needs 8560 bytes and has 5000; a tile fits in the memory of its rank",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_planted_violation_of_halves_is_named(kind: str) -> None:
+    plant, message = HALVES[kind]
+    check_plan(in_halves())
+    with pytest.raises(PlanError, match="^" + re.escape(message)):
+        check_plan(plant(in_halves()))
+
+
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_violation_is_named(kind: str) -> None:
     plant, message = PLANTED[kind]
@@ -347,6 +395,29 @@ EDITS: dict[str, tuple[int, Edit, str]] = {
 def test_a_planted_fault_in_an_instruction_list_is_named(kind: str) -> None:
     rank, edit, message = EDITS[kind]
     plan = make_plan(local_topology(2), chain(4, 8), even_lanes(chain(4, 8), 1, 2, 2), "one pipeline")
+    lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
+    check_instructions(plan, lists)
+    edit(lists[Rank(rank)])
+    with pytest.raises(PlanError, match="^plan 0: training: .*" + re.escape(message)):
+        check_instructions(plan, lists)
+
+
+HALF_EDITS: dict[str, tuple[int, Edit, str]] = {
+    "weights first": (1, _move_to(0, "BACKWARD_WEIGHTS", 3), "the weight half of a unit runs once, after its input"),
+    "weights twice": (1, _insert(-8, "BACKWARD_WEIGHTS", 2, 0), "the weight half of a unit runs once, after its input"),
+    "weights left out": (1, _drop("BACKWARD_WEIGHTS", 2, 0), "REDUCE 2: unit 2 has yet to add micro-batch 0 to that"),
+    "weight order": (1, _drop("BACKWARD_WEIGHTS", 3, 0), "weight halves run in descending order of units"),
+    "reduced before": (0, _move_to(20, "REDUCE", 0), "unit 0 has yet to add micro-batch"),
+    "halves and whole": (1, _insert(5, "BACKWARD", 3, 0), "each unit of the tile runs backward once"),
+    "gradient too early": (1, _move_to(5, "SEND", 1, 0, 0, 2 << 56 | 1 << 32), "before unit 2 has added to it"),
+    "inputs left out": (0, _drop("BACKWARD_INPUTS", 0, 3), "the weight half of a unit runs once, after its input half"),
+}
+
+
+@pytest.mark.parametrize("kind", HALF_EDITS)
+def test_a_planted_fault_in_a_list_of_halves_is_named(kind: str) -> None:
+    rank, edit, message = HALF_EDITS[kind]
+    plan = in_halves()
     lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
     check_instructions(plan, lists)
     edit(lists[Rank(rank)])

@@ -89,6 +89,6 @@ def test_every_rank_keeps_every_buffer() -> None:
 
 
 def test_modelled_units_are_those_of_the_tile() -> None:
-    kernels = {0: (1e-3, 2e-3, 0.0), 9: (1.0, 1.0, 1.0)}
+    kernels = {0: (1e-3, 2e-3, 0.0, 0.5), 9: (1.0, 1.0, 1.0, 0.5)}
     spec = engine_spec(JOB, PLAN, PLAN.ranks[0], kernels)
     assert [unit.modelled for unit in spec.units] == [kernels[0], *([None] * (len(spec.units) - 1))]

@@ -11,10 +11,10 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.schedule import (
     Action,
     LaneKind,
-    LaneTimes,
     Work,
     find_schedule,
     first_bounds,
@@ -98,7 +98,7 @@ def test_lanes_of_a_kind_are_run_once() -> None:
     first, second = even_lanes(workload, 2, 2, 2)
     assert kind_of(first) == kind_of(second)
     times = LaneTimes(workload, local_topology(4))
-    assert times.of(first) is times.of(second)
+    assert times.of(first, 0) is times.of(second, 0)
 
 
 def test_independent_towers_do_not_wait_for_each_other() -> None:

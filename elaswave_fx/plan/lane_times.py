@@ -1,0 +1,156 @@
+"""How a step of a lane runs: in which order, for how long; with whole backward passes, or in halves.
+
+In: a workload and a topology; lanes. Out: `LaneRun`. Lanes with equal members, and equal room in their memory, are one
+kind, which is run once.
+
+    LaneTimes(workload, topology).of(lane, kept={0: 4096, 1: 4096}).seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.memory import UnitSums
+from elaswave_fx.plan.schedule import (
+    Action,
+    LaneKind,
+    Schedule,
+    Work,
+    find_schedule,
+    first_bounds,
+    lane_work,
+    levels,
+    makespan_s,
+    most_in_flight,
+)
+from elaswave_fx.plan.split_schedule import Room, shortest_s, split_schedules
+from elaswave_fx.plan.tiling import Lane
+from elaswave_fx.plan.topology import Rank, Topology
+
+WORTHWHILE = 0.99
+"""What takes more memory, or more programs, must bring a lane below this fraction of its time without."""
+
+
+@dataclass(frozen=True)
+class LaneRun:
+    """A step of a lane: by place the order of its micro-batches and the seconds that it is busy; `seconds` of all.
+
+    `whole_s`: with whole backward passes. `refused`: why halves were not taken though they may be, empty if they were.
+    """
+
+    orders: tuple[tuple[Action, ...], ...]
+    busy_s: tuple[float, ...]
+    seconds: float
+    whole_s: float
+    fits: bool = True
+    refused: str = ""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are in halves."""
+        return any(kind == "W" for order in self.orders for kind, _ in order)
+
+
+class LaneTimes:
+    """Runs of lanes of one workload on one topology, each kind once."""
+
+    def __init__(self, workload: Workload, topology: Topology, sums: UnitSums | None = None) -> None:
+        self._workload, self._bytes_per_s = workload, topology.link_bytes_per_s
+        self._sums = sums or UnitSums(workload)
+        self._speeds = {m.rank: m.speed for m in topology.members}
+        self._limits = {m.rank: m.memory_bytes for m in topology.members}
+        self._whole: dict[LaneKind, tuple[Work, LaneRun]] = {}
+        self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
+
+    def whole(self, lane: Lane) -> LaneRun:
+        """With whole backward passes, whatever room there is."""
+        return self._run_whole(LaneKind.of(lane, self._speeds))[1]
+
+    def of(self, lane: Lane, kept: Mapping[Rank, int] | int) -> LaneRun:
+        """As the workload's `schedule` asks. `kept`: elements of state, by rank, or about as many on each."""
+        kind = LaneKind.of(lane, self._speeds)
+        if self._workload.schedule == "1f1b":
+            return self._run_whole(kind)[1]
+        rooms = tuple(
+            self._room(kind, number, rank, kept if isinstance(kept, int) else kept.get(rank, 0))
+            for number, stage in enumerate(lane.stages)
+            for rank in stage.ranks
+        )
+        if (kind, rooms) not in self._known:
+            self._known[kind, rooms] = self._choose(kind, rooms)
+        return self._known[kind, rooms]
+
+    def _choose(self, kind: LaneKind, rooms: Sequence[Room]) -> LaneRun:
+        """With whole backward passes, in halves, or the faster that fits."""
+        whole = self._run_whole(kind)[1]
+        whole = replace(whole, fits=_fits(whole.orders, rooms))
+        split = self._run_split(kind, rooms, whole)
+        if split is None:
+            return replace(whole, refused="no schedule of the split kind runs to its end")
+        if self._workload.schedule == "split":
+            return split
+        if not split.fits:
+            return replace(whole, refused="the split backward does not fit in memory")
+        if split.seconds < WORTHWHILE * whole.seconds or not whole.fits:
+            return split
+        return replace(whole, refused=f"{whole.seconds * 1e3:.3g} ms, which the split backward does not shorten")
+
+    def _run_whole(self, kind: LaneKind) -> tuple[Work, LaneRun]:
+        if kind not in self._whole:
+            work = lane_work(self._workload, kind)
+            schedule = find_schedule(work, first_bounds(self._workload, kind))
+            seconds = makespan_s(work, schedule, self._bytes_per_s)
+            self._whole[kind] = work, _lane_run(work, schedule, seconds, seconds)
+        return self._whole[kind]
+
+    def _run_split(self, kind: LaneKind, rooms: Sequence[Room], whole: LaneRun) -> LaneRun | None:
+        """The fastest that fits of the schedules of the split kind, or the leanest; None if there is none."""
+        work = lane_work(self._workload, kind, split=True)
+        first = dict(enumerate(whole.orders))
+        bounds = {place: most_in_flight(order) for place, order in first.items()}
+        best: LaneRun | None = None
+        least_s = shortest_s(work)
+        for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), self._bytes_per_s):
+            found = _lane_run(work, schedule, makespan_s(work, schedule, self._bytes_per_s), whole.seconds)
+            found = replace(found, fits=_fits(found.orders, rooms))
+            if best is None or (found.fits and (not best.fits or found.seconds < WORTHWHILE * best.seconds)):
+                best = found
+            if best.fits and WORTHWHILE * best.seconds <= least_s:
+                break
+        return best
+
+    def _room(self, kind: LaneKind, stage: int, rank: Rank, kept: int) -> Room:
+        """In whole micro-batches, and no more than all of them would need: ranks that have enough are alike."""
+        units, sums = kind.stages[stage].units, self._sums
+        largest = max(kind.sizes)
+        saved, held = largest * sums.saved(units), largest * sums.held(units)
+        limit = self._limits[rank]
+        if limit is None:
+            return Room(saved, held)
+        fixed, per_sample = sums.arriving(units)
+        static = (
+            sums.params(units)
+            + self._workload.sum_bytes * sums.touched(units)
+            + self._workload.state_bytes_per_element * kept
+            + fixed
+            + per_sample * largest
+        )
+        left, step = limit - static, max(1, saved)
+        return Room(saved, held, None if left >= len(kind.sizes) * (saved + held) else left // step * step)
+
+
+def _lane_run(work: Work, schedule: Schedule, seconds: float, whole_s: float) -> LaneRun:
+    busy = [0.0] * len(schedule)
+    for (place, _, _), duration in work.seconds.items():
+        busy[place] += duration
+    return LaneRun(tuple(schedule[place] for place in range(len(busy))), tuple(busy), seconds, whole_s)
+
+
+def _fits(orders: Sequence[Sequence[Action]], rooms: Sequence[Room]) -> bool:
+    """Whether what every rank keeps for its backward passes has room."""
+    return all(
+        room.bytes is None or max((a * room.saved + b * room.held for a, b in levels(order)), default=0) <= room.bytes
+        for order, room in zip(orders, rooms, strict=True)
+    )
