@@ -15,7 +15,14 @@ from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_o
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
 from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show
-from elaswave_fx.config.types import DataConfig, OptimizerConfig, ScheduleConfig
+from elaswave_fx.config.types import (
+    DataConfig,
+    EmulatedConfig,
+    HostLinkConfig,
+    LinkConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
 from elaswave_fx.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
@@ -185,7 +192,42 @@ REFUSALS = [
     (["checkpoint.evry=5"], "checkpoint.evry: unknown key; nearest valid key: checkpoint.every"),
     (["checkpoint.dir=''"], "checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints"),
     (["device=emulated", "emulated.unit_ms=0"], "emulated.unit_ms=0.0: must be above 0"),
-    (["emulated.unit_ms=2"], "emulated.unit_ms=2: device=cpu takes as long as it takes"),
+    (["emulated.unit_ms=2"], "emulated.unit_ms=2: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.memory_mb=100"], "emulated.memory_mb=100: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.speeds=[1,2]"], "emulated.speeds=[1.0,2.0]: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.link.latency_ms=0"], "emulated.link.latency_ms=0: device=cpu is what it is"),
+    (["emulated.link.bytes_per_s=1e9"], "emulated.link.bytes_per_s=1e+09: device=cpu is what it is"),
+    (["device=emulated", "emulated.memory_mb=-1"], "emulated.memory_mb=-1.0: must be above 0"),
+    (["device=emulated", "emulated.memory_mb=nan"], "emulated.memory_mb=nan: must be a finite number"),
+    (["device=emulated", "emulated.speeds=2"], "emulated.speeds=2: must be a list such as [a,b]"),
+    (["device=emulated", "emulated.speeds=[0]"], "emulated.speeds=0.0: must be above 0"),
+    (["device=emulated", "emulated.speeds=[nan]"], "emulated.speeds=nan: must be a finite number"),
+    (
+        ["device=emulated", "parallel.dp=4", "emulated.speeds=[1,0.5]"],
+        "emulated.speeds=[1.0,0.5]: has 2 speeds for 4 ranks, and each rank has one; nearest valid: [1.0,0.5,1.0,1.0]",
+    ),
+    (["device=emulated", "emulated.link.latency_ms=-1"], "emulated.link.latency_ms=-1.0: must be at least 0; nearest"),
+    (["device=emulated", "emulated.link.latency_ms=nan"], "emulated.link.latency_ms=nan: must be a finite number"),
+    (["device=emulated", "emulated.link.bytes_per_s=0"], "emulated.link.bytes_per_s=0.0: must be above 0"),
+    (["device=emulated", "emulated.link.latency=1"], "emulated.link.latency: unknown key; nearest valid key: "),
+    (["device=emulated", "emulated.link=fast"], "emulated.link=fast: must be a group of keys, not a single value"),
+    (
+        ["device=emulated", "emulated.link={latency_ms: 1000, bytes_per_s: 1e10}"],
+        "emulated.link.latency_ms=1000: with emulated.link.bytes_per_s=1e+10 more than 1 GiB would be under way; "
+        "nearest valid: 107.374",
+    ),
+    (["topology.links=[{hosts: [0,1]}]"], "topology.links[0].hosts=[0,1]: 1 ranks with parallel.ranks_per_host=2 are"),
+    (["topology.links=[{hosts: [0]}]"], "topology.links[0].hosts=[0]: must be a list of 2 values"),
+    (["topology.links=[{hosts: [0,-1]}]"], "topology.links[0].hosts=-1: must be at least 0; nearest valid: 0"),
+    (["topology.links=[{latency_ms: 1}]"], "topology.links[0].hosts: is missing"),
+    (
+        ["parallel.dp=4", "topology.links=[{hosts: [1,1]}]"],
+        "topology.links[0].hosts=[1,1]: must be two hosts; ranks of one host share its memory",
+    ),
+    (
+        ["parallel.dp=4", "topology.links=[{hosts: [0,1]},{hosts: [1,0], latency_ms: 3}]"],
+        "topology.links[1].hosts=[1,0]: topology.links[0] is of the same two hosts",
+    ),
     (["device=emulated", "emulated.unitms=2"], "emulated.unitms: unknown key; nearest valid key: emulated.unit_ms"),
     (["resume=''"], "resume=: must be auto, off or a path; nearest valid: auto"),
     (["init_from=/nowhere"], "init_from=/nowhere: is for Hugging Face models; nearest valid: model=hf"),
@@ -226,6 +268,19 @@ def test_faults_are_read() -> None:
 def test_the_emulated_device_is_read() -> None:
     assert load_config(["device=emulated"]).emulated.unit_ms is None
     assert load_config(["device=emulated", "emulated.unit_ms=2"]).emulated.unit_ms == 2.0
+    words = ["emulated.memory_mb=64", "emulated.speeds=[1,0.5]", "emulated.link={latency_ms: 2, bytes_per_s: 1e8}"]
+    found = load_config(["device=emulated", "parallel.pp=2", "parallel.ranks_per_host=1", *words])
+    assert found.emulated == EmulatedConfig(
+        unit_ms=None, memory_mb=64.0, speeds=(1.0, 0.5), link=LinkConfig(latency_ms=2.0, bytes_per_s=1e8)
+    )
+
+
+def test_links_are_read() -> None:
+    links = "topology.links=[{hosts: [0,1], latency_ms: 0.5}, {hosts: [2,0], bytes_per_s: 1e8}]"
+    assert load_config(["parallel.dp=6", "global_batch=6", links]).topology.links == (
+        HostLinkConfig(hosts=(0, 1), latency_ms=0.5),
+        HostLinkConfig(hosts=(2, 0), bytes_per_s=1e8),
+    )
 
 
 IMPOSSIBLE_FAULTS = [

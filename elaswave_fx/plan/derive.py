@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -33,6 +33,9 @@ from elaswave_fx.plan.topology import Rank, Topology
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
 """Micro-batches added to the first bounds of tilings that do not line up; the fastest that fits is taken."""
+
+Pair = tuple[Rank, Rank]
+"""(who sends, to whom)."""
 
 WORTHWHILE = 0.99
 """A wider bound must bring the pipeline below this fraction of the time of a narrower one."""
@@ -57,7 +60,8 @@ def make_plan(
     kept = kept_elements(boxes)
     work = step_work(workload, topology, tiles, hops)
     schedule, pipeline_s = _choose_schedule(topology, workload, tiles, hops, work, kept)
-    reduced, copied, gathered = _exchange_bytes(workload, boxes)
+    phases = _exchange_bytes(workload, boxes)
+    reduced, copied, gathered = (_of_senders(phase) for phase in phases)
     sent, received = _hop_bytes(workload, hops)
     costs = {}
     for tile in tiles:
@@ -72,8 +76,7 @@ def make_plan(
             copied_bytes=copied[rank],
             gathered_bytes=gathered[rank],
         )
-    exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
-    predicted = Predicted(pipeline_s, exchanged / topology.link_bytes_per_s, costs)
+    predicted = Predicted(pipeline_s, _exchange_s(topology, phases), costs)
     return Plan(topology, workload, tiles, boxes, hops, schedule, predicted, reason)
 
 
@@ -153,7 +156,7 @@ def _choose_schedule(
     best: tuple[Schedule, float] | None = None
     for extra in EXTRA_IN_FLIGHT[: 1 if work.lined_up else None]:
         schedule = find_schedule(work, first_bounds(tiles, hops, extra))
-        seconds = makespan_s(work, schedule, topology.link_bytes_per_s)
+        seconds = makespan_s(work, schedule, topology)
         fits = all(
             (limit := topology.member(t.rank).memory_bytes) is None
             or _memory_bytes(workload, t, most_in_flight(schedule[t.rank]), kept) <= limit
@@ -185,20 +188,42 @@ def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], 
     return sent, received
 
 
-def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
-    """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to readers.
+def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Pair], Counter[Pair], Counter[Pair]]:
+    """Bytes from rank to rank in a step: gradients to owners, records to holders, updated parameters to readers.
 
     Readers that hold the box make its parameters from their copy; with copies.mode=state, which is there to compare
     with, they do not, and copies are the whole state.
     """
-    reduced: Counter[Rank] = Counter()
-    copied: Counter[Rank] = Counter()
-    gathered: Counter[Rank] = Counter()
+    reduced: Counter[Pair] = Counter()
+    copied: Counter[Pair] = Counter()
+    gathered: Counter[Pair] = Counter()
     for box in boxes:
-        own = len(box.span)
-        for rank in set(box.readers) - {box.owner}:
-            reduced[rank] += workload.sum_bytes * own
-        copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
-        takers = set(box.readers) - box.local_materializers
-        gathered[box.owner] += workload.work_bytes_per_element * own * len(takers)
+        own, owner = len(box.span), box.owner
+        for rank in set(box.readers) - {owner}:
+            reduced[rank, owner] += workload.sum_bytes * own
+        for rank in box.holders:
+            copied[owner, rank] += GRADIENT_BYTES * own
+        for rank in set(box.readers) - box.local_materializers:
+            gathered[owner, rank] += workload.work_bytes_per_element * own
     return reduced, copied, gathered
+
+
+def _of_senders(sent: Mapping[Pair, int]) -> Counter[Rank]:
+    totals: Counter[Rank] = Counter()
+    for (source, _), size in sent.items():
+        totals[source] += size
+    return totals
+
+
+def _exchange_s(topology: Topology, phases: Sequence[Mapping[Pair, int]]) -> float:
+    """Seconds of the rank that takes longest to send, one message after another, and waits for each phase's last."""
+    spent: dict[Rank, float] = defaultdict(float)
+    for phase in phases:
+        latest: dict[Rank, float] = {}
+        for (source, target), size in phase.items():
+            link = topology.link(source, target)
+            spent[source] += size / link.bytes_per_s
+            latest[source] = max(latest.get(source, 0.0), link.latency_s)
+        for source, latency_s in latest.items():
+            spent[source] += latency_s
+    return max(spent.values(), default=0.0)

@@ -22,7 +22,7 @@ from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 4
+FORMAT = 5
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 Action = tuple[str, int]

@@ -20,7 +20,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.cost import Workload, backward_s, forward_s, value_samples
 from elaswave_fx.plan.plan import Action, Hop
 from elaswave_fx.plan.tiling import Tile
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.topology import Link, Rank, Topology
 
 Task = tuple[Rank, str, int]
 """An action of a rank: (rank, "F" or "B", micro-batch)."""
@@ -202,26 +202,32 @@ def most_in_flight(order: Sequence[Action]) -> int:
     return most
 
 
-def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float:
-    """Seconds from the first forward to the last backward; pieces between ranks take their bytes over the link.
+def makespan_s(work: Work, schedule: Schedule, topology: Topology) -> float:
+    """Seconds from the first forward to the last backward; pieces between ranks take their time on the links.
 
     PlanError names the waiting tasks if the orders block each other.
     """
-    finished: dict[Task, float] = {}
+    finished: set[Task] = set()
+    arrived: dict[Task, float] = defaultdict(float)  # the last piece so far of what a task needs
     position = dict.fromkeys(schedule, 0)
     free = dict.fromkeys(schedule, 0.0)
+    after: dict[Task, list[tuple[Task, int]]] = defaultdict(list)
+    for task, needs in work.needs.items():
+        for before, size in needs.items():
+            after[before].append((task, size))
+    links = _Links(topology)
     moved = True
     while moved:
         moved = False
         for rank, order in schedule.items():
             while position[rank] < len(order):
                 task = (rank, *order[position[rank]])
-                needs = work.needs[task]
-                if any(before not in finished for before in needs):
+                if not finished.issuperset(work.needs[task]):
                     break
-                arrivals = [finished[b] + size / link_bytes_per_s for b, size in needs.items()]
-                free[rank] = max([free[rank], *arrivals]) + work.seconds[task]
-                finished[task] = free[rank]
+                free[rank] = max(free[rank], arrived[task]) + work.seconds[task]
+                finished.add(task)
+                for later, size in after[task]:
+                    arrived[later] = max(arrived[later], links.arrival_s(rank, later[0], size, free[rank]))
                 position[rank] += 1
                 moved = True
     stuck = [(r, *schedule[r][position[r]]) for r in schedule if position[r] < len(schedule[r])]
@@ -229,3 +235,24 @@ def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float
         names = ", ".join(f"{kind}{index} of rank {rank}" for rank, kind, index in stuck)
         raise PlanError(f"schedule: {names} wait for each other; the orders of neighbouring ranks must agree")
     return max(free.values())
+
+
+class _Links:
+    """The links of one abstract run: a rank's messages to another go one after another, in the order of asking."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._known: dict[tuple[Rank, Rank], Link] = {}
+        self._free_s: dict[tuple[Rank, Rank], float] = {}
+
+    def arrival_s(self, source: Rank, target: Rank, size: int, sent_s: float) -> float:
+        """When a message that is sent at `sent_s` is there."""
+        if source == target:
+            return sent_s
+        pair = (source, target)
+        if pair not in self._known:
+            self._known[pair] = self._topology.link(source, target)
+        link = self._known[pair]
+        passed_s = max(sent_s, self._free_s.get(pair, 0.0)) + size / link.bytes_per_s
+        self._free_s[pair] = passed_s
+        return passed_s + link.latency_s

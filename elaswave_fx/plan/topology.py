@@ -1,11 +1,13 @@
-"""Which ranks are alive, on which hosts, how fast, with how much memory.
+"""Which ranks are alive, on which hosts, how fast, with how much memory, over which links.
 
 local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NewType
 
 from elaswave_fx.errors import PlanError
@@ -34,13 +36,34 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What lies between a rank and another: their messages go one after another at `bytes_per_s`, and each is under way
+    for `latency_s` more."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = LINK_BYTES_PER_S
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """The link of each rank on one of two hosts with each rank on the other."""
+
+    hosts: tuple[Host, Host]
+    link: Link
+
+
+@dataclass(frozen=True)
 class Topology:
-    """The alive ranks in rank order, and the epoch in which they were agreed upon."""
+    """The alive ranks in rank order, and the epoch in which they were agreed upon.
+
+    `links`: those of pairs of hosts that are known; others have `between_hosts`. Ranks of one host share its memory.
+    """
 
     members: tuple[Member, ...]
     ranks_per_host: int = 2
     epoch: Epoch = Epoch(0)
-    link_bytes_per_s: float = LINK_BYTES_PER_S
+    between_hosts: Link = Link()
+    links: tuple[HostLink, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = [m.rank for m in self.members]
@@ -49,6 +72,9 @@ class Topology:
         for member in self.members:
             if not member.speed > 0:
                 raise PlanError(f"topology: rank {member.rank} has speed {member.speed}; a speed is above 0")
+        for link in (self.between_hosts, *(each.link for each in self.links)):
+            if not (link.latency_s >= 0 and link.bytes_per_s > 0):
+                raise PlanError(f"topology: {link}; a latency is at least 0 and a rate above 0")
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -62,13 +88,33 @@ class Topology:
                 return member
         raise PlanError(f"topology: rank {rank} is not alive in epoch {self.epoch}")
 
+    def link(self, a: Rank, b: Rank) -> Link:
+        """The link between two ranks that are alive."""
+        hosts = self._hosts[a], self._hosts[b]
+        return _WITHIN_A_HOST if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
+
+    @cached_property
+    def _hosts(self) -> dict[Rank, Host]:
+        return {member.rank: member.host for member in self.members}
+
+    @cached_property
+    def _links(self) -> dict[tuple[Host, Host], Link]:
+        return {pair: each.link for each in self.links for pair in (each.hosts, (each.hosts[1], each.hosts[0]))}
+
+
+_WITHIN_A_HOST = Link()
+
 
 def local_topology(
     world_size: int,
     ranks_per_host: int = 2,
     memory_bytes: int | None = None,
     epoch: Epoch = Epoch(0),
+    speeds: Sequence[float] | None = None,
 ) -> Topology:
-    """`world_size` equal ranks, `ranks_per_host` neighbours sharing an (emulated) host."""
-    members = tuple(Member(Rank(r), Host(r // ranks_per_host), memory_bytes=memory_bytes) for r in range(world_size))
+    """`world_size` ranks, `ranks_per_host` neighbours sharing an (emulated) host; all alike if `speeds` is None."""
+    members = tuple(
+        Member(Rank(r), Host(r // ranks_per_host), 1.0 if speeds is None else speeds[r], memory_bytes)
+        for r in range(world_size)
+    )
     return Topology(members, ranks_per_host, epoch)

@@ -18,7 +18,7 @@ from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
-from elaswave_fx.devices.emulated import kernels
+from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
@@ -96,6 +96,8 @@ class Worker:
 
 def set_up(config: Config, context: WorkerContext) -> Worker:
     """Links to every rank and a declared engine; the agent runs."""
+    plan = Plan.from_json(context.build.plan)
+    is_emulated = config.device == "emulated"
     endpoint = _native.Endpoint(
         rank=context.rank,
         token=context.token,
@@ -103,17 +105,17 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         port=context.port,
         host_id=context.host_id,
         silence_timeout_s=SILENT_FLOOR_S,
+        paces=paces(plan.topology, Rank(context.rank)) if is_emulated else {},
     )
     peers = context.peers(endpoint.port)
     endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, CONNECT_S)
-    plan = Plan.from_json(context.build.plan)
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
     engine = RankEngine(
         engine_job(config, artifact), constants, initial,
         Rank(context.rank), endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
-        kernels if config.device == "emulated" else None,
+        kernels if is_emulated else None,
     )  # fmt: skip
     initial.let_go()
     code = UserCode(config.data.deadline_s, SampleError)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.derive import find_hops, make_plan
 from elaswave_fx.plan.plan import Action
 from elaswave_fx.plan.schedule import Work, find_schedule, first_bounds, makespan_s, most_in_flight, step_work
 from elaswave_fx.plan.tiling import Tiling
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_columns, two_towers, uneven_rows, uneven_tilings
 
 
@@ -122,7 +124,7 @@ def test_orders_that_block_each_other_are_reported() -> None:
         Rank(1): (("F", 1), ("B", 1), ("F", 0), ("B", 0)),
     }
     with pytest.raises(PlanError, match="B0 of rank 0, F1 of rank 1 wait for each other"):
-        makespan_s(work, late, 1e9)
+        makespan_s(work, late, local_topology(2))
 
 
 def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
@@ -132,4 +134,27 @@ def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
     work = step_work(workload, local_topology(4), tiles, find_hops(workload, tiles))
     schedule = find_schedule(work, first_bounds(tiles, find_hops(workload, tiles)))
     one = sum(u.forward_s * 2 + u.backward_s * 2 + 2 * u.fixed_s for u in workload.units[:1])
-    assert makespan_s(work, schedule, float("inf")) == pytest.approx((8 + 4 - 1) * one)
+    free = replace(local_topology(4, 1), between_hosts=Link(bytes_per_s=1e30))
+    assert makespan_s(work, schedule, free) == pytest.approx((8 + 4 - 1) * one, rel=1e-5)
+
+
+def test_pieces_take_their_time_on_the_link_of_their_hosts() -> None:
+    """Two micro-batches forth and back between ranks on two hosts; a link passes one message on after the other."""
+    workload = Workload((UnitCost(1.0, 2.0), UnitCost(1.0, 2.0)), (Value("h", 0, (1,), 100, has_grad=True),), (), 2)
+    tiles = even_columns(workload, 1, 2, 1)
+    work = step_work(workload, local_topology(2, 1), tiles, find_hops(workload, tiles))
+    schedule = {Rank(0): (("F", 0), ("F", 1), ("B", 0), ("B", 1)), Rank(1): (("F", 0), ("B", 0), ("F", 1), ("B", 1))}
+
+    def seconds(topology: Topology) -> float:
+        return makespan_s(work, schedule, topology)
+
+    fast = replace(local_topology(2, 1), between_hosts=Link(bytes_per_s=1e30))
+    assert seconds(fast) == pytest.approx(9.0)
+    # A piece is under way for a second: F0 at 1, there at 2; then B0, F1, B1 until 8, B1 there at 9, done at 11.
+    assert seconds(replace(fast, between_hosts=Link(latency_s=1.0, bytes_per_s=1e30))) == pytest.approx(11.0)
+    # The link of these two hosts is known: 4 seconds for a piece. F0 goes from 1 to 5, F1 after it until 9; rank 1 is
+    # done with B0 at 8 and with B1 at 12, which is there at 16.
+    slow = replace(fast, links=(HostLink((Host(1), Host(0)), Link(bytes_per_s=25.0)),))
+    assert seconds(slow) == pytest.approx(18.0)
+    # On one host it does not matter.
+    assert seconds(replace(local_topology(2, 2), links=slow.links)) == pytest.approx(9.0)
