@@ -1,5 +1,6 @@
 """The configuration: what it reads, what it refuses and in which words, and the command line around it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from elaswave_fx.config.types import (
     HostLinkConfig,
     LinkConfig,
     OptimizerConfig,
+    PointConfig,
+    PowerConfig,
     ScheduleConfig,
 )
 from elaswave_fx.errors import ConfigError
@@ -111,6 +114,9 @@ def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert load_config().cache.path == tmp_path / "home" / ".cache" / "elaswave_fx"
 
+
+POINTS = "power.points=[{mhz: 1000, speed: 0.5, watts: 100}, {mhz: 2000, speed: 1, watts: 300}]"
+FIRST = min(os.sched_getaffinity(0))
 
 REFUSALS = [
     (["stepz=3"], "stepz: unknown key; nearest valid key: steps"),
@@ -229,6 +235,49 @@ REFUSALS = [
         "topology.links[1].hosts=[1,0]: topology.links[0] is of the same two hosts",
     ),
     (["device=emulated", "emulated.unitms=2"], "emulated.unitms: unknown key; nearest valid key: emulated.unit_ms"),
+    (["power.cap_w=100"], "power.cap_w=100: needs power.points, which say what a rank draws"),
+    ([POINTS, "power.cap_w=-1"], "power.cap_w=-1.0: must be above 0"),
+    ([POINTS, "power.cap_w=nan"], "power.cap_w=nan: must be a finite number"),
+    ([POINTS, "parallel.dp=4", "power.cap_w=399"], "power.cap_w=399: 4 ranks draw at least 400 W; nearest valid: 400"),
+    ([POINTS, "power.idle_w=-1"], "power.idle_w=-1.0: must be at least 0; nearest valid: 0"),
+    ([POINTS, "power.clocked=1.5"], "power.clocked=1.5: must be at most 1; nearest valid: 1"),
+    (
+        [POINTS],
+        "power.actuator=emulated: device=cpu computes at the clock that it has; nearest valid: power.actuator=cp",
+    ),
+    (
+        [POINTS, "power.actuator=nvm"],
+        "power.actuator=nvm: must be one of emulated, cpufreq, nvml, ascend; nearest valid: ",
+    ),
+    ([POINTS, "power.actuator=nvml", "power.hook=a.b"], "power.hook=a.b: is for power.actuator=ascend"),
+    ([POINTS, "power.actuator=ascend", "power.hook=hook"], "power.hook=hook: must be an import path"),
+    (
+        [POINTS, "power.actuator=cpufreq"],
+        "power.processors=[]: has 0 lists for 1 ranks; with power.actuator=cpufreq each",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "power.processors=[[]]"],
+        "power.processors[0]=[]: must name at least one processor",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "power.processors=[[99999]]"],
+        "power.processors[0]=[99999]: this job may use processors [",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "parallel.dp=2", f"power.processors=[[{FIRST}],[{FIRST}]]"],
+        f"power.processors[1]=[{FIRST}]: rank 0 has processor {FIRST}; a clock is one rank's",
+    ),
+    (["power.points=[{mhz: 1, speed: 1}]"], "power.points[0].watts: is missing"),
+    (["power.points=[{mhz: 1, speed: 1, watts: 0}]"], "power.points[0].watts=0.0: must be above 0"),
+    (["power.points=[{mhz: 1, speed: 0.5, watts: 9}]"], "power.points: one has speed 1, that at which units take"),
+    (
+        ["power.points=[{mhz: 2, speed: 1, watts: 9}, {mhz: 1, speed: 2, watts: 9}]"],
+        "power.points[1].mhz=1: must be above 2, which the point before has; clocks and speeds rise",
+    ),
+    (
+        ["power.points=[{mhz: 2, speed: 1, watts: 9}, {mhz: 3, speed: 1, watts: 9}]"],
+        "power.points[1].speed=1: must be above 1, which the point before has",
+    ),
     (["resume=''"], "resume=: must be auto, off or a path; nearest valid: auto"),
     (["init_from=/nowhere"], "init_from=/nowhere: is for Hugging Face models; nearest valid: model=hf"),
     (["model=hf", "init_from=/nowhere"], "init_from=/nowhere: no such folder with a config.json in it"),
@@ -273,6 +322,15 @@ def test_the_emulated_device_is_read() -> None:
     assert found.emulated == EmulatedConfig(
         unit_ms=None, memory_mb=64.0, speeds=(1.0, 0.5), link=LinkConfig(latency_ms=2.0, bytes_per_s=1e8)
     )
+
+
+def test_clocks_are_read() -> None:
+    found = load_config(["device=emulated", POINTS, "power.cap_w=500", "power.idle_w=10", "power.clocked=0.8"]).power
+    assert found == PowerConfig(
+        points=(PointConfig(mhz=1000.0, speed=0.5, watts=100.0), PointConfig(mhz=2000.0, speed=1.0, watts=300.0)),
+        cap_w=500.0, idle_w=10.0, clocked=0.8, actuator="emulated", processors=(), sysfs="/sys/devices/system/cpu",
+        hook=None,
+    )  # fmt: skip
 
 
 def test_links_are_read() -> None:

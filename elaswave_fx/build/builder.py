@@ -45,9 +45,11 @@ from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, trace_update
 from elaswave_fx.passes import assign_stages
+from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.memory import per_parameter
+from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import LINK_BYTES_PER_S, Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program import artifact as artifact_module
@@ -197,7 +199,14 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         costs = make_workload(artifact, config.global_batch, state_tensors).units
         artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
     stages = AssignStages(parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count, config.exact)
-    return stages.apply(artifact, topology, config.global_batch, state_tensors)
+    plan = stages.apply(artifact, topology, config.global_batch, state_tensors)
+    return _clocks_of(config).apply(plan) if config.power.points else plan
+
+
+def _clocks_of(config: Config) -> AssignFrequency:
+    power = config.power
+    points = tuple(OperatingPoint(point.mhz, point.speed, point.watts) for point in power.points)
+    return AssignFrequency(points, power.cap_w, power.idle_w, power.clocked)
 
 
 def topology_of(config: Config) -> Topology:

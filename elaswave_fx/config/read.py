@@ -18,6 +18,7 @@ from elaswave_fx.config import schema
 from elaswave_fx.config.emulation import check_emulation, check_links
 from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
+from elaswave_fx.config.power import check_power
 from elaswave_fx.config.schema import nearest, show
 from elaswave_fx.config.types import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.errors import ConfigError
@@ -45,6 +46,7 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     _check_checkpoint(config)
     check_emulation(config)
     check_links(config)
+    check_power(config)
     check_faults(config.faults, config.parallel.ranks, config.steps)
     return config
 

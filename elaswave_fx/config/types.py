@@ -250,6 +250,34 @@ class TopologyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PointConfig:
+    """An operating point of a rank's device; `speed` is relative to that at which units were measured."""
+
+    mhz: float = constrained(above=0)
+    speed: float = constrained(above=0)
+    watts: float = constrained(above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerConfig:
+    """Clocks. With `points` every rank gets one of them; all ranks together draw at most `cap_w` while they compute.
+
+    `clocked` is the part of a unit's time that follows the clock, `idle_w` what a rank draws that waits. `actuator`
+    sets clocks; `processors` and `sysfs` are for cpufreq, `hook` is for Ascend devices.
+    """
+
+    points: tuple[PointConfig, ...]
+    cap_w: float | None = constrained(above=0)
+    idle_w: float = constrained(at_least=0)
+    clocked: float = constrained(at_least=0, at_most=1)
+    actuator: str = constrained(choices=("emulated", "cpufreq", "nvml", "ascend"))
+    processors: tuple[tuple[int, ...], ...] = constrained(at_least=0)
+    """Those that rank r computes on."""
+    sysfs: str
+    hook: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
     """The parts of recovery that the planner may use."""
 
@@ -289,6 +317,7 @@ class Config:
     device: str = constrained(choices=("cpu", "cuda", "npu", "emulated"))
     emulated: EmulatedConfig
     topology: TopologyConfig
+    power: PowerConfig
     compile: str
     launch: LaunchConfig
     checkpoint: CheckpointConfig

@@ -38,8 +38,8 @@ class EmulatedDevice(CpuDevice):
 
 
 def kernels(plan: Plan, rank: Rank) -> Kernels:
-    """Return how long the units of a rank's tile take it."""
-    speed = plan.topology.member(rank).speed
+    """Return how long the units of a rank's tile take it, at its speed and its clock."""
+    speed = plan.topology.member(rank).speed / plan.slowdown(rank)
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {
         unit: (cost.forward_s / speed, cost.backward_s / speed, cost.fixed_s / speed) for unit, cost in costs.items()

@@ -17,6 +17,7 @@ from dataclasses import replace
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+from elaswave_fx.plan.frequency import with_clocks
 from elaswave_fx.plan.memory import tile_memory
 from elaswave_fx.plan.plan import Hop, Plan, Predicted, RankCost
 from elaswave_fx.plan.schedule import (
@@ -77,7 +78,8 @@ def make_plan(
             gathered_bytes=gathered[rank],
         )
     predicted = Predicted(pipeline_s, _exchange_s(topology, phases), costs)
-    return Plan(topology, workload, tiles, boxes, hops, schedule, predicted, reason)
+    plan = Plan(topology, workload, tiles, boxes, hops, schedule, predicted, reason)
+    return plan if topology.power is None else with_clocks(plan, work)
 
 
 def find_hops(workload: Workload, tiles: Sequence[Tile]) -> tuple[Hop, ...]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from elaswave_fx.plan.copies import fatal_losses
+from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
@@ -51,6 +52,7 @@ def describe(plan: Plan) -> str:
         _box_line(plan),
         fatal_words(plan),
         *_topology_lines(plan.topology),
+        *clock_words(plan),
     ]
     return "\n".join(lines) + "\n"
 

@@ -9,8 +9,9 @@ In: made by `derive.make_plan` from a tiling. Out: read by `step.py`, the worker
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import msgspec
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
@@ -64,11 +66,15 @@ class RankCost:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers."""
+    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers.
+
+    `energy_j`: of all ranks during the pipeline, where operating points are known.
+    """
 
     pipeline_s: float
     exchange_s: float
     ranks: Mapping[Rank, RankCost]
+    energy_j: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -82,6 +88,7 @@ class Plan:
 
     `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
     `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
     `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
     """
 
@@ -94,6 +101,7 @@ class Plan:
     predicted: Predicted
     reason: str
     terminal_reason: str = ""
+    clocks: Mapping[Rank, OperatingPoint] = field(default_factory=dict)
 
     @property
     def epoch(self) -> Epoch:
@@ -127,6 +135,20 @@ class Plan:
             if tile.rank == rank:
                 return tile
         raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
+
+    def slowdown(self, rank: Rank) -> float:
+        """By what the times of a rank's units are multiplied at its clock."""
+        power = self.topology.power
+        return 1.0 if power is None or rank not in self.clocks else power.slowdown(self.clocks[rank])
+
+    def energy_j(self, step_s: float) -> float | None:
+        """Of all ranks in a step that takes so long, by the watts of their clocks; None where there are no clocks."""
+        power = self.topology.power
+        if power is None or not self.clocks:
+            return None
+        return math.fsum(
+            power.energy_j(self.predicted.ranks[rank].busy_s, step_s, point) for rank, point in self.clocks.items()
+        )
 
     def to_json(self) -> str:
         """Stable text, a line per field: the same plan gives the same bytes."""
@@ -188,6 +210,7 @@ class _PlanFile:
     hops: tuple[Hop, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
+    clocks: Mapping[Rank, OperatingPoint]
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -204,7 +227,7 @@ def _file_of(plan: Plan) -> _PlanFile:
     )
     return _PlanFile(
         FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.tiles, readers, boxes,
-        plan.hops, plan.schedule, plan.predicted,
+        plan.hops, plan.schedule, plan.predicted, plan.clocks,
     )  # fmt: skip
 
 
@@ -214,5 +237,5 @@ def _plan_of(file: _PlanFile) -> Plan:
     )
     return Plan(
         file.topology, file.workload, file.tiles, boxes, file.hops, file.schedule, file.predicted, file.reason,
-        file.terminal_reason,
+        file.terminal_reason, file.clocks,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import WORTHWHILE, make_plan
+from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.resplit_samples import SMALLER, Shape, keep_units, new_shapes, order_by_units
@@ -41,7 +42,13 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
         found = search.best(wanted)
         if found is not None:
             room = () if wanted == most else (f"memory has room for {wanted} of {most} copies",)
-            parts = (_changed(plan, found.plan), *found.because, *_box_words(plan, found.plan, have), *room)
+            parts = (
+                _changed(plan, found.plan),
+                *found.because,
+                *clock_words(found.plan),
+                *_box_words(plan, found.plan, have),
+                *room,
+            )
             return replace(found.plan, reason="; ".join(parts))
     raise PlanError(_too_few(plan, topology))
 
@@ -65,6 +72,7 @@ def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: st
         predicted=Predicted(0.0, 0.0, {}),
         reason=why,
         terminal_reason=why,
+        clocks={},
     )
 
 

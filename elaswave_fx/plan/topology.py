@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NewType
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.operating_points import Power
 
 Rank = NewType("Rank", int)
 """One worker process with one device."""
@@ -57,6 +58,7 @@ class Topology:
     """The alive ranks in rank order, and the epoch in which they were agreed upon.
 
     `links`: those of pairs of hosts that are known; others have `between_hosts`. Ranks of one host share its memory.
+    `power`: what clocks can be chosen from; None: they are what they are.
     """
 
     members: tuple[Member, ...]
@@ -64,6 +66,7 @@ class Topology:
     epoch: Epoch = Epoch(0)
     between_hosts: Link = Link()
     links: tuple[HostLink, ...] = ()
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         ranks = [m.rank for m in self.members]

@@ -18,6 +18,7 @@ from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
+from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import SampleError
 from elaswave_fx.launch.job import WorkerContext
@@ -28,6 +29,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import Checkpoints
+from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
 
@@ -60,6 +62,7 @@ class Worker:
     group: _native.Group = field(init=False)
     feed: InputFeed | None = None
     checkpoints: Checkpoints | None = None
+    clock: RankClock | None = None
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
     catching_up: frozenset[BoxId] = frozenset()
@@ -75,7 +78,10 @@ class Worker:
         return self.rank == self.plan.ranks[0]
 
     def begin_epoch(self, plan: Plan) -> None:
-        """The group of the epoch's ranks, what writes its checkpoints, and the feed of the tile if that is another."""
+        """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed of the tile if that is
+        another."""
+        if self.clock is not None:
+            set_clock(self.clock, plan, self.rank, self.context)
         moves = plan.tile(self.rank) != self.plan.tile(self.rank)
         self.join_group(plan)
         if self.feed is not None and not moves:
@@ -139,6 +145,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     worker = Worker(
         config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
         open_source(config, code=code), agent, plan, context.first.resume,
+        clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip
     worker.begin_epoch(plan)
     gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step
