@@ -28,7 +28,9 @@ class Endpoint:
         host_id: str = "",
         allow_shm: bool = True,
         silence_timeout_s: float = 10.0,
-    ) -> None: ...
+        paces: Mapping[int, tuple[float, float]] = {},
+    ) -> None:
+        """`paces`: rank -> (latency in seconds, bytes per second) of a link over which its messages seem to come."""
     @property
     def rank(self) -> int: ...
     @property

@@ -1,5 +1,6 @@
 """The configuration: what it reads, what it refuses and in which words, and the command line around it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,16 @@ from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_o
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
 from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show
-from elaswave_fx.config.types import DataConfig, OptimizerConfig, ScheduleConfig
+from elaswave_fx.config.types import (
+    DataConfig,
+    EmulatedConfig,
+    HostLinkConfig,
+    LinkConfig,
+    OptimizerConfig,
+    PointConfig,
+    PowerConfig,
+    ScheduleConfig,
+)
 from elaswave_fx.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
@@ -105,6 +115,9 @@ def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert load_config().cache.path == tmp_path / "home" / ".cache" / "elaswave_fx"
 
 
+POINTS = "power.points=[{mhz: 1000, speed: 0.5, watts: 100}, {mhz: 2000, speed: 1, watts: 300}]"
+FIRST = min(os.sched_getaffinity(0))
+
 REFUSALS = [
     (["stepz=3"], "stepz: unknown key; nearest valid key: steps"),
     (["+stepz=3"], "stepz: unknown key; nearest valid key: steps"),
@@ -185,8 +198,86 @@ REFUSALS = [
     (["checkpoint.evry=5"], "checkpoint.evry: unknown key; nearest valid key: checkpoint.every"),
     (["checkpoint.dir=''"], "checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints"),
     (["device=emulated", "emulated.unit_ms=0"], "emulated.unit_ms=0.0: must be above 0"),
-    (["emulated.unit_ms=2"], "emulated.unit_ms=2: device=cpu takes as long as it takes"),
+    (["emulated.unit_ms=2"], "emulated.unit_ms=2: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.memory_mb=100"], "emulated.memory_mb=100: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.speeds=[1,2]"], "emulated.speeds=[1.0,2.0]: device=cpu is what it is; nearest valid: device=emulated"),
+    (["emulated.link.latency_ms=0"], "emulated.link.latency_ms=0: device=cpu is what it is"),
+    (["emulated.link.bytes_per_s=1e9"], "emulated.link.bytes_per_s=1e+09: device=cpu is what it is"),
+    (["device=emulated", "emulated.memory_mb=-1"], "emulated.memory_mb=-1.0: must be above 0"),
+    (["device=emulated", "emulated.memory_mb=nan"], "emulated.memory_mb=nan: must be a finite number"),
+    (["device=emulated", "emulated.speeds=2"], "emulated.speeds=2: must be a list such as [a,b]"),
+    (["device=emulated", "emulated.speeds=[0]"], "emulated.speeds=0.0: must be above 0"),
+    (["device=emulated", "emulated.speeds=[nan]"], "emulated.speeds=nan: must be a finite number"),
+    (
+        ["device=emulated", "parallel.dp=4", "emulated.speeds=[1,0.5]"],
+        "emulated.speeds=[1.0,0.5]: has 2 speeds for 4 ranks, and each rank has one; nearest valid: [1.0,0.5,1.0,1.0]",
+    ),
+    (["device=emulated", "emulated.link.latency_ms=-1"], "emulated.link.latency_ms=-1.0: must be at least 0; nearest"),
+    (["device=emulated", "emulated.link.latency_ms=nan"], "emulated.link.latency_ms=nan: must be a finite number"),
+    (["device=emulated", "emulated.link.bytes_per_s=0"], "emulated.link.bytes_per_s=0.0: must be above 0"),
+    (["device=emulated", "emulated.link.latency=1"], "emulated.link.latency: unknown key; nearest valid key: "),
+    (["device=emulated", "emulated.link=fast"], "emulated.link=fast: must be a group of keys, not a single value"),
+    (
+        ["device=emulated", "emulated.link={latency_ms: 1000, bytes_per_s: 1e10}"],
+        "emulated.link.latency_ms=1000: with emulated.link.bytes_per_s=1e+10 more than 1 GiB would be under way; "
+        "nearest valid: 107.374",
+    ),
+    (["topology.links=[{hosts: [0,1]}]"], "topology.links[0].hosts=[0,1]: 1 ranks with parallel.ranks_per_host=2 are"),
+    (["topology.links=[{hosts: [0]}]"], "topology.links[0].hosts=[0]: must be a list of 2 values"),
+    (["topology.links=[{hosts: [0,-1]}]"], "topology.links[0].hosts=-1: must be at least 0; nearest valid: 0"),
+    (["topology.links=[{latency_ms: 1}]"], "topology.links[0].hosts: is missing"),
+    (
+        ["parallel.dp=4", "topology.links=[{hosts: [1,1]}]"],
+        "topology.links[0].hosts=[1,1]: must be two hosts; ranks of one host share its memory",
+    ),
+    (
+        ["parallel.dp=4", "topology.links=[{hosts: [0,1]},{hosts: [1,0], latency_ms: 3}]"],
+        "topology.links[1].hosts=[1,0]: topology.links[0] is of the same two hosts",
+    ),
     (["device=emulated", "emulated.unitms=2"], "emulated.unitms: unknown key; nearest valid key: emulated.unit_ms"),
+    (["power.cap_w=100"], "power.cap_w=100: needs power.points, which say what a rank draws"),
+    ([POINTS, "power.cap_w=-1"], "power.cap_w=-1.0: must be above 0"),
+    ([POINTS, "power.cap_w=nan"], "power.cap_w=nan: must be a finite number"),
+    ([POINTS, "parallel.dp=4", "power.cap_w=399"], "power.cap_w=399: 4 ranks draw at least 400 W; nearest valid: 400"),
+    ([POINTS, "power.idle_w=-1"], "power.idle_w=-1.0: must be at least 0; nearest valid: 0"),
+    ([POINTS, "power.clocked=1.5"], "power.clocked=1.5: must be at most 1; nearest valid: 1"),
+    (
+        [POINTS],
+        "power.actuator=emulated: device=cpu computes at the clock that it has; nearest valid: power.actuator=cp",
+    ),
+    (
+        [POINTS, "power.actuator=nvm"],
+        "power.actuator=nvm: must be one of emulated, cpufreq, nvml, ascend; nearest valid: ",
+    ),
+    ([POINTS, "power.actuator=nvml", "power.hook=a.b"], "power.hook=a.b: is for power.actuator=ascend"),
+    ([POINTS, "power.actuator=ascend", "power.hook=hook"], "power.hook=hook: must be an import path"),
+    (
+        [POINTS, "power.actuator=cpufreq"],
+        "power.processors=[]: has 0 lists for 1 ranks; with power.actuator=cpufreq each",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "power.processors=[[]]"],
+        "power.processors[0]=[]: must name at least one processor",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "power.processors=[[99999]]"],
+        "power.processors[0]=[99999]: this job may use processors [",
+    ),
+    (
+        [POINTS, "power.actuator=cpufreq", "parallel.dp=2", f"power.processors=[[{FIRST}],[{FIRST}]]"],
+        f"power.processors[1]=[{FIRST}]: rank 0 has processor {FIRST}; a clock is one rank's",
+    ),
+    (["power.points=[{mhz: 1, speed: 1}]"], "power.points[0].watts: is missing"),
+    (["power.points=[{mhz: 1, speed: 1, watts: 0}]"], "power.points[0].watts=0.0: must be above 0"),
+    (["power.points=[{mhz: 1, speed: 0.5, watts: 9}]"], "power.points: one has speed 1, that at which units take"),
+    (
+        ["power.points=[{mhz: 2, speed: 1, watts: 9}, {mhz: 1, speed: 2, watts: 9}]"],
+        "power.points[1].mhz=1: must be above 2, which the point before has; clocks and speeds rise",
+    ),
+    (
+        ["power.points=[{mhz: 2, speed: 1, watts: 9}, {mhz: 3, speed: 1, watts: 9}]"],
+        "power.points[1].speed=1: must be above 1, which the point before has",
+    ),
     (["resume=''"], "resume=: must be auto, off or a path; nearest valid: auto"),
     (["init_from=/nowhere"], "init_from=/nowhere: is for Hugging Face models; nearest valid: model=hf"),
     (["model=hf", "init_from=/nowhere"], "init_from=/nowhere: no such folder with a config.json in it"),
@@ -226,6 +317,28 @@ def test_faults_are_read() -> None:
 def test_the_emulated_device_is_read() -> None:
     assert load_config(["device=emulated"]).emulated.unit_ms is None
     assert load_config(["device=emulated", "emulated.unit_ms=2"]).emulated.unit_ms == 2.0
+    words = ["emulated.memory_mb=64", "emulated.speeds=[1,0.5]", "emulated.link={latency_ms: 2, bytes_per_s: 1e8}"]
+    found = load_config(["device=emulated", "parallel.pp=2", "parallel.ranks_per_host=1", *words])
+    assert found.emulated == EmulatedConfig(
+        unit_ms=None, memory_mb=64.0, speeds=(1.0, 0.5), link=LinkConfig(latency_ms=2.0, bytes_per_s=1e8)
+    )
+
+
+def test_clocks_are_read() -> None:
+    found = load_config(["device=emulated", POINTS, "power.cap_w=500", "power.idle_w=10", "power.clocked=0.8"]).power
+    assert found == PowerConfig(
+        points=(PointConfig(mhz=1000.0, speed=0.5, watts=100.0), PointConfig(mhz=2000.0, speed=1.0, watts=300.0)),
+        cap_w=500.0, idle_w=10.0, clocked=0.8, actuator="emulated", processors=(), sysfs="/sys/devices/system/cpu",
+        hook=None,
+    )  # fmt: skip
+
+
+def test_links_are_read() -> None:
+    links = "topology.links=[{hosts: [0,1], latency_ms: 0.5}, {hosts: [2,0], bytes_per_s: 1e8}]"
+    assert load_config(["parallel.dp=6", "global_batch=6", links]).topology.links == (
+        HostLinkConfig(hosts=(0, 1), latency_ms=0.5),
+        HostLinkConfig(hosts=(2, 0), bytes_per_s=1e8),
+    )
 
 
 IMPOSSIBLE_FAULTS = [

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": set(),
     "checkpoint": {"_native", "config", "devices.fingerprint", "plan", "program"},
-    "launch": {"_liveness", "config", "control", "observe", "plan"},
+    "launch": {"_liveness", "config", "control", "devices.clocks", "observe", "plan"},
     "control": {"observe", "plan"},
     "sim": {"_native", "control", "plan"},  # the commit machine that a real run enters
 }

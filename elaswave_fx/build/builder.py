@@ -45,11 +45,13 @@ from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, trace_update
 from elaswave_fx.passes import assign_stages
+from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.memory import per_parameter
+from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.topology import LINK_BYTES_PER_S, Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.fingerprint import fingerprint
@@ -191,8 +193,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
     parallel = config.parallel
     _refuse_single_samples(config, artifact)
-    memory = make_device(config.device).memory_total_bytes() // parallel.ranks
-    topology = replace(local_topology(parallel.ranks, parallel.ranks_per_host, memory), life_s=config.planner.life_s)
+    topology = topology_of(config)
     state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
     if config.emulated.unit_ms is not None:
         costs = make_workload(artifact, config.global_batch, state_tensors).units
@@ -200,7 +201,33 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     stages = AssignStages(
         parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count, config.exact, parallel.schedule
     )
-    return stages.apply(artifact, topology, config.global_batch, state_tensors)
+    plan = stages.apply(artifact, topology, config.global_batch, state_tensors)
+    return _clocks_of(config).apply(plan) if config.power.points else plan
+
+
+def _clocks_of(config: Config) -> AssignFrequency:
+    power = config.power
+    points = tuple(OperatingPoint(point.mhz, point.speed, point.watts) for point in power.points)
+    return AssignFrequency(points, power.cap_w, power.idle_w, power.clocked)
+
+
+def topology_of(config: Config) -> Topology:
+    """The ranks that a job starts with, and what is known of their speeds, memory, links and expected life."""
+    parallel, emulated = config.parallel, config.emulated
+    memory = make_device(config.device).memory_total_bytes() // parallel.ranks
+    if emulated.memory_mb is not None:
+        memory = int(emulated.memory_mb * 2**20)
+    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory, speeds=emulated.speeds)
+    links = tuple(
+        HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s))
+        for each in config.topology.links
+    )
+    between_hosts = _link(emulated.link.latency_ms, emulated.link.bytes_per_s)
+    return replace(topology, between_hosts=between_hosts, links=links, life_s=config.planner.life_s)
+
+
+def _link(latency_ms: float | None, bytes_per_s: float | None) -> Link:
+    return Link(1e-3 * (latency_ms or 0.0), LINK_BYTES_PER_S if bytes_per_s is None else bytes_per_s)
 
 
 def _refuse_single_samples(config: Config, artifact: Artifact) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.config import schema
+from elaswave_fx.config.emulation import check_emulation, check_links
 from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
+from elaswave_fx.config.power import check_power
 from elaswave_fx.config.schema import nearest, show
 from elaswave_fx.config.types import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.errors import ConfigError
@@ -42,7 +44,9 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     _check_exact(config)
     _check_init_from(config)
     _check_checkpoint(config)
-    _check_emulated(config)
+    check_emulation(config)
+    check_links(config)
+    check_power(config)
     check_faults(config.faults, config.parallel.ranks, config.steps)
     return config
 
@@ -146,11 +150,3 @@ def _check_checkpoint(config: Config) -> None:
         raise ConfigError("resume=: must be auto, off or a path; nearest valid: auto")
     if config.checkpoint.dir == "":
         raise ConfigError("checkpoint.dir=: must be a folder; nearest valid: null, which is RUN/checkpoints")
-
-
-def _check_emulated(config: Config) -> None:
-    if config.emulated.unit_ms is not None and config.device != "emulated":
-        raise ConfigError(
-            f"emulated.unit_ms={config.emulated.unit_ms:g}: device={config.device} takes as long as it takes; "
-            "nearest valid: device=emulated"
-        )

@@ -215,11 +215,68 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """The links between emulated hosts: messages are under way for `latency_ms` and go one after another at
+    `bytes_per_s`. None: what this machine takes."""
+
+    latency_ms: float | None = constrained(at_least=0, at_most=MOST)
+    bytes_per_s: float | None = constrained(above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmulatedConfig:
     """The emulated device. Its units take `unit_ms` per sample, forward and backward, in the mean; with None they take
-    as long as on the CPU."""
+    as long as on the CPU. Rank r takes that over `speeds[r]`, all ranks alike with None. A rank has `memory_mb`, with
+    None its share of this machine's."""
 
     unit_ms: float | None = constrained(above=0)
+    memory_mb: float | None = constrained(above=0, at_most=MOST)
+    speeds: tuple[float, ...] | None = constrained(above=0, at_most=MOST)
+    link: LinkConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLinkConfig:
+    """The links between the ranks of two hosts."""
+
+    hosts: tuple[int, int] = constrained(at_least=0)
+    latency_ms: float = constrained(at_least=0, at_most=MOST, default=0.0)
+    bytes_per_s: float | None = constrained(above=0, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyConfig:
+    """What is known of the links between hosts; host h has the ranks from h x `parallel.ranks_per_host` on."""
+
+    links: tuple[HostLinkConfig, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointConfig:
+    """An operating point of a rank's device; `speed` is relative to that at which units were measured."""
+
+    mhz: float = constrained(above=0)
+    speed: float = constrained(above=0)
+    watts: float = constrained(above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerConfig:
+    """Clocks. With `points` every rank gets one of them; all ranks together draw at most `cap_w` while they compute.
+
+    `clocked` is the part of a unit's time that follows the clock, `idle_w` what a rank draws that waits. `actuator`
+    sets clocks; `processors` and `sysfs` are for cpufreq, `hook` is for Ascend devices.
+    """
+
+    points: tuple[PointConfig, ...]
+    cap_w: float | None = constrained(above=0)
+    idle_w: float = constrained(at_least=0)
+    clocked: float = constrained(at_least=0, at_most=1)
+    actuator: str = constrained(choices=("emulated", "cpufreq", "nvml", "ascend"))
+    processors: tuple[tuple[int, ...], ...] = constrained(at_least=0)
+    """Those that rank r computes on."""
+    sysfs: str
+    hook: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +326,8 @@ class Config:
     cache: CacheConfig
     device: str = constrained(choices=("cpu", "cuda", "npu", "emulated"))
     emulated: EmulatedConfig
+    topology: TopologyConfig
+    power: PowerConfig
     compile: str
     launch: LaunchConfig
     checkpoint: CheckpointConfig

@@ -1,6 +1,7 @@
 """The emulated device: real processes and messages, kernels replaced by the durations that the plan was made with.
 
     kernels(plan, rank)              -> {unit: (s per sample forward, backward, s per call, share)}, at its speed
+    paces(plan.topology, rank)       -> {other rank: (latency in s, bytes per s)}, which its messages really take
     scaled_costs(artifact, 2.0)      -> costs by kind of unit, of 2 ms per sample and unit on average
     Faithfulness().report(group)     -> {"pipeline_ms": 812.3, "predicted_pipeline_ms": 804.0, ...}
 
@@ -21,7 +22,7 @@ from elaswave_fx import _native
 from elaswave_fx.devices.cpu import CpuDevice
 from elaswave_fx.plan.cost import UnitCost
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.program.artifact import Artifact, Seconds
 
 Kernels = Mapping[int, tuple[float, float, float, float]]
@@ -37,13 +38,20 @@ class EmulatedDevice(CpuDevice):
 
 
 def kernels(plan: Plan, rank: Rank) -> Kernels:
-    """Return how long the units of a rank's tile take it."""
-    speed = plan.topology.member(rank).speed
+    """Return how long the units of a rank's tile take it, at its speed and its clock."""
+    speed = plan.topology.member(rank).speed / plan.slowdown(rank)
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {
         unit: (cost.forward_s / speed, cost.backward_s / speed, cost.fixed_s / speed, cost.weights_share)
         for unit, cost in costs.items()
     }
+
+
+def paces(topology: Topology, rank: Rank) -> dict[int, tuple[float, float]]:
+    """Rank -> (latency in seconds, bytes per second) of the links that are to be emulated: those between hosts that are
+    not as this machine's."""
+    links = {other: topology.link(rank, other) for other in topology.ranks if other != rank}
+    return {other: (link.latency_s, link.bytes_per_s) for other, link in links.items() if link != Link()}
 
 
 def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, Seconds]:

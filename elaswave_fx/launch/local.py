@@ -28,6 +28,7 @@ from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, sett
 from elaswave_fx.control.store.ledger import covers_once, head_of, restored_alike, standing
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
+from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
@@ -49,10 +50,12 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     goes when everything is built, so that no mistake costs it.
     """
     with claimed_ports(spec.port, spec.ranks):
-        settle_dead_jobs()
+        for run_dir in settle_dead_jobs():
+            put_clocks_back(run_dir)
         refuse_foreign(spec.run_dir)
         RunDirectory.prepare(spec.run_dir)
         with RunDirectory.claimed(spec.run_dir), lasting_console():
+            put_clocks_back(spec.run_dir)
             return _launch(spec, progress)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.launch.channel import ChannelClosed, Message
+from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
 from elaswave_fx.launch.job import JobSpec
@@ -101,6 +102,7 @@ class Supervisor:
             raise
         finally:
             end_children(self._children)
+            self._put_clocks_back()
             self._store_trouble = self._coordination.end()
             self._show_trouble()
             self._selector.close()
@@ -221,6 +223,7 @@ class Supervisor:
         status = child.reap()
         if not child.channel.closed:
             self._on_readable(rank)
+        self._put_clocks_back(rank)
         if rank in self._done:
             self._coordination.finished(rank)
         else:
@@ -228,6 +231,12 @@ class Supervisor:
         was_killed = self._killed and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
         if rank not in self._done and rank not in self._failures and rank not in self._lost and not was_killed:
             self._lose(rank, from_exit(child.name, status, child.log))
+
+    def _put_clocks_back(self, rank: int | None = None) -> None:
+        """A worker that could not do so itself has left its clock as it had set it."""
+        for line in put_clocks_back(self._recorder.directory.path, rank):
+            self._recorder.event("clock", rank=rank, outcome="restored", why=line)
+            self._progress.message(line)
 
     def _on_error(self, rank: int, failure: Failure) -> None:
         if failure.costs_the_rank_alone:

@@ -25,8 +25,8 @@ class StepReport:
     """A rank's report of a committed step, which holds for all ranks.
 
     `loss` is the mean over the step (loss sum / count) and `tokens` the count of the whole step. `memory_peak_mb` is
-    that of the fullest rank. `alive_at_s` is the monotonic time of the commit before this one: every member has voted
-    since.
+    that of the fullest rank. `energy_j`: of all ranks, by the watts of their clocks. `alive_at_s` is the monotonic time
+    of the commit before this one: every member has voted since.
     """
 
     step: int
@@ -40,6 +40,7 @@ class StepReport:
     consumed: tuple[Consumed, ...] = ()
     world_size: int = 0
     alive_at_s: float | None = None
+    energy_j: float | None = None
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:
@@ -61,6 +62,8 @@ class StepLine:
     grad_norm: float
     tokens_per_s: float
     memory_peak_mb: float
+    energy_j: float | None = None
+    energy_per_token_j: float | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ def step_line(report: StepReport) -> StepLine:
         grad_norm=report.grad_norm,
         tokens_per_s=1e3 * report.tokens / report.step_ms if report.step_ms > 0 else 0.0,
         memory_peak_mb=report.memory_peak_mb,
+        energy_j=report.energy_j,
+        energy_per_token_j=None if report.energy_j is None else report.energy_j / max(1, report.tokens),
     )
 
 

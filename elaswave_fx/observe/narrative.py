@@ -80,6 +80,11 @@ def _coordinator(epoch: int, fields: Fields) -> str:
     return f"coordinator: {fields['cause']}; another one takes over, training goes on"
 
 
+def _clock(epoch: int, fields: Fields) -> str:
+    clock = f"{fields['wanted_mhz']:g} MHz" if fields["wanted_mhz"] is not None else "its clock as before"
+    return f"rank {fields['rank']}: {clock}: {fields['outcome']}{', ' + fields['why'] if fields['why'] else ''}"
+
+
 def _emulated(epoch: int, fields: Fields) -> str:
     return (
         f"emulated: {fields['ranks']} ranks, {fields['steps']} steps: pipeline {fields['pipeline_ms']:.1f} ms, "
@@ -112,6 +117,7 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "transferred": _transferred,
     "resumed": _resumed,
     "coordinator": _coordinator,
+    "clock": _clock,
     "emulated": _emulated,
     "model": _model,
     "over": _over,

@@ -53,6 +53,7 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _hops(plan)
     yield from _schedules(plan)
     yield from _memory(plan)
+    yield from _clocks(plan)
 
 
 def _lanes(plan: Plan) -> Iterator[str]:
@@ -316,6 +317,22 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _text(spans: Sequence[Span]) -> str:
     return " ".join(str(span) for span in spans) or "none"
+
+
+def _clocks(plan: Plan) -> Iterator[str]:
+    power = plan.topology.power
+    if power is None:
+        if plan.clocks:
+            yield f"rank {min(plan.clocks)} has a clock, and no device has operating points"
+        return
+    for rank in plan.ranks if not plan.terminal_reason else ():
+        if plan.clocks.get(rank) not in power.points:
+            yield f"rank {rank} has the clock {plan.clocks.get(rank)}; a rank has one of the operating points"
+    for rank in sorted(set(plan.clocks) - set(plan.ranks)):
+        yield f"rank {rank} has a clock and no tile"
+    drawn_w = sum(point.watts for point in plan.clocks.values())
+    if power.cap_w is not None and drawn_w > power.cap_w * (1 + 1e-6):
+        yield f"all ranks together draw {drawn_w:g} W, and may draw {power.cap_w:g} W"
 
 
 def _name(plan: Plan, index: int) -> str:

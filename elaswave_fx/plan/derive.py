@@ -7,12 +7,13 @@ In: topology, workload, lanes. Out: the Plan. Nothing is chosen here but the ord
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+from elaswave_fx.plan.frequency import with_clocks
 from elaswave_fx.plan.hops import Hop, find_hops
 from elaswave_fx.plan.lane_times import LaneRun, LaneTimes
 from elaswave_fx.plan.memory import tile_memory
@@ -20,6 +21,9 @@ from elaswave_fx.plan.plan import Plan, Predicted, RankCost
 from elaswave_fx.plan.schedule import Action, levels, most_in_flight
 from elaswave_fx.plan.tiling import Lane, Tile, tiles_of
 from elaswave_fx.plan.topology import Rank, Topology
+
+Pair = tuple[Rank, Rank]
+"""(who sends, to whom)."""
 
 
 def make_plan(
@@ -48,7 +52,8 @@ def make_plan(
     for lane, run in zip(lanes, runs, strict=True):
         schedule.update(zip(lane.ranks, run.orders, strict=True))
         busy.update(zip(lane.ranks, run.busy_s, strict=True))
-    reduced, copied, gathered = _exchange_bytes(workload, boxes)
+    phases = _exchange_bytes(workload, boxes)
+    reduced, copied, gathered = (_of_senders(phase) for phase in phases)
     sent, received = _hop_bytes(workload, find_hops(workload, lanes))
     costs = {}
     for tile in tiles:
@@ -64,11 +69,11 @@ def make_plan(
             copied_bytes=copied[rank],
             gathered_bytes=gathered[rank],
         )
-    exchanged = max(c.reduced_bytes + c.copied_bytes + c.gathered_bytes for c in costs.values())
-    predicted = Predicted(max(run.seconds for run in runs), exchanged / topology.link_bytes_per_s, costs)
+    predicted = Predicted(max(run.seconds for run in runs), _exchange_s(topology, phases), costs)
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
     because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
-    return Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
+    plan = Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
+    return plan if topology.power is None else with_clocks(plan)
 
 
 def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
@@ -107,20 +112,42 @@ def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], 
     return sent, received
 
 
-def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Rank], Counter[Rank], Counter[Rank]]:
-    """Bytes each rank sends in a step: gradients to owners, records to holders, updated parameters to readers.
+def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Pair], Counter[Pair], Counter[Pair]]:
+    """Bytes from rank to rank in a step: gradients to owners, records to holders, updated parameters to readers.
 
     Readers that hold the box make its parameters from their copy; with copies.mode=state, which is there to compare
     with, they do not, and copies are the whole state.
     """
-    reduced: Counter[Rank] = Counter()
-    copied: Counter[Rank] = Counter()
-    gathered: Counter[Rank] = Counter()
+    reduced: Counter[Pair] = Counter()
+    copied: Counter[Pair] = Counter()
+    gathered: Counter[Pair] = Counter()
     for box in boxes:
-        own = len(box.span)
-        for rank in set(box.readers) - {box.owner}:
-            reduced[rank] += workload.sum_bytes * own
-        copied[box.owner] += GRADIENT_BYTES * own * len(box.holders)
-        takers = set(box.readers) - box.local_materializers
-        gathered[box.owner] += workload.work_bytes_per_element * own * len(takers)
+        own, owner = len(box.span), box.owner
+        for rank in set(box.readers) - {owner}:
+            reduced[rank, owner] += workload.sum_bytes * own
+        for rank in box.holders:
+            copied[owner, rank] += GRADIENT_BYTES * own
+        for rank in set(box.readers) - box.local_materializers:
+            gathered[owner, rank] += workload.work_bytes_per_element * own
     return reduced, copied, gathered
+
+
+def _of_senders(sent: Mapping[Pair, int]) -> Counter[Rank]:
+    totals: Counter[Rank] = Counter()
+    for (source, _), size in sent.items():
+        totals[source] += size
+    return totals
+
+
+def _exchange_s(topology: Topology, phases: Sequence[Mapping[Pair, int]]) -> float:
+    """Seconds of the rank that takes longest to send, one message after another, and waits for each phase's last."""
+    spent: dict[Rank, float] = defaultdict(float)
+    for phase in phases:
+        latest: dict[Rank, float] = {}
+        for (source, target), size in phase.items():
+            link = topology.link(source, target)
+            spent[source] += size / link.bytes_per_s
+            latest[source] = max(latest.get(source, 0.0), link.latency_s)
+        for source, latency_s in latest.items():
+            spent[source] += latency_s
+    return max(spent.values(), default=0.0)

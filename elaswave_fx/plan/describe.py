@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 
 from elaswave_fx.plan.copies import fatal_losses
+from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
 
 HEADINGS = (
@@ -50,8 +51,23 @@ def describe(plan: Plan) -> str:
         f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
         _box_line(plan),
         fatal_words(plan),
+        *_topology_lines(plan.topology),
+        *clock_words(plan),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _topology_lines(topology: Topology) -> list[str]:
+    """What of speeds and links is not assumed."""
+    lines = []
+    if len({member.speed for member in topology.members}) > 1:
+        speeds = ", ".join(f"{member.speed:g}" for member in topology.members)
+        lines.append(f"speeds of ranks {number_ranges(list(topology.ranks))}: {speeds}")
+    named = [(f"hosts {each.hosts[0]} and {each.hosts[1]}", each.link) for each in topology.links]
+    for name, link in [("any other two hosts" if named else "hosts", topology.between_hosts), *named]:
+        if link != Link():
+            lines.append(f"links between {name}: {_seconds(link.latency_s)}, {size_text(int(link.bytes_per_s))}/s")
+    return lines
 
 
 def fatal_words(plan: Plan, cost: str = "") -> str:

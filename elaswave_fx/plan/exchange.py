@@ -16,12 +16,15 @@ from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload
 from elaswave_fx.plan.tiling import Lane
 from elaswave_fx.plan.topology import Rank, Topology
 
+PHASES = 3
+"""Reduce, copy and gather: each waits for its last message."""
+
 
 class ExchangeEstimate:
     """For one workload and topology. A tied bucket counts once for each of its users."""
 
     def __init__(self, workload: Workload, topology: Topology) -> None:
-        self._workload, self._bytes_per_s = workload, topology.link_bytes_per_s
+        self._workload, self._link = workload, topology.between_hosts
         elements = [0] * len(workload.units)
         for bucket in workload.buckets:
             for user in bucket.users:
@@ -30,7 +33,7 @@ class ExchangeEstimate:
         self._until = list(accumulate(elements, initial=0))
 
     def seconds(self, lanes: Sequence[Lane], copies: int) -> float:
-        """Of the rank that sends most."""
+        """Of the rank that sends most, over the links that hosts have if nothing else is known of them."""
         work = self._workload
         readers = [0] * len(work.units)
         for lane in lanes:
@@ -45,7 +48,7 @@ class ExchangeEstimate:
         ]  # fmt: skip
         until = list(accumulate(per_unit, initial=0.0))
         most = max(until[s.units.hi] - until[s.units.lo] for lane in lanes for s in lane.stages)
-        return most / self._bytes_per_s
+        return most / self._link.bytes_per_s + (PHASES * self._link.latency_s if ranks > 1 else 0.0)
 
     def moved(self, before: Sequence[Lane], after: Sequence[Lane]) -> dict[Rank, int]:
         """By rank: bytes of parameters of units that it runs now and did not run before."""
@@ -61,7 +64,7 @@ class ExchangeEstimate:
 
     def seconds_of(self, moved: Mapping[Rank, int]) -> float:
         """Until the last rank has what it fetches, all at once."""
-        return max(moved.values(), default=0) / self._bytes_per_s
+        return max(moved.values(), default=0) / self._link.bytes_per_s
 
     def _between(self, units: Span) -> int:
         return self._until[units.hi] - self._until[units.lo]

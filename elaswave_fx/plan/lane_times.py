@@ -17,6 +17,7 @@ from elaswave_fx.plan.schedule import (
     Action,
     LaneKind,
     Schedule,
+    Task,
     Work,
     find_schedule,
     first_bounds,
@@ -57,20 +58,19 @@ class LaneTimes:
     """Runs of lanes of one workload on one topology, each kind once."""
 
     def __init__(self, workload: Workload, topology: Topology, sums: UnitSums | None = None) -> None:
-        self._workload, self._bytes_per_s = workload, topology.link_bytes_per_s
+        self._workload, self._topology = workload, topology
         self._sums = sums or UnitSums(workload)
-        self._speeds = {m.rank: m.speed for m in topology.members}
         self._limits = {m.rank: m.memory_bytes for m in topology.members}
         self._whole: dict[LaneKind, tuple[Work, LaneRun]] = {}
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
     def whole(self, lane: Lane) -> LaneRun:
         """With whole backward passes, whatever room there is."""
-        return self._run_whole(LaneKind.of(lane, self._speeds))[1]
+        return self._run_whole(LaneKind.of(lane, self._topology))[1]
 
     def of(self, lane: Lane, kept: Mapping[Rank, int] | int) -> LaneRun:
         """As the workload's `schedule` asks. `kept`: elements of state, by rank, or about as many on each."""
-        kind = LaneKind.of(lane, self._speeds)
+        kind = LaneKind.of(lane, self._topology)
         if self._workload.schedule == "1f1b":
             return self._run_whole(kind)[1]
         rooms = tuple(
@@ -101,7 +101,7 @@ class LaneTimes:
         if kind not in self._whole:
             work = lane_work(self._workload, kind)
             schedule = find_schedule(work, first_bounds(self._workload, kind))
-            seconds = makespan_s(work, schedule, self._bytes_per_s)
+            seconds = makespan_s(work, schedule, kind.link)
             self._whole[kind] = work, _lane_run(work, schedule, seconds, seconds)
         return self._whole[kind]
 
@@ -112,8 +112,8 @@ class LaneTimes:
         bounds = {place: most_in_flight(order) for place, order in first.items()}
         best: LaneRun | None = None
         least_s = shortest_s(work)
-        for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), self._bytes_per_s):
-            found = _lane_run(work, schedule, makespan_s(work, schedule, self._bytes_per_s), whole.seconds)
+        for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), kind.link):
+            found = _lane_run(work, schedule, makespan_s(work, schedule, kind.link), whole.seconds)
             found = replace(found, fits=_fits(found.orders, rooms))
             if best is None or (found.fits and (not best.fits or found.seconds < WORTHWHILE * best.seconds)):
                 best = found
@@ -139,6 +139,21 @@ class LaneTimes:
         )
         left, step = limit - static, max(1, saved)
         return Room(saved, held, None if left >= len(kind.sizes) * (saved + held) else left // step * step)
+
+
+def plan_work(workload: Workload, topology: Topology, lanes: Sequence[Lane], schedule: Schedule) -> Work:
+    """The step of all lanes in the orders of `schedule`, with ranks for places."""
+    tasks: list[Task] = []
+    needs: dict[Task, dict[Task, int]] = {}
+    seconds: dict[Task, float] = {}
+    for lane in lanes:
+        split = any(kind == "W" for rank in lane.ranks for kind, _ in schedule[rank])
+        work = lane_work(workload, LaneKind.of(lane, topology), split)
+        by_rank = {task: (lane.ranks[task[0]], *task[1:]) for task in work.tasks}
+        tasks += by_rank.values()
+        needs |= {by_rank[t]: {by_rank[b]: size for b, size in before.items()} for t, before in work.needs.items()}
+        seconds |= {by_rank[t]: taken for t, taken in work.seconds.items()}
+    return Work(tuple(tasks), needs, seconds)
 
 
 def _lane_run(work: Work, schedule: Schedule, seconds: float, whole_s: float) -> LaneRun:

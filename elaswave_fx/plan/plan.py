@@ -10,8 +10,9 @@ the lanes (tiles, hops) is derived when it is asked for.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.hops import Hop, find_hops
+from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
@@ -50,11 +52,15 @@ class RankCost:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers."""
+    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers.
+
+    `energy_j`: of all ranks during the pipeline, where operating points are known.
+    """
 
     pipeline_s: float
     exchange_s: float
     ranks: Mapping[Rank, RankCost]
+    energy_j: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -69,6 +75,7 @@ class Plan:
     `lanes`: together they cover the plane once; none if its ranks compute nothing.
     `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
     `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
+    `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
     `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
     """
 
@@ -80,6 +87,7 @@ class Plan:
     predicted: Predicted
     reason: str
     terminal_reason: str = ""
+    clocks: Mapping[Rank, OperatingPoint] = field(default_factory=dict)
 
     @property
     def epoch(self) -> Epoch:
@@ -132,6 +140,20 @@ class Plan:
             if rank in lane.ranks:
                 return lane
         raise PlanError(f"plan {self.epoch}: rank {rank} is in no lane")
+
+    def slowdown(self, rank: Rank) -> float:
+        """By what the times of a rank's units are multiplied at its clock."""
+        power = self.topology.power
+        return 1.0 if power is None or rank not in self.clocks else power.slowdown(self.clocks[rank])
+
+    def energy_j(self, step_s: float) -> float | None:
+        """Of all ranks in a step that takes so long, by the watts of their clocks; None where there are no clocks."""
+        power = self.topology.power
+        if power is None or not self.clocks:
+            return None
+        return math.fsum(
+            power.energy_j(self.predicted.ranks[rank].busy_s, step_s, point) for rank, point in self.clocks.items()
+        )
 
     def to_json(self) -> str:
         """Stable text, a line per field: the same plan gives the same bytes."""
@@ -192,6 +214,7 @@ class _PlanFile:
     boxes: tuple[_BoxLine, ...]
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
+    clocks: Mapping[Rank, OperatingPoint]
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -208,7 +231,7 @@ def _file_of(plan: Plan) -> _PlanFile:
     )
     return _PlanFile(
         FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.lanes, readers, boxes,
-        plan.schedule, plan.predicted,
+        plan.schedule, plan.predicted, plan.clocks,
     )  # fmt: skip
 
 
@@ -218,5 +241,5 @@ def _plan_of(file: _PlanFile) -> Plan:
     )
     return Plan(
         file.topology, file.workload, file.lanes, boxes, file.schedule, file.predicted, file.reason,
-        file.terminal_reason,
+        file.terminal_reason, file.clocks,
     )  # fmt: skip

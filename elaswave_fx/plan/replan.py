@@ -18,6 +18,7 @@ from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.exchange import ExchangeEstimate
+from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.lane_candidates import Candidate, lane_candidates, new_lanes
 from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.plan import Plan, Predicted
@@ -54,8 +55,14 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
         found = search.best(wanted)
         if found is not None:
             room = () if wanted == most else (f"memory has room for {wanted} of {most} copies",)
-            order = (found.plan.reason,) if found.plan.reason else ()
-            parts = (_changed(plan, found.plan), *found.because, *order, *_box_words(plan, found.plan, have), *room)
+            parts = (
+                _changed(plan, found.plan),
+                *found.because,
+                *((found.plan.reason,) if found.plan.reason else ()),
+                *clock_words(found.plan),
+                *_box_words(plan, found.plan, have),
+                *room,
+            )
             return replace(found.plan, reason="; ".join(parts))
     raise PlanError(_too_few(plan, topology))
 
@@ -77,6 +84,7 @@ def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: st
         predicted=Predicted(0.0, 0.0, {}),
         reason=why,
         terminal_reason=why,
+        clocks={},
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload, backward_s, forward_s, weights_s
 from elaswave_fx.plan.hops import value_stages
 from elaswave_fx.plan.tiling import Lane, consecutive
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Link, Topology
 
 Action = tuple[str, int]
 """One micro-batch through all units of the rank's tile: ("F", micro-batch) forward, ("B", micro-batch) backward; or
@@ -40,6 +40,9 @@ Task = tuple[Place, str, int]
 
 Schedule = Mapping[Place, tuple[Action, ...]]
 
+LinkOf = Callable[[Place, Place], Link]
+"""What lies between two places."""
+
 
 class StageKind(NamedTuple):
     """What matters of a stage: its units, how many micro-batches each of its ranks is dealt, and how fast those are."""
@@ -50,16 +53,32 @@ class StageKind(NamedTuple):
 
 
 class LaneKind(NamedTuple):
-    """What matters of a lane, whoever its ranks are; `sizes` of its micro-batches, in samples."""
+    """What matters of a lane, whoever its ranks are.
+
+    `sizes` of its micro-batches, in samples. `links`: of each two places, (0, 1), (0, 2), …, (1, 2), …; or a single one
+    if all are alike.
+    """
 
     stages: tuple[StageKind, ...]
     sizes: tuple[int, ...]
+    links: tuple[Link, ...] = (Link(),)
 
     @staticmethod
-    def of(lane: Lane, speeds: Mapping[Rank, float]) -> LaneKind:
-        """The kind of a lane; `speeds` by rank."""
-        stages = tuple(StageKind(s.units, s.deal, tuple(speeds[r] for r in s.ranks)) for s in lane.stages)
-        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches))
+    def of(lane: Lane, topology: Topology) -> LaneKind:
+        """The kind of a lane of ranks that are alive."""
+        members = {rank: topology.member(rank) for rank in lane.ranks}
+        stages = tuple(StageKind(s.units, s.deal, tuple(members[r].speed for r in s.ranks)) for s in lane.stages)
+        links: tuple[Link, ...] = (Link(),)
+        if not topology.is_uniform:
+            links = tuple(topology.link(a, b) for a, b in itertools.combinations(lane.ranks, 2)) or links
+        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), links if len(set(links)) > 1 else links[:1])
+
+    def link(self, a: Place, b: Place) -> Link:
+        """Between two places."""
+        if len(self.links) == 1:
+            return self.links[0]
+        low, high, count = min(a, b), max(a, b), sum(len(stage.deal) for stage in self.stages)
+        return self.links[low * count - low * (low + 1) // 2 + high - low - 1]
 
     @property
     def places(self) -> list[range]:
@@ -264,26 +283,32 @@ def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
         yield in_flight, waiting
 
 
-def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float:
-    """Seconds from the first forward to the last backward; pieces between ranks take their bytes over the link.
+def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
+    """Seconds from the first forward to the last backward; what goes between places takes its time on their link.
 
     PlanError names the waiting tasks if the orders block each other.
     """
-    finished: dict[Task, float] = {}
+    finished: set[Task] = set()
+    arrived: dict[Task, float] = defaultdict(float)  # the last piece so far of what a task needs
     position = dict.fromkeys(schedule, 0)
     free = dict.fromkeys(schedule, 0.0)
+    after: dict[Task, list[tuple[Task, int]]] = defaultdict(list)
+    for task, needs in work.needs.items():
+        for before, size in needs.items():
+            after[before].append((task, size))
+    links = _Links(link)
     moved = True
     while moved:
         moved = False
         for place, order in schedule.items():
             while position[place] < len(order):
                 task = (place, *order[position[place]])
-                needs = work.needs[task]
-                if any(before not in finished for before in needs):
+                if not finished.issuperset(work.needs[task]):
                     break
-                arrivals = [finished[b] + size / link_bytes_per_s for b, size in needs.items()]
-                free[place] = max([free[place], *arrivals]) + work.seconds[task]
-                finished[task] = free[place]
+                free[place] = max(free[place], arrived[task]) + work.seconds[task]
+                finished.add(task)
+                for later, size in after[task]:
+                    arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
                 position[place] += 1
                 moved = True
     stuck = [(p, *schedule[p][position[p]]) for p in schedule if position[p] < len(schedule[p])]
@@ -291,3 +316,25 @@ def makespan_s(work: Work, schedule: Schedule, link_bytes_per_s: float) -> float
         names = ", ".join(f"{kind}{index} of place {place}" for place, kind, index in stuck)
         raise PlanError(f"schedule: {names} wait for each other; the orders of neighbouring ranks must agree")
     return max(free.values())
+
+
+class _Links:
+    """The links of one abstract run: what goes from one place to another goes one after another, in the order of
+    asking."""
+
+    def __init__(self, link: LinkOf) -> None:
+        self._link = link
+        self._known: dict[tuple[Place, Place], Link] = {}
+        self._free_s: dict[tuple[Place, Place], float] = {}
+
+    def arrival_s(self, source: Place, target: Place, size: int, sent_s: float) -> float:
+        """When a message that is sent at `sent_s` is there."""
+        if source == target:
+            return sent_s
+        pair = (source, target)
+        if pair not in self._known:
+            self._known[pair] = self._link(source, target)
+        link = self._known[pair]
+        passed_s = max(sent_s, self._free_s.get(pair, 0.0)) + size / link.bytes_per_s
+        self._free_s[pair] = passed_s
+        return passed_s + link.latency_s

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elaswave_fx.plan.schedule import Action, Place, Schedule, Task, Work
+from elaswave_fx.plan.schedule import Action, LinkOf, Place, Schedule, Task, Work
 
 _WIDTHS = ((0.0, 1.0), (0.0, 1.5), (0.5, 1.5), (1.0, 2.0))
 """How many more micro-batches than in 1F1B may be in flight, in depths of the rank; and what a rank may keep, in what
@@ -51,7 +51,7 @@ class _Rule:
 
 
 def split_schedules(
-    work: Work, first: Schedule, bounds: Mapping[Place, int], rooms: Mapping[Place, Room], link_bytes_per_s: float
+    work: Work, first: Schedule, bounds: Mapping[Place, int], rooms: Mapping[Place, Room], link: LinkOf
 ) -> Iterator[Schedule]:
     """Orders of the tasks of `work`, which has halves; those that keep least come first.
 
@@ -63,7 +63,7 @@ def split_schedules(
     for (ahead, room), patience, preference in itertools.product(_WIDTHS, _PATIENCE, _PREFERENCES):
         in_flight = {place: bound + round(ahead * (bound - 1)) for place, bound in bounds.items()}
         kept = {place: _limit(rooms[place], room * deepest) for place in bounds}
-        schedule = _Run(work, weights, rooms, _Rule(preference, patience, in_flight, kept), link_bytes_per_s).to_end()
+        schedule = _Run(work, weights, rooms, _Rule(preference, patience, in_flight, kept), link).to_end()
         if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end
             yield schedule
 
@@ -101,9 +101,9 @@ class _Run:
         weights: Mapping[Place, Sequence[int]],
         rooms: Mapping[Place, Room],
         rule: _Rule,
-        link_bytes_per_s: float,
+        link: LinkOf,
     ) -> None:
-        self._work, self._rooms, self._rule, self._link = work, rooms, rule, link_bytes_per_s
+        self._work, self._rooms, self._rule, self._link = work, rooms, rule, link
         self._missing = {task: len(work.needs[task]) for task in work.tasks}
         self._after: dict[Task, list[tuple[Task, int]]] = defaultdict(list)
         for task in work.tasks:
@@ -152,10 +152,17 @@ class _Run:
         end = now + self._work.seconds[task]
         heapq.heappush(events, (end, task, True))
         for later, size in self._after[task]:
-            self._arrival[later] = max(self._arrival[later], end + size / self._link)
+            self._arrival[later] = max(self._arrival[later], end + self._way_s(place, later[0], size))
             self._missing[later] -= 1
             if self._missing[later] == 0:
                 self._announce(later, events)
+
+    def _way_s(self, source: Place, target: Place, size: int) -> float:
+        """How long a message is under way on a link that is free."""
+        if source == target:
+            return 0.0
+        link = self._link(source, target)
+        return link.latency_s + size / link.bytes_per_s
 
     def _release(self, task: Task) -> None:
         place, kind, _ = task

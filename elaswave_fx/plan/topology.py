@@ -1,14 +1,17 @@
-"""Which ranks are alive, on which hosts, how fast, with how much memory.
+"""Which ranks are alive, on which hosts, how fast, with how much memory, over which links.
 
 local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NewType
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.operating_points import Power
 
 Rank = NewType("Rank", int)
 """One worker process with one device."""
@@ -37,14 +40,37 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What lies between a rank and another: their messages go one after another at `bytes_per_s`, and each is under way
+    for `latency_s` more."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = LINK_BYTES_PER_S
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """The link of each rank on one of two hosts with each rank on the other."""
+
+    hosts: tuple[Host, Host]
+    link: Link
+
+
+@dataclass(frozen=True)
 class Topology:
-    """The alive ranks in rank order, and the epoch in which they were agreed upon. `life_s`: how long it is expected to
-    last, seconds."""
+    """The alive ranks in rank order, and the epoch in which they were agreed upon.
+
+    `links`: those of pairs of hosts that are known; others have `between_hosts`. Ranks of one host share its memory.
+    `power`: what clocks can be chosen from; None: they are what they are. `life_s`: how long it is expected to last,
+    in seconds.
+    """
 
     members: tuple[Member, ...]
     ranks_per_host: int = 2
     epoch: Epoch = Epoch(0)
-    link_bytes_per_s: float = LINK_BYTES_PER_S
+    between_hosts: Link = Link()
+    links: tuple[HostLink, ...] = ()
+    power: Power | None = None
     life_s: float = LIFE_S
 
     def __post_init__(self) -> None:
@@ -54,6 +80,9 @@ class Topology:
         for member in self.members:
             if not member.speed > 0:
                 raise PlanError(f"topology: rank {member.rank} has speed {member.speed}; a speed is above 0")
+        for link in (self.between_hosts, *(each.link for each in self.links)):
+            if not (link.latency_s >= 0 and link.bytes_per_s > 0):
+                raise PlanError(f"topology: {link}; a latency is at least 0 and a rate above 0")
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -62,10 +91,30 @@ class Topology:
 
     def member(self, rank: Rank) -> Member:
         """The member of that rank; PlanError if it is not alive."""
-        for member in self.members:
-            if member.rank == rank:
-                return member
-        raise PlanError(f"topology: rank {rank} is not alive in epoch {self.epoch}")
+        if rank not in self._members:
+            raise PlanError(f"topology: rank {rank} is not alive in epoch {self.epoch}")
+        return self._members[rank]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all links are alike, whoever is on which host."""
+        return self.between_hosts == _WITHIN_A_HOST and not self.links
+
+    def link(self, a: Rank, b: Rank) -> Link:
+        """The link between two ranks that are alive."""
+        hosts = self._members[a].host, self._members[b].host
+        return _WITHIN_A_HOST if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
+
+    @cached_property
+    def _members(self) -> dict[Rank, Member]:
+        return {member.rank: member for member in self.members}
+
+    @cached_property
+    def _links(self) -> dict[tuple[Host, Host], Link]:
+        return {pair: each.link for each in self.links for pair in (each.hosts, (each.hosts[1], each.hosts[0]))}
+
+
+_WITHIN_A_HOST = Link()
 
 
 def local_topology(
@@ -73,7 +122,11 @@ def local_topology(
     ranks_per_host: int = 2,
     memory_bytes: int | None = None,
     epoch: Epoch = Epoch(0),
+    speeds: Sequence[float] | None = None,
 ) -> Topology:
-    """`world_size` equal ranks, `ranks_per_host` neighbours sharing an (emulated) host."""
-    members = tuple(Member(Rank(r), Host(r // ranks_per_host), memory_bytes=memory_bytes) for r in range(world_size))
+    """`world_size` ranks, `ranks_per_host` neighbours sharing an (emulated) host; all alike if `speeds` is None."""
+    members = tuple(
+        Member(Rank(r), Host(r // ranks_per_host), 1.0 if speeds is None else speeds[r], memory_bytes)
+        for r in range(world_size)
+    )
     return Topology(members, ranks_per_host, epoch)

@@ -55,7 +55,12 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
     device.set_up(threads=1, deterministic=config.exact)
     if config.exact:
         refuse_other_bits(device, context)
-    return Training(set_up(config, context)).run()
+    worker = set_up(config, context)
+    try:
+        return Training(worker).run()
+    finally:
+        if worker.clock is not None:
+            worker.clock.restore()
 
 
 def refuse_other_bits(device: Device, context: WorkerContext) -> None:
@@ -259,6 +264,7 @@ class Training:
             consumed=tuple(edges_of(span) for vote in votes for span in vote.consumed),
             world_size=len(votes),
             alive_at_s=time.monotonic() - seconds,
+            energy_j=worker.plan.energy_j(seconds),
         )
         context.report_step(report)
         if self._on_step is not None:

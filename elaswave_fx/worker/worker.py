@@ -18,7 +18,8 @@ from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
-from elaswave_fx.devices.emulated import kernels
+from elaswave_fx.devices.clocks.rank_clock import RankClock
+from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
@@ -28,6 +29,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import Checkpoints
+from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
 
@@ -60,6 +62,7 @@ class Worker:
     group: _native.Group = field(init=False)
     feed: InputFeed | None = None
     checkpoints: Checkpoints | None = None
+    clock: RankClock | None = None
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
     catching_up: frozenset[BoxId] = frozenset()
@@ -75,7 +78,10 @@ class Worker:
         return self.rank == self.plan.ranks[0]
 
     def begin_epoch(self, plan: Plan) -> None:
-        """The group of the epoch's ranks, what writes its checkpoints, and the feed of the tile if that is another."""
+        """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed of the tile if that is
+        another."""
+        if self.clock is not None:
+            set_clock(self.clock, plan, self.rank, self.context)
         moves = plan.tile(self.rank) != self.plan.tile(self.rank)
         self.join_group(plan)
         if self.feed is not None and not moves:
@@ -96,6 +102,8 @@ class Worker:
 
 def set_up(config: Config, context: WorkerContext) -> Worker:
     """Links to every rank and a declared engine; the agent runs."""
+    plan = Plan.from_json(context.build.plan)
+    is_emulated = config.device == "emulated"
     endpoint = _native.Endpoint(
         rank=context.rank,
         token=context.token,
@@ -103,17 +111,17 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         port=context.port,
         host_id=context.host_id,
         silence_timeout_s=SILENT_FLOOR_S,
+        paces=paces(plan.topology, Rank(context.rank)) if is_emulated else {},
     )
     peers = context.peers(endpoint.port)
     endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, CONNECT_S)
-    plan = Plan.from_json(context.build.plan)
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     initial = InitialState(Path(context.build.data["state"]))
     optimizer = make_optimizer(config.optimizer)
     engine = RankEngine(
         engine_job(config, artifact), constants, initial,
         Rank(context.rank), endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
-        kernels if config.device == "emulated" else None,
+        kernels if is_emulated else None,
     )  # fmt: skip
     initial.let_go()
     code = UserCode(config.data.deadline_s, SampleError)
@@ -137,6 +145,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     worker = Worker(
         config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
         open_source(config, code=code), agent, plan, context.first.resume,
+        clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip
     worker.begin_epoch(plan)
     gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step

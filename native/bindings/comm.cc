@@ -180,8 +180,12 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
+// Paces come as {rank: (latency in seconds, bytes per second)}.
+using PyPaces = std::map<int, std::pair<double, double>>;
+
 std::shared_ptr<Endpoint> make_endpoint(int rank, std::string token, std::string listen_host, std::uint16_t port,
-                                        std::string host_id, bool allow_shm, double silence_timeout_s) {
+                                        std::string host_id, bool allow_shm, double silence_timeout_s,
+                                        const PyPaces& paces) {
   comm::EndpointOptions options;
   options.rank = rank;
   options.token = std::move(token);
@@ -190,6 +194,7 @@ std::shared_ptr<Endpoint> make_endpoint(int rank, std::string token, std::string
   options.host_id = std::move(host_id);
   options.allow_shm = allow_shm;
   options.silence_timeout_s = silence_timeout_s;
+  for (const auto& [peer, pace] : paces) options.paces[peer] = {pace.first, pace.second};
   const py::gil_scoped_release release;
   return std::make_shared<Endpoint>(std::move(options));
 }
@@ -204,7 +209,7 @@ void bind_endpoint(py::module_& module) {
       "Raises the classes of elaswave_fx.errors. Do not fork a process that has one.")
       .def(py::init(&make_endpoint), py::arg("rank"), py::arg("token"), py::arg("listen_host") = "127.0.0.1",
            py::arg("port") = 0, py::arg("host_id") = "", py::arg("allow_shm") = true,
-           py::arg("silence_timeout_s") = comm::EndpointOptions().silence_timeout_s)
+           py::arg("silence_timeout_s") = comm::EndpointOptions().silence_timeout_s, py::arg("paces") = PyPaces())
       .def_property_readonly("rank", &Endpoint::rank)
       .def_property_readonly("port", &Endpoint::port)
       .def_property_readonly("host_id", &Endpoint::host_id)

@@ -46,5 +46,8 @@ class Channel {
 
 // `silence`: how long the peer may acknowledge nothing.
 std::unique_ptr<Channel> make_tcp_channel(Fd socket, std::chrono::milliseconds silence);
+// What is read from `channel` comes as late as on a link of that pace; what is written goes at once, for the other end
+// does the same. Throws CommError.
+std::unique_ptr<Channel> make_paced_channel(std::unique_ptr<Channel> channel, LinkPace pace);
 
 }  // namespace elaswave::comm

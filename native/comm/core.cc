@@ -29,6 +29,13 @@ EndpointOptions checked(EndpointOptions options) {
     throw CommError("rank " + std::to_string(options.rank) + ": a silence timeout of " +
                     std::to_string(options.silence_timeout_s) + " s; it is above 0 and at most a day");
   }
+  for (const auto& [peer, pace] : options.paces) {
+    if (pace.latency_s >= 0 && pace.latency_s <= 86'400 && pace.bytes_per_s > 0) continue;
+    throw CommError("rank " + std::to_string(options.rank) + ": the link to rank " + std::to_string(peer) +
+                    " has a latency of " + std::to_string(pace.latency_s) + " s and " +
+                    std::to_string(pace.bytes_per_s) +
+                    " bytes per s; a latency is at least 0 and at most a day, a rate above 0");
+  }
   return options;
 }
 
@@ -235,6 +242,8 @@ EndpointCore::LinkPtr EndpointCore::link_to(int peer) const {
 
 void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
   const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
+  const auto pace = options_.paces.find(peer);
+  if (pace != options_.paces.end()) channel = make_paced_channel(std::move(channel), pace->second);
   const auto link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, signal_, pending_abort_);
   table_.put(link);
   try {

@@ -58,6 +58,13 @@ struct PeerAddress {
   std::string host_id;
 };
 
+// What a message takes on a link that is slower than this machine's: its bytes one after another at `bytes_per_s`, then
+// `latency_s`.
+struct LinkPace {
+  double latency_s = 0.0;    // at least 0
+  double bytes_per_s = 0.0;  // above 0; infinity: as fast as the machine
+};
+
 struct EndpointOptions {
   int rank = 0;
   std::string token;               // the job's secret; both ends of a link must hold the same
@@ -75,6 +82,7 @@ struct EndpointOptions {
   // has to be asked first, twice: there it takes as much again, and two seconds more at least.
   double silence_timeout_s = 10.0;
   std::size_t pending_limit = std::size_t{1} << 20;  // pending transfers per link and direction; more is a CommError
+  std::map<int, LinkPace> paces;                     // messages from these ranks come as late as on such a link
 };
 
 enum class LinkKind { kNone, kTcp, kSharedMemory };

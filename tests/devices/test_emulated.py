@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from elaswave_fx.build.builder import build, plan_of
+from elaswave_fx.build.builder import build, plan_of, topology_of
 from elaswave_fx.devices import make_device
-from elaswave_fx.devices.emulated import Faithfulness, kernels
+from elaswave_fx.devices.emulated import Faithfulness, kernels, paces
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Epoch, Rank, local_topology
+from elaswave_fx.plan.topology import Epoch, Host, HostLink, Link, Rank, local_topology
 from tests.plan.samples import chain, even_lanes
 from tests.runs import small_config
 
@@ -59,6 +60,33 @@ def test_kernels_take_what_the_plan_says_at_the_speed_of_the_rank() -> None:
     assert list(slow) == [2, 3]
     assert slow[3] == pytest.approx((8e-3, 16e-3, 8e-5, 0.0))
     assert kernels(plan, Rank(3))[3] == pytest.approx((4e-3, 8e-3, 4e-5, 0.0))
+
+
+def test_links_between_hosts_are_emulated() -> None:
+    topology = local_topology(6, speeds=(1.0,) * 6)
+    assert paces(topology, Rank(0)) == {}
+    known = (HostLink((Host(0), Host(2)), Link(0.5, 1e6)),)
+    assert paces(dataclasses.replace(topology, links=known), Rank(0)) == {4: (0.5, 1e6), 5: (0.5, 1e6)}
+    slow = dataclasses.replace(topology, between_hosts=Link(latency_s=0.1), links=known)
+    assert paces(slow, Rank(5)) == {0: (0.5, 1e6), 1: (0.5, 1e6), 2: (0.1, 3e9), 3: (0.1, 3e9)}
+
+
+def test_the_topology_of_emulated_ranks() -> None:
+    words = ("device=emulated", "parallel.dp=2", "parallel.pp=2", "parallel.ranks_per_host=1")
+    emulated = ("emulated.memory_mb=0.5", "emulated.speeds=[1,0.5,2,1]", "emulated.link.latency_ms=3")
+    links = "topology.links=[{hosts: [3,1], latency_ms: 1, bytes_per_s: 1e6}]"
+    topology = topology_of(small_config("two_tower", *words, *emulated, links))
+    assert [member.speed for member in topology.members] == [1.0, 0.5, 2.0, 1.0]
+    assert {member.memory_bytes for member in topology.members} == {2**19}
+    assert topology.link(Rank(0), Rank(1)) == Link(latency_s=3e-3)
+    assert topology.link(Rank(1), Rank(3)) == Link(1e-3, 1e6)
+
+
+def test_a_rank_without_memory_for_its_stage_is_refused() -> None:
+    words = ("parallel.dp=2", "parallel.pp=1", "device=emulated", "emulated.memory_mb=0.01")
+    with pytest.raises(ConfigError, match=r"parallel.pp=1: does not fit in memory: .* a rank has 10.2 KiB"):
+        config = small_config("two_tower", *words)
+        plan_of(config, build(config, None).artifact)
 
 
 def test_costs_are_scaled_and_keep_their_proportions() -> None:

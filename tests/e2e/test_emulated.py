@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
 from tests.runs import Run, run_job, small_config
 
@@ -59,3 +60,25 @@ def test_a_lost_rank_is_recovered_from(tmp_path: Path) -> None:
     assert (found["ranks"], found["epoch"]) == (3, 1)
     plan = Plan.from_json((tmp_path / "plan-1.json").read_text())
     assert found["predicted_pipeline_ms"] == pytest.approx(1e3 * plan.predicted.pipeline_s, abs=1e-3)
+
+
+def test_speeds_and_links_are_real(tmp_path: Path) -> None:
+    """A slow rank takes longer for its share, and pieces between hosts as long as their link: no step is faster than
+    predicted, for neither is ever early."""
+    words = ("parallel.ranks_per_host=1", "emulated.speeds=[1,0.5]", "steps=4")
+    link = "emulated.link={latency_ms: 40, bytes_per_s: 1e6}"
+    run = emulated(tmp_path, 1, 2, *words, link)
+    assert run.code == 0
+    plan = Plan.from_json((tmp_path / "plan-0.json").read_text())
+    assert [member.speed for member in plan.topology.members] == [1.0, 0.5]
+    found = run.summary["emulated"]
+    assert found["predicted_pipeline_ms"] > 80  # there and back
+    # The clock of the first rank begins with its first kernel and ends with its last.
+    assert found["pipeline_ms"] >= 0.98 * found["predicted_pipeline_ms"]
+
+
+def test_a_memory_limit_asks_for_a_pipeline(tmp_path: Path) -> None:
+    """What the whole model needs on each rank is too much, and a half is not."""
+    words = ("parallel.dp=2", "parallel.pp=1", "device=emulated", "emulated.memory_mb=0.8")
+    with pytest.raises(ConfigError, match="parallel.pp=1: does not fit in memory.*nearest valid value: parallel.pp=2"):
+        run_job(small_config("gpt_stdlib", *words), tmp_path)

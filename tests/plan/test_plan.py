@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
 from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
+from elaswave_fx.plan.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
 
 Golden = Callable[[str, str], None]
@@ -113,3 +114,32 @@ def test_a_topology_has_distinct_ranks_and_speeds() -> None:
     with pytest.raises(PlanError, match="rank 7 is not alive in epoch 0"):
         local_topology(2).member(Rank(7))
     assert [m.host for m in local_topology(5, ranks_per_host=2).members] == [0, 0, 1, 1, 2]
+    assert [m.speed for m in local_topology(2, speeds=(1.0, 0.5)).members] == [1.0, 0.5]
+
+
+def test_a_topology_has_links() -> None:
+    known, usual = Link(1e-3, 1e8), Link(2e-3, 1e9)
+    links = (HostLink((Host(2), Host(0)), known),)
+    topology = replace(local_topology(6), between_hosts=usual, links=links)
+    assert topology.link(Rank(0), Rank(4)) == topology.link(Rank(5), Rank(1)) == known
+    assert topology.link(Rank(0), Rank(2)) == usual
+    assert topology.link(Rank(0), Rank(1)) == Link()
+    for bad in (Link(-1.0), Link(float("nan")), Link(0.0, 0.0), Link(0.0, float("nan"))):
+        with pytest.raises(PlanError, match="a latency is at least 0 and a rate above 0"):
+            Topology(topology.members, between_hosts=bad)
+        with pytest.raises(PlanError, match="a latency is at least 0 and a rate above 0"):
+            Topology(topology.members, links=(HostLink((Host(0), Host(1)), bad),))
+
+
+def test_links_are_part_of_the_plan() -> None:
+    workload, tiles = chain(4, 8), even_lanes(chain(4, 8), 2, 2, 2)
+    links = (HostLink((Host(0), Host(1)), Link(0.25, 1e6)),)
+    members = local_topology(4, speeds=(1.0, 1.0, 0.5, 1.0)).members
+    plain = make_plan(Topology(members), workload, tiles, "plain")
+    slow = make_plan(Topology(members, links=links), workload, tiles, "slow")
+    assert Plan.from_json(slow.to_json()) == slow
+    # Pipelines are within hosts, so only the exchange crosses: three phases, each with a message to the other host.
+    assert slow.predicted.pipeline_s == plain.predicted.pipeline_s
+    assert slow.predicted.exchange_s > plain.predicted.exchange_s + 3 * 0.25
+    assert "links between hosts 0 and 1: 250 ms, 976.6 KiB/s" in describe(slow)
+    assert "speeds of ranks 0-3: 1, 1, 0.5, 1" in describe(slow)

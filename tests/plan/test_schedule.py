@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.schedule import (
@@ -23,13 +25,18 @@ from elaswave_fx.plan.schedule import (
     most_in_flight,
 )
 from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, lane, two_towers, uneven_lanes, world
 
 
 def kind_of(lane: Lane) -> LaneKind:
     """With ranks of speed 1."""
-    return LaneKind.of(lane, dict.fromkeys(lane.ranks, 1.0))
+    return LaneKind.of(lane, local_topology(max(lane.ranks) + 1))
+
+
+def uniform(a: int, b: int) -> Link:
+    """What all links are if nothing is known of them."""
+    return Link()
 
 
 def textbook(stage: int, stages: int, count: int) -> tuple[Action, ...]:
@@ -125,7 +132,7 @@ def test_orders_that_block_each_other_are_reported() -> None:
         1: (("F", 1), ("B", 1), ("F", 0), ("B", 0)),
     }
     with pytest.raises(PlanError, match="B0 of place 0, F1 of place 1 wait for each other"):
-        makespan_s(work, late, 1e9)
+        makespan_s(work, late, uniform)
 
 
 def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
@@ -135,4 +142,26 @@ def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
     work = lane_work(workload, kind)
     schedule = find_schedule(work, first_bounds(workload, kind))
     one = sum(u.forward_s * 2 + u.backward_s * 2 + 2 * u.fixed_s for u in workload.units[:1])
-    assert makespan_s(work, schedule, float("inf")) == pytest.approx((8 + 4 - 1) * one)
+    assert makespan_s(work, schedule, lambda a, b: Link(bytes_per_s=1e30)) == pytest.approx((8 + 4 - 1) * one, rel=1e-5)
+
+
+def test_pieces_take_their_time_on_the_link_of_their_hosts() -> None:
+    """Two micro-batches forth and back between ranks on two hosts; a link passes one message on after the other."""
+    workload = Workload((UnitCost(1.0, 2.0), UnitCost(1.0, 2.0)), (Value("h", 0, (1,), 100, has_grad=True),), (), 2)
+    (each,) = even_lanes(workload, 1, 2, 1)
+    schedule = {Rank(0): (("F", 0), ("F", 1), ("B", 0), ("B", 1)), Rank(1): (("F", 0), ("B", 0), ("F", 1), ("B", 1))}
+
+    def seconds(topology: Topology) -> float:
+        kind = LaneKind.of(each, topology)
+        return makespan_s(lane_work(workload, kind), schedule, kind.link)
+
+    fast = replace(local_topology(2, 1), between_hosts=Link(bytes_per_s=1e30))
+    assert seconds(fast) == pytest.approx(9.0)
+    # A piece is under way for a second: F0 at 1, there at 2; then B0, F1, B1 until 8, B1 there at 9, done at 11.
+    assert seconds(replace(fast, between_hosts=Link(latency_s=1.0, bytes_per_s=1e30))) == pytest.approx(11.0)
+    # The link of these two hosts is known: 4 seconds for a piece. F0 goes from 1 to 5, F1 after it until 9; rank 1 is
+    # done with B0 at 8 and with B1 at 12, which is there at 16.
+    slow = replace(fast, links=(HostLink((Host(1), Host(0)), Link(bytes_per_s=25.0)),))
+    assert seconds(slow) == pytest.approx(18.0)
+    # On one host it does not matter.
+    assert seconds(replace(local_topology(2, 2), links=slow.links)) == pytest.approx(9.0)

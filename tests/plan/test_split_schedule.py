@@ -186,7 +186,7 @@ def test_orders_are_nearly_as_short_as_can_be(
     workload = pipeline(stages, samples, "split", share, costs)
     plan = planned(workload)
     (lane,) = even_lanes(workload, 1, stages, 1)
-    work = lane_work(workload, LaneKind.of(lane, dict.fromkeys(lane.ranks, 1.0)), split=True)
+    work = lane_work(workload, LaneKind.of(lane, local_topology(stages)), split=True)
     best_s = optimum_s(work)
     assert best_s >= shortest_s(work) * (1 - 1e-6)
     assert plan.predicted.pipeline_s <= 1.03 * best_s

@@ -337,23 +337,30 @@ def _descriptors(pid: int, path: Path) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def settle_dead_jobs() -> None:
-    """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory for ever."""
+def settle_dead_jobs() -> list[Path]:
+    """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory for ever.
+
+    Returns their run directories.
+    """
+    found = []
     for folder in MEMORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.getuid():
-                _settle_if_dead(folder)
+                found.append(_settle_if_dead(folder))
+    return [run_dir for run_dir in found if run_dir is not None]
 
 
-def _settle_if_dead(folder: Path) -> None:
+def _settle_if_dead(folder: Path) -> Path | None:
     alive = os.open(folder / _ALIVE, os.O_RDWR)
     try:
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        store = FileStore((folder / _RUN).readlink())
+        run_dir = (folder / _RUN).readlink()
+        store = FileStore(run_dir)
         if store.folder == folder:
             store.settle()
-        else:  # the run directory has been removed, or has another job now
-            shutil.rmtree(folder)
+            return run_dir
+        shutil.rmtree(folder)  # the run directory has been removed, or has another job now
+        return None
     finally:
         os.close(alive)
 

@@ -1,0 +1,45 @@
+"""What a rank asks of a clock; each kind of clock is one implementation beside this file.
+
+A setting is what a clock was at before anybody touched it: plain data that is written to a file and read by another
+process, which then puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a wish. `mhz`: the clock as it was read back, None where it cannot be; `why`, if not applied."""
+
+    outcome: Literal["applied", "unsupported", "denied"]
+    mhz: float | None = None
+    why: str = ""
+
+
+class Actuator(Protocol):
+    """One rank's clock. Nothing here raises for what a device cannot do, or a user may not: that is an answer."""
+
+    name: ClassVar[str]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What makes the same actuator in another process."""
+        ...
+
+    def read(self) -> Setting | Answer:
+        """The setting as it is, or why it cannot be known; then nothing may be set."""
+        ...
+
+    def set(self, mhz: float) -> Answer:
+        """Set the clock, and read it back."""
+        ...
+
+    def restore(self, setting: Setting) -> Answer:
+        """Put back what `read` returned; doing it twice is doing it once."""
+        ...

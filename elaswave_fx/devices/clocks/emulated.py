@@ -1,0 +1,33 @@
+"""The clock of an emulated device: its kernels take what the plan says for that clock (`devices/emulated.py`), and
+nothing outside the process changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from elaswave_fx.devices.clocks.actuator import Answer, Setting
+
+
+class EmulatedActuator:
+    """See `Actuator`."""
+
+    name: ClassVar[str] = "emulated"
+
+    def __init__(self) -> None:
+        self._mhz: float | None = None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
+
+    def read(self) -> Setting | Answer:
+        return {"mhz": self._mhz}
+
+    def set(self, mhz: float) -> Answer:
+        self._mhz = mhz
+        return Answer("applied", self._mhz)
+
+    def restore(self, setting: Setting) -> Answer:
+        self._mhz = setting["mhz"]
+        return Answer("applied", self._mhz)

@@ -1,0 +1,91 @@
+"""A rank's clock during a run, and the file that outlives the rank.
+
+    RUN/clocks/rank-2.json   {"actuator": "cpufreq", "options": {"processors": [2], …}, "before": {"limits_khz": …}}
+
+The file is on disk before the clock is touched for the first time and goes when it stands as before. Whoever finds one
+of a rank that does not run puts the clock back: the launcher when a worker ends however it ends, and the next run in
+that directory, or of this user on this machine, if the launcher was killed, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from elaswave_fx.devices.clocks import make_actuator
+from elaswave_fx.devices.clocks.actuator import Actuator, Answer, Setting
+from elaswave_fx.files import replace_file
+
+FOLDER = "clocks"
+
+
+class RankClock:
+    """What one worker does with its clock."""
+
+    def __init__(self, actuator: Actuator, run_dir: Path, rank: int) -> None:
+        self._actuator, self._path = actuator, _path(run_dir, rank)
+        self._before: Setting | None = None
+        self._mhz: float | None = None
+
+    def follow(self, mhz: float | None) -> Answer | None:
+        """Set the clock, or put it back for None; None if nothing was to be done. A device that has refused is asked
+        again only for another clock."""
+        if mhz == self._mhz:
+            return None
+        self._mhz = mhz
+        if mhz is None:
+            return self.restore()
+        if self._before is None:
+            found = self._actuator.read()
+            if isinstance(found, Answer):
+                return found
+            try:
+                self._write_down(found)
+            except OSError as error:
+                return Answer("unsupported", None, f"{self._path}: cannot be written ({error.strerror})")
+            self._before = found
+        answer = self._actuator.set(mhz)
+        if answer.outcome != "applied":
+            self.restore()
+        return answer
+
+    def restore(self) -> Answer | None:
+        """Put the clock back; None if it was never touched."""
+        if self._before is None:
+            return None
+        answer = self._actuator.restore(self._before)
+        if answer.outcome == "applied" or self._actuator.read() == self._before:
+            self._before = None
+            self._path.unlink(missing_ok=True)
+        return answer
+
+    def _write_down(self, before: Setting) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        record = {"actuator": self._actuator.name, "options": dict(self._actuator.options), "before": dict(before)}
+        replace_file(self._path, json.dumps(record).encode(), durable=True)
+
+
+def restore_left_behind(run_dir: Path, rank: int | None = None) -> list[str]:
+    """Put back the clocks of a rank that does not run any more, or of all; what happened, in words."""
+    folder = run_dir / FOLDER
+    paths = [_path(run_dir, rank)] if rank is not None else sorted(folder.glob("rank-*.json"))
+    words = [_restore(path) for path in paths if path.exists()]
+    if rank is None and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    return words
+
+
+def _restore(path: Path) -> str:
+    try:
+        record = json.loads(path.read_text())
+        answer = make_actuator(record["actuator"], record["options"]).restore(record["before"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{path}: does not say how a clock stood before ({type(error).__name__}: {error})"
+    if answer.outcome != "applied":
+        return f"{path.stem}: its clock cannot be put back: {answer.outcome}, {answer.why}; {path} says how it stood"
+    path.unlink(missing_ok=True)
+    return f"{path.stem}: its clock stands as before"
+
+
+def _path(run_dir: Path, rank: int) -> Path:
+    return run_dir / FOLDER / f"rank-{rank}.json"

@@ -1,0 +1,48 @@
+"""The clock of one worker: set as the plan of each epoch says, and put back at the end.
+
+clock = rank_clock(config, run_dir, rank)     None without operating points
+set_clock(clock, plan, rank, context)         event `clock`, if there was something to set
+clock.restore()                               before the process ends
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.config.types import Config
+from elaswave_fx.devices.clocks import make_actuator
+from elaswave_fx.devices.clocks.rank_clock import RankClock
+from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+
+
+def rank_clock(config: Config, run_dir: Path, rank: int) -> RankClock | None:
+    """The clock of a rank's device, None if no clocks are to be set. With cpufreq this process is bound to the rank's
+    processors."""
+    power = config.power
+    if not power.points:
+        return None
+    local = rank % config.parallel.ranks_per_host
+    options: dict[str, Any] = {}
+    if power.actuator == "cpufreq":
+        os.sched_setaffinity(0, power.processors[rank])
+        options = {"processors": list(power.processors[rank]), "root": power.sysfs}
+    elif power.actuator == "nvml":
+        options = {"index": local}
+    elif power.actuator == "ascend":
+        options = {"card": local, "hook": power.hook}
+    return RankClock(make_actuator(power.actuator, options), run_dir, rank)
+
+
+def set_clock(clock: RankClock, plan: Plan, rank: Rank, context: WorkerContext) -> None:
+    """As the plan says. What a device cannot do, or a user may not, stops nobody."""
+    point = plan.clocks.get(rank)
+    wanted = point.mhz if point is not None else None
+    answer = clock.follow(wanted)
+    if answer is not None:
+        context.report_event(
+            "clock", plan.epoch, wanted_mhz=wanted, outcome=answer.outcome, mhz=answer.mhz, why=answer.why
+        )

@@ -1,0 +1,41 @@
+"""assign_frequency: give every stage of a plan the clock that it is to run at; tiles and schedule stay as they are.
+
+    AssignFrequency(points, cap_w=900).apply(plan)  ->  plan.clocks == {0: 1500 MHz, 1: 1200 MHz, …}
+
+The bottleneck is raised while that shortens the step within the cap, ranks that wait are lowered while the step is as
+long. Plans after this one, of other ranks, get their clocks with their tiles: see `plan/frequency.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.frequency import clock_words, with_clocks
+from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class AssignFrequency:
+    """Run no rank faster than the step needs, and the bottleneck as fast as power allows."""
+
+    name: ClassVar[str] = "assign_frequency"
+    points: tuple[OperatingPoint, ...]
+    cap_w: float | None = None
+    idle_w: float = 0.0
+    clocked: float = 1.0
+
+    def apply(self, plan: Plan) -> Plan:
+        """A checked plan. Raises ConfigError for operating points that are none, and a cap that is too low."""
+        try:
+            power = Power(self.points, self.cap_w, self.idle_w, self.clocked)
+            topology = replace(plan.topology, power=power)
+            found = with_clocks(replace(plan, topology=topology))
+        except PlanError as error:
+            raise ConfigError(f"power: {error}") from error
+        found = replace(found, reason="; ".join((plan.reason, *clock_words(found))))
+        check_plan(found)
+        return found
