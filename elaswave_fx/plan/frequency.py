@@ -100,7 +100,8 @@ def clock_words(plan: Plan) -> tuple[str, ...]:
     named = [f"{point.mhz:g} MHz on {_ranks(sharing[point])}" for point in sorted(sharing, key=lambda p: p.mhz)]
     drawn_w = math.fsum(point.watts for point in plan.clocks.values())
     cap = f" of {power.cap_w:g} W" if power.cap_w is not None else ""
-    joules = f"{plan.predicted.energy_j:.3g} J for the pipeline of a step"
+    energy_j = plan.predicted.energy_j
+    joules = f"{energy_j:.4g} J in a step's pipeline, {energy_j / plan.workload.global_batch:.3g} J a sample"
     return (f"clocks: {', '.join(named)}; they draw {drawn_w:g} W{cap} at most, {joules}",)
 
 

@@ -20,6 +20,7 @@ from tests.launch.fake_job import broken_builder, job, refusing_builder
 
 METRICS = {
     "step", "loss", "tokens", "step_ms", "epoch", "world_size", "lr", "grad_norm", "tokens_per_s", "memory_peak_mb",
+    "energy_j", "energy_per_token_j",
 }  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def test_a_run_that_ends_well_leaves_all_its_files(tmp_path: Path, capfd: pytest
     assert metrics[1] == {
         "step": 1, "loss": 1.0, "tokens": 64, "step_ms": 4.0, "epoch": 0, "world_size": 4, "lr": 1e-3,
         "grad_norm": None, "tokens_per_s": 16000.0, "memory_peak_mb": 40.0,
+        "energy_j": None, "energy_per_token_j": None,
     }  # fmt: skip
     summary = summary_of(tmp_path)
     assert summary["steps"] == 5
