@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import UnitCost, Value, Workload
-from elaswave_fx.plan.derive import find_hops, make_plan
+from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, fits_memory, plan_uniform
 from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.schedule import Work, levels, step_work
-from elaswave_fx.plan.split_schedule import shortest_s
+from elaswave_fx.plan.schedule import levels
 from elaswave_fx.plan.step import step_program
 from elaswave_fx.plan.tiling import Tiling
 from elaswave_fx.plan.topology import Rank, local_topology
@@ -169,44 +168,113 @@ def test_gradients_leave_after_the_first_half_and_buckets_after_the_last_second_
 
 CASES = [
     (2, 3, 0.5, ()), (2, 4, 0.3, ()), (3, 4, 0.4, ()), (3, 3, 0.5, (1e-3, 2e-3, 1e-3)),
-    (2, 4, 0.45, (3e-3, 2e-3)), (3, 4, 0.35, (2e-3, 1e-3, 2e-3)), (4, 4, 0.5, ()),
+    (2, 4, 0.45, (3e-3, 2e-3)), (3, 4, 0.35, (2e-3, 1e-3, 2e-3)), (4, 4, 0.5, ()), (3, 5, 0.6, (1e-3, 2e-3, 2e-3)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("stages", "samples", "share", "costs"), CASES)
-def test_orders_are_nearly_as_short_as_can_be(
+def test_no_order_is_shorter_by_three_hundredths(
     stages: int, samples: int, share: float, costs: tuple[float, ...]
 ) -> None:
-    pytest.importorskip("ortools", reason="CP-SAT finds the optimum")
     workload = pipeline(stages, samples, "split", share, costs)
-    plan = planned(workload)
-    tiles = even_columns(workload, 1, stages, 1)
-    work = step_work(workload, local_topology(stages), tiles, find_hops(workload, tiles), split=True)
-    best_s = optimum_s(work)
-    assert best_s >= shortest_s(work) * (1 - 1e-6)
-    assert plan.predicted.pipeline_s <= 1.03 * best_s
+    found_s = planned(workload).predicted.pipeline_s
+    steps = [
+        {"F": u.forward_s, "I": u.backward_s * (1 - u.weights_share), "W": u.backward_s * u.weights_share}
+        for u in workload.units
+    ]
+    assert reachable(steps, samples, found_s * (1 + 1e-6)), "the search finds what the planner found"
+    assert not reachable(steps, samples, found_s / 1.03)
 
 
-def optimum_s(work: Work) -> float:
-    """The shortest step of any order, where links take no time and memory has no bound."""
-    from ortools.sat.python import cp_model
+Label = tuple[float, ...]
+"""When each stage is free, then when each forward result, then each gradient that was made and not read was made."""
 
-    tick_s = 1e-6
-    model = cp_model.CpModel()
-    sizes = {task: round(work.seconds[task] / tick_s) for task in work.tasks}
-    horizon = sum(sizes.values())
-    starts = {task: model.new_int_var(0, horizon, str(task)) for task in work.tasks}
-    end = model.new_int_var(0, horizon, "end")
-    for task in work.tasks:
-        model.add(end >= starts[task] + sizes[task])
-        for before in work.needs[task]:
-            model.add(starts[task] >= starts[before] + sizes[before])
-    for _, group in itertools.groupby(sorted(work.tasks), key=lambda task: task[0]):
-        spans = [model.new_fixed_size_interval_var(starts[task], sizes[task], str(task)) for task in group]
-        model.add_no_overlap(spans)
-    model.minimize(end)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = 60.0
-    assert solver.solve(model) == cp_model.OPTIMAL
-    return solver.objective_value * tick_s
+
+def reachable(steps: Sequence[Mapping[str, float]], samples: int, limit_s: float) -> bool:
+    """Whether some order of a pipeline takes no longer, if links take no time and memory has no bound.
+
+    All orders are followed at once, action by action. Of those with the same actions done, one that is nowhere earlier
+    than another is dropped, and each that cannot end in time.
+    """
+    start = tuple((0, 0, 0) for _ in steps)
+    layer: dict[tuple[tuple[int, int, int], ...], list[Label]] = {start: [(0.0,) * len(steps)]}
+    for _ in range(3 * samples * len(steps)):
+        following: dict[tuple[tuple[int, int, int], ...], list[Label]] = {}
+        for done, labels in layer.items():
+            for stage, kind in itertools.product(range(len(steps)), "FIW"):
+                for label in labels:
+                    after = act(steps, samples, done, label, stage, kind)
+                    if after is not None and in_time(steps, samples, *after, limit_s):
+                        keep(following.setdefault(after[0], []), after[1])
+        layer = following
+    return bool(layer)
+
+
+def act(
+    steps: Sequence[Mapping[str, float]],
+    samples: int,
+    done: tuple[tuple[int, int, int], ...],
+    label: Label,
+    stage: int,
+    kind: str,
+) -> tuple[tuple[tuple[int, int, int], ...], Label] | None:
+    """One more action of a stage, None if it cannot come next. Micro-batches are alike, so they go in order."""
+    count, last = len(steps), len(steps) - 1
+    f, i, w = done[stage]
+    free = list(label[:count])
+    forward, position = [], count
+    for each in range(last):
+        size = done[each][0] - done[each + 1][0]
+        forward.append(list(label[position : position + size]))
+        position += size
+    gradients = []
+    for each in range(last):
+        size = done[each + 1][1] - done[each][1]
+        gradients.append(list(label[position : position + size]))
+        position += size
+    begin = free[stage]
+    if kind == "F":
+        if f == samples or (stage > 0 and not forward[stage - 1]):
+            return None
+        begin = max(begin, forward[stage - 1].pop(0)) if stage > 0 else begin
+    elif kind == "I":
+        if i == f or (stage < last and not gradients[stage]):
+            return None
+        begin = max(begin, gradients[stage].pop(0)) if stage < last else begin
+    elif w == i:
+        return None
+    free[stage] = end = begin + steps[stage][kind]
+    if kind == "F" and stage < last:
+        forward[stage].append(end)
+    if kind == "I" and stage > 0:
+        gradients[stage - 1].append(end)
+    counts = {"F": (f + 1, i, w), "I": (f, i + 1, w), "W": (f, i, w + 1)}[kind]
+    made = [time for times in (*forward, *gradients) for time in times]
+    return (*done[:stage], counts, *done[stage + 1 :]), (*free, *made)
+
+
+def in_time(
+    steps: Sequence[Mapping[str, float]],
+    samples: int,
+    done: tuple[tuple[int, int, int], ...],
+    label: Label,
+    limit_s: float,
+) -> bool:
+    """Whether each stage could still do its own work by then, and pass back what it has to."""
+    for stage, (f, i, w) in enumerate(done):
+        left = {"F": samples - f, "I": samples - i, "W": samples - w}
+        if label[stage] + sum(count * steps[stage][kind] for kind, count in left.items()) > limit_s:
+            return False
+        inputs_s = left["F"] * steps[stage]["F"] + left["I"] * steps[stage]["I"]
+        back_s = sum(each["I"] for each in steps[:stage]) + steps[0]["W"]
+        if left["I"] and label[stage] + inputs_s + back_s > limit_s:
+            return False
+    return True
+
+
+def keep(labels: list[Label], new: Label) -> None:
+    """Add a label unless one is there that is nowhere later; drop those that are nowhere earlier."""
+    if any(all(a <= b for a, b in zip(old, new, strict=True)) for old in labels):
+        return
+    labels[:] = [old for old in labels if not all(a <= b for a, b in zip(new, old, strict=True))]
+    labels.append(new)
