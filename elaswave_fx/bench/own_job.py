@@ -148,7 +148,7 @@ class OwnJob:
             lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
             events = [json.loads(line) for line in lines]
             if any(event["kind"] == until for event in events):
-                clock = next(event for event in events if event["kind"] == "clock")
+                clock = next(event for event in events if event["kind"] == "monotonic")
                 began_s = clock["monotonic_s"] - clock["t_ms"] / 1e3
                 return [{**event, "at_s": began_s + event["t_ms"] / 1e3} for event in events]
             time.sleep(_LOOK_EVERY_S)
@@ -190,7 +190,7 @@ def _with_clock(
     """Have the first rank report an event that carries its own moment, before its work. It sets the clock of all
     others, which are written with the time since the launcher began."""
     if context.rank == 0:
-        context.report_event("clock", monotonic_s=time.monotonic())
+        context.report_event("monotonic", monotonic_s=time.monotonic())
     return work(config, context)
 
 

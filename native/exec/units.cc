@@ -38,8 +38,7 @@ at::Tensor Engine::keys(const ResolvedInput& input, const Step& step) {
   const SampleSpan& span = micro_batch(step.micro_batch);
   const bool of_step = std::holds_alternative<StepKeys>(input);
   const KeyStream& stream = spec_.keys;
-  const std::int64_t first =
-      step_index_ * stream.per_step + stream.starts[static_cast<std::size_t>(step.micro_batch)];
+  const std::int64_t first = step_index_ * stream.per_step + stream.starts[static_cast<std::size_t>(step.micro_batch)];
   const at::Tensor drawn = of_step ? kernels::sample_keys(stream.seed, step_index_, 1, step.index | kStepKeyBit)
                                    : kernels::sample_keys(stream.seed, first, span.size(), step.index);
   for (const std::int64_t key : span_of<const std::int64_t>(drawn)) {
