@@ -4,7 +4,7 @@ The same GPT with 128 and 512 tokens, two ranks. The default mode runs with micr
 512 tokens up to 4), exact mode with granules of as many. All these jobs live at once and take their steps in turns.
 What counts is the processor time of the ranks (user and system, all threads), which a busy machine changes less than
 the wall clock beside it. A rank lost: one job of four ranks stays whole and one has lost a rank, and the processor time
-of the ranks with most granules is compared; on fewer cores than ranks the wall clock does not show who has most to do.
+of the ranks with most to do is compared; on fewer cores than ranks the wall clock does not show who has most to do.
 Bytes are counted: by the plan, and where ranks send. The last entry is of `verify`, against the run that it verifies.
 """
 
@@ -39,12 +39,14 @@ AT_EQUAL_SIZE = {128: 1.10, 512: 1.05}
 AGAINST_BEST = {128: 1.25, 512: 1.15}
 AFTER_A_LOSS = 1.05
 REDUCED, EXCHANGED, REMEMBERED = 2.0, 1.5, 4
-"""Most that is wanted: times by tokens of a sample, against the share of granules; times the bytes; bytes of memory."""
+"""Most that is wanted: times by tokens of a sample, against the share of the work; times the bytes; bytes of memory."""
 
 FASTER_THAN_THE_RUN = 10.0
 _VERIFIED_STEPS = {False: 400, True: 4}
 
 RANKS_OF_LOSS, LOST = 4, 1
+ALIKE = 0.98
+"""Ranks with this much of what the busiest has to do count as the busiest, too."""
 WIDTHS = (2, 3, 4, 6)
 _COUNTED_STEPS = 20  # What is under way when a step is told of falls to the next one.
 _MIB = 2.0**20
@@ -54,7 +56,7 @@ Turns = Mapping[int, Sequence[Turn]]
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """The peer is the default mode in each entry, but for the lost rank: there it is its share of granules."""
+    """The peer is the default mode in each entry, but for the lost rank: there it is its share of the work."""
     torch.set_num_threads(1)
     repeats = options.repeats or REPEATS
     lengths, sizes, widths = LENGTHS, SIZES, WIDTHS
@@ -169,24 +171,25 @@ def _comparisons(workload: Workload, tokens: int, default: Turns, exact: Turns) 
 
 @dataclass(frozen=True)
 class _Loss:
-    """By turn: how many times as long the ranks with most granules compute after the loss, and how many times as long
-    a step takes; how many times as many granules they have; and what they are, before and after."""
+    """By turn: how many times as long the ranks with most to do compute after the loss, and how many times as long a
+    step takes; `work`: what they have to do, before and after, in granules through all units."""
 
     cpu: Sequence[float]
     wall: Sequence[float]
-    granules: tuple[int, int]
+    work: tuple[float, float]
 
     def entry(self) -> Entry:
-        before, after = self.granules
+        before, after = self.work
         share = [after / before] * len(self.cpu)
-        return paired("one of 4 ranks lost, against its granules", self.cpu, share, "x", 1 / AFTER_A_LOSS)
+        return paired("one of 4 ranks lost, against its work", self.cpu, share, "x", 1 / AFTER_A_LOSS)
 
     def line(self) -> str:
-        before, after = self.granules
+        before, after = self.work
         cpu, wall = statistics.median(self.cpu), statistics.median(self.wall)
+        share = after / before
         return (
-            f"one of {RANKS_OF_LOSS} ranks lost: {after} granules for {before} are {after / before:.3f}x; processor "
-            f"time of those who have them {cpu:.3f}x, {cpu * before / after:.3f}x of that, at most {AFTER_A_LOSS:g}; "
+            f"one of {RANKS_OF_LOSS} ranks lost: {after:.3g} granules to do for {before:.3g} are {share:.3f}x; "
+            f"processor time of those who have them {cpu:.3f}x, {cpu / share:.3f}x of that, at most {AFTER_A_LOSS:g}; "
             f"wall clock of a step, on as many cores as there are, {wall:.3f}x"
         )
 
@@ -214,11 +217,11 @@ def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None])
     )
 
 
-def _busiest(plan: Plan) -> tuple[int, list[int]]:
-    """Return the most granules that a rank has, and the ranks that have as many."""
-    granules = {int(tile.rank): len(tile.micro_batches) for tile in plan.tiles}
-    most = max(granules.values())
-    return most, [rank for rank, count in granules.items() if count == most]
+def _busiest(plan: Plan) -> tuple[float, list[int]]:
+    """Return the most that a rank has to do, in granules through all units, and the ranks that have as much."""
+    busy = {int(rank): cost.busy_s for rank, cost in plan.predicted.ranks.items()}
+    granule_s, most_s = sum(busy.values()) / plan.workload.granules, max(busy.values())
+    return most_s / granule_s, [rank for rank, seconds in busy.items() if seconds > ALIKE * most_s]
 
 
 def _mean(seconds: Mapping[int, float], ranks: Sequence[int]) -> float:
