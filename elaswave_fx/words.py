@@ -13,7 +13,7 @@ NAMED = 6
 """Runs of numbers that `number_ranges` names before it leaves off."""
 
 
-def listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int] | Sequence[str]) -> str:
     """0, 2, 3"""
     return ", ".join(str(number) for number in numbers)
 

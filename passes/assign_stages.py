@@ -8,7 +8,7 @@ It works on the artifact, so that nobody traces again when ranks come and go:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -41,6 +41,8 @@ class AssignStages:
     copies: int = 1
     exact: bool = False
     schedule: str = "1f1b"
+    policy: str = "elaswave"
+    axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
 
     def apply(self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int) -> Plan:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy.
@@ -49,6 +51,7 @@ class AssignStages:
         halves that the program does not have.
         """
         workload = make_workload(artifact, global_batch, state_tensors, self.exact)
+        workload = replace(workload, policy=self.policy, axes=self.axes)
         wanted = Parallel(self.dp, self.pp, self.micro_batch, self.copies, self._possible_schedule(artifact))
         try:
             plan = plan_uniform(workload, topology, wanted)

@@ -156,6 +156,11 @@ REFUSALS = [
     (["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be a list of 2 values"),
     (["precision=bf61"], "precision=bf61: must be one of fp32, bf16; nearest valid: bf16"),
     (["device=cudaa"], "device=cudaa: must be one of cpu, cuda, npu, emulated; nearest valid: cuda"),
+    (
+        ["planner.axes=[frequency]"],
+        "planner.axes=[frequency]: neither samples nor units could go to other ranks after a loss; nearest valid: "
+        "planner.axes=[dataflow]",
+    ),
     (["planner.axes=[grap]"], "planner.axes=grap: must be one of dataflow, graph, frequency; nearest valid: graph"),
     (
         ["global_batch=10", "parallel.granule=4"],
@@ -293,8 +298,8 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 
 NOT_YET = [
-    "policy=recycle", "policy=drop_replica", "policy=restart",
-    "planner.axes=[graph]", "device=cuda", "device=npu", "launch=env",
+    "policy=drop_replica", "policy=restart",
+    "device=cuda", "device=npu", "launch=env",
     "compile=inductor",
 ]  # fmt: skip
 

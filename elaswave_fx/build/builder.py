@@ -199,10 +199,18 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         costs = make_workload(artifact, config.global_batch, state_tensors).units
         artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
     stages = AssignStages(
-        parallel.dp, parallel.pp, parallel.micro_batch, config.copies.count, config.exact, parallel.schedule
+        parallel.dp,
+        parallel.pp,
+        parallel.micro_batch,
+        config.copies.count,
+        config.exact,
+        parallel.schedule,
+        config.policy,
+        config.planner.axes,
     )
     plan = stages.apply(artifact, topology, config.global_batch, state_tensors)
-    return _clocks_of(config).apply(plan) if config.power.points else plan
+    has_clocks = config.power.points and "frequency" in config.planner.axes
+    return _clocks_of(config).apply(plan) if has_clocks else plan
 
 
 def _clocks_of(config: Config) -> AssignFrequency:

@@ -47,6 +47,7 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     check_emulation(config)
     check_links(config)
     check_power(config)
+    _check_axes(config)
     check_faults(config.faults, config.parallel.ranks, config.steps)
     return config
 
@@ -84,6 +85,15 @@ def _refuse_later(config: Config) -> None:
             value = value.kind
         if value not in available:
             raise ConfigError(f"{key}={show(value)} is not available yet")
+
+
+def _check_axes(config: Config) -> None:
+    """Refuse axes that leave nothing to answer a loss with."""
+    if not {"dataflow", "graph"} & set(config.planner.axes):
+        raise ConfigError(
+            f"planner.axes={show(list(config.planner.axes))}: neither samples nor units could go to other ranks after "
+            "a loss; nearest valid: planner.axes=[dataflow]"
+        )
 
 
 def _check_shape(config: Config) -> None:

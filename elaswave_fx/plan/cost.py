@@ -68,6 +68,7 @@ class Workload:
     samples, if any.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
+    `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then.
     """
 
     units: tuple[UnitCost, ...]
@@ -82,6 +83,8 @@ class Workload:
     least_elements: int = 1
     exact: bool = False
     schedule: str = "1f1b"
+    policy: str = "elaswave"
+    axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
 
     def __post_init__(self) -> None:
         if not self.units:

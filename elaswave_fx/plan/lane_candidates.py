@@ -25,17 +25,19 @@ Stages = tuple[tuple[Member, ...], ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Lanes that could be next. `name` says in words what becomes of those that lost somebody."""
+    """Lanes that could be next. `name` says in words what becomes of those that lost somebody. `shares`: granules of
+    each, where they are not to be chosen."""
 
     name: str
     sketches: Sketches
+    shares: tuple[int, ...] | None = None
 
 
 def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """All of them, distinct, those that change least first; each has all members of the topology."""
     seen: set[Sketches] = set()
     units = len(plan.workload.units)
-    for candidate in (*_repaired(plan, topology), *new_lanes(units, plan.workload.granules, _by_units(plan, topology))):
+    for candidate in (*repaired(plan, topology), *new_lanes(units, plan.workload.granules, _by_units(plan, topology))):
         deep = any(len(sketch.stages) > units for sketch in candidate.sketches)
         if deep or candidate.sketches in seen:
             continue
@@ -56,7 +58,7 @@ def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Ca
             yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
 
 
-def _repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """The lanes as they are, but for those that lost somebody and those that help them; nothing for newcomers."""
     alive = {m.rank: m for m in topology.members}
     if not plan.lanes or not set(alive) <= set(plan.ranks):
@@ -69,6 +71,41 @@ def _repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     yield from _with_a_neighbour(plan, left, whole, hurt, keep=True)
     yield from _shallower(left, whole, hurt)
     yield from _with_a_neighbour(plan, left, whole, hurt, keep=False)
+
+
+def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+    """Every lane has the samples that it had; those that lost somebody are cut anew, less deep or less wide."""
+    alive = {m.rank: m for m in topology.members}
+    left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
+    sketches = tuple(
+        Sketch(tuple(stage for stage in stages if stage), lane.borders if stages == _members(lane, topology) else None)
+        for stages, lane in zip(left, plan.lanes, strict=True)
+    )
+    if plan.lanes and set(alive) <= set(plan.ranks) and all(sketch.stages for sketch in sketches):
+        samples = [sum(map(len, lane.micro_batches)) for lane in plan.lanes]
+        shares = tuple(count // plan.workload.granule for count in samples)
+        yield Candidate("the hurt lanes are cut anew, with the samples that they had", sketches, shares)
+
+
+def keeps_units(plan: Plan, candidate: Candidate) -> bool:
+    """Whether no rank gets a unit that it did not have."""
+    count = len(plan.workload.units)
+    had = {tile.rank: tile.units for tile in plan.tiles}
+    for sketch in candidate.sketches:
+        borders = (0, count) if len(sketch.stages) == 1 else sketch.borders
+        if borders is None:
+            return False
+        for members, lo, hi in zip(sketch.stages, borders, borders[1:], strict=False):
+            if any(m.rank not in had or not (had[m.rank].lo <= lo and hi <= had[m.rank].hi) for m in members):
+                return False
+    return True
+
+
+def _members(lane: Lane, topology: Topology) -> Stages | None:
+    """All that it has; None if somebody is gone."""
+    if not set(lane.ranks) <= set(topology.ranks):
+        return None
+    return tuple(tuple(topology.member(rank) for rank in stage.ranks) for stage in lane.stages)
 
 
 def _alike(a: Lane, b: Lane) -> bool:

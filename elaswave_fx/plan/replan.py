@@ -19,10 +19,11 @@ from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import clock_words
-from elaswave_fx.plan.lane_candidates import Candidate, lane_candidates, new_lanes
+from elaswave_fx.plan.lane_candidates import Candidate, new_lanes
 from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
+from elaswave_fx.plan.policies import candidates
 from elaswave_fx.plan.shape_lanes import LaneShaper
 from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
@@ -184,7 +185,7 @@ class _Search:
         """Every candidate in at most so many sizes of micro-batches; all of them for None, where memory is short."""
         before = _largest(self._plan.lanes)
         found = []
-        for candidate in lane_candidates(self._plan, self._topology):
+        for candidate in candidates(self._plan, self._topology):
             table = self._shaper.table(candidate.sketches, copies)
             sizes = [before, *self._shaper.sizes(candidate.sketches, self._plan.workload.micro_batch)]
             for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
@@ -193,7 +194,8 @@ class _Search:
 
     def _draft(self, idea: _Idea, copies: int) -> _Draft | None:
         """None if units do not fit, or samples do not suffice."""
-        lanes = self._shaper.shape(idea.candidate.sketches, idea.micro_batch, idea.table)
+        candidate = idea.candidate
+        lanes = self._shaper.shape(candidate.sketches, idea.micro_batch, idea.table, candidate.shares)
         if lanes is None:
             return None
         ranks = sum(len(lane.ranks) for lane in lanes)
@@ -261,6 +263,9 @@ def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple
 def _too_few(plan: Plan, topology: Topology) -> str:
     """Why nothing fits, and what would."""
     count, workload = len(topology.members), plan.workload
+    if not any(True for _ in candidates(plan, topology)):
+        axes = f", planner.axes={listed(workload.axes)}" if workload.policy == "elaswave" else ""
+        return f"replan: policy={workload.policy}{axes} has no answer to this loss: it moves no units to other ranks"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
     needs = [most_memory(p) for p in _without_copies(plan, unbounded)]
     if not needs:

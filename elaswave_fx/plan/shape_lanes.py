@@ -2,7 +2,7 @@
 
 In: a workload, sketches of lanes (who is in which stage), a micro-batch size. Out: lanes whose last one to finish
 finishes first, or None where no cut fits the memory of the ranks. `planner.py` sketches what a user wants,
-`lane_candidates.py` what could go on after a change.
+`policies/` what could go on after a change.
 
     LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
 """
@@ -92,8 +92,11 @@ class LaneShaper:
             rate += 1 / granule_s
         return granules / rate
 
-    def shape(self, sketches: Sketches, size: int, table: MemoryTable) -> tuple[Lane, ...] | None:
-        """Lanes with micro-batches of at most `size`; None if units do not fit, or samples do not suffice."""
+    def shape(
+        self, sketches: Sketches, size: int, table: MemoryTable, shares: Sequence[int] | None = None
+    ) -> tuple[Lane, ...] | None:
+        """Lanes with micro-batches of at most `size`, and `shares` granules each, or as many as is best; None if units
+        do not fit, or samples do not suffice."""
         granules = self._workload.granules
         if sum(sketch.width for sketch in sketches) > granules:
             return None
@@ -101,7 +104,10 @@ class LaneShaper:
         found = [b for b in borders if b is not None]
         if len(found) < len(sketches):
             return None
-        shares = self._balanced(sketches, found, self._shares(sketches, found, size), size)
+        if shares is None:
+            shares = self._balanced(sketches, found, self._shares(sketches, found, size), size)
+        elif any(share < sketch.width for share, sketch in zip(shares, sketches, strict=True)):
+            return None
         samples = consecutive([share * self._workload.granule for share in shares])
         return tuple(self._lane(s, b, part, size) for s, b, part in zip(sketches, found, samples, strict=True))
 
