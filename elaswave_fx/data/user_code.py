@@ -5,7 +5,7 @@
       ->  DataError("data._target_=mine.Points: sample 7 has not been read after 60 s (data.deadline_s)")
 
 Nothing can end a thread from outside: one that hangs is left alone, and ends with its process. If it holds the
-interpreter's lock as well, the process's parent ends the process, after twice the deadline (`watchdog`).
+interpreter's lock as well, the process's parent ends the process, a quarter of the deadline later (`watchdog`).
 """
 
 import sys
@@ -26,6 +26,10 @@ Result = TypeVar("Result")
 
 _LOOK_S = 1.0
 """Between two looks at what the thread is at."""
+
+PATIENCE = 1.25
+"""Deadlines until the parent ends the process, which may say so by itself after one. Ranks that go silent with their
+samples are excluded one after another before that, and all of it shall take no more than three deadlines."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class UserCode:
     def watched(self, place: str, what: str) -> Iterator[None]:
         """Around each call of the user's code, in a job: the deadline counts from here."""
         self._call = _Call(place, what, time.monotonic())
-        watchdog.expect(2 * self._deadline_s, self._call.overdue(self._deadline_s))
+        watchdog.expect(PATIENCE * self._deadline_s, self._call.overdue(self._deadline_s))
         try:
             yield
         except ElasWaveError:
