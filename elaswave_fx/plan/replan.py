@@ -263,7 +263,8 @@ def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple
 def _too_few(plan: Plan, topology: Topology) -> str:
     """Why nothing fits, and what would."""
     count, workload = len(topology.members), plan.workload
-    if not any(True for _ in candidates(plan, topology)):
+    is_bound = workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes)
+    if is_bound and not any(True for _ in candidates(plan, topology)):
         axes = f", planner.axes={listed(workload.axes)}" if workload.policy == "elaswave" else ""
         return f"replan: policy={workload.policy}{axes} has no answer to this loss: it moves no units to other ranks"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))

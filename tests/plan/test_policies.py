@@ -34,9 +34,7 @@ def keeps_units(before: Plan, after: Plan) -> bool:
     return all(set(tile.units) <= set(before.tile(tile.rank).units) for tile in after.tiles)
 
 
-@pytest.mark.parametrize(
-    ("dp", "pp", "lost"), [(2, 2, (1,)), (3, 2, (0, 3)), (2, 3, (1, 5)), (4, 4, (5,))]
-)
+@pytest.mark.parametrize(("dp", "pp", "lost"), [(2, 2, (1,)), (3, 2, (0, 3)), (2, 3, (1, 5)), (4, 4, (5,))])
 def test_recycle_deals_micro_batches_to_peers(dp: int, pp: int, lost: tuple[int, ...]) -> None:
     before = job(dp, pp, policy="recycle")
     after = lose(before, *lost)
@@ -47,9 +45,7 @@ def test_recycle_deals_micro_batches_to_peers(dp: int, pp: int, lost: tuple[int,
 
 
 def test_recycle_has_no_answer_where_a_stage_is_gone() -> None:
-    with pytest.raises(
-        PlanError, match="replan: policy=recycle has no answer to this loss: it moves no units"
-    ):
+    with pytest.raises(PlanError, match="replan: policy=recycle has no answer to this loss: it moves no units"):
         lose(job(2, 2, policy="recycle"), 1, 3)
     lose(job(2, 2), 1, 3)
 
