@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import shape_name
 from elaswave_fx.plan.shape_lanes import Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology
@@ -52,7 +53,9 @@ def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Ca
     for parts in range(1, count + 1):
         sizes = even_split(count, parts)
         if parts <= granules and sizes[0] <= units:
-            yield Candidate(f"units cut anew: {_lanes_words(sizes)}", _side_by_side(order, sizes))
+            yield Candidate(
+                f"units cut anew: {shape_name([(1,) * depth for depth in sizes])}", _side_by_side(order, sizes)
+            )
         if len(set(sizes)) > 1 and parts <= units and sizes[0] <= granules:
             stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
             yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
@@ -78,7 +81,7 @@ def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     alive = {m.rank: m for m in topology.members}
     left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
     sketches = tuple(
-        Sketch(tuple(stage for stage in stages if stage), lane.borders if stages == _members(lane, topology) else None)
+        Sketch(tuple(stage for stage in stages if stage), lane.borders if set(lane.ranks) <= set(alive) else None)
         for stages, lane in zip(left, plan.lanes, strict=True)
     )
     if plan.lanes and set(alive) <= set(plan.ranks) and all(sketch.stages for sketch in sketches):
@@ -99,13 +102,6 @@ def keeps_units(plan: Plan, candidate: Candidate) -> bool:
             if any(m.rank not in had or not (had[m.rank].lo <= lo and hi <= had[m.rank].hi) for m in members):
                 return False
     return True
-
-
-def _members(lane: Lane, topology: Topology) -> Stages | None:
-    """All that it has; None if somebody is gone."""
-    if not set(lane.ranks) <= set(topology.ranks):
-        return None
-    return tuple(tuple(topology.member(rank) for rank in stage.ranks) for stage in lane.stages)
 
 
 def _alike(a: Lane, b: Lane) -> bool:
@@ -167,7 +163,7 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
     for parts in range(1, min(len(hurt), len(order)) + 1):
         sizes = even_split(len(order), parts)
         yield Candidate(
-            f"units cut anew: the ranks of the hurt lane{'s' if len(hurt) > 1 else ''} in {_lanes_words(sizes)}",
+            f"units cut anew: the ranks of the hurt lane{'s' if len(hurt) > 1 else ''} in {_shape(sizes)}",
             (*whole.values(), *_side_by_side(order, sizes)),
         )
 
@@ -206,7 +202,6 @@ def _side_by_side(order: Sequence[Member], depths: Sequence[int]) -> Sketches:
     return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
 
 
-def _lanes_words(depths: Sequence[int]) -> str:
-    if len(set(depths)) == 1:
-        return f"{len(depths)} x {depths[0]} lanes"
-    return f"lanes of depths {listed(depths)}"
+def _shape(depths: Sequence[int]) -> str:
+    """Of lanes one rank wide."""
+    return shape_name([(1,) * depth for depth in depths])

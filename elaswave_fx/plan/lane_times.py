@@ -61,18 +61,18 @@ class LaneTimes:
         self._workload, self._topology = workload, topology
         self._sums = sums or UnitSums(workload)
         self._limits = {m.rank: m.memory_bytes for m in topology.members}
-        self._whole: dict[LaneKind, tuple[Work, LaneRun]] = {}
+        self._whole: dict[LaneKind, LaneRun] = {}
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
     def whole(self, lane: Lane) -> LaneRun:
         """With whole backward passes, whatever room there is."""
-        return self._run_whole(LaneKind.of(lane, self._topology))[1]
+        return self._run_whole(LaneKind.of(lane, self._topology))
 
     def of(self, lane: Lane, kept: Mapping[Rank, int] | int) -> LaneRun:
         """As the workload's `schedule` asks. `kept`: elements of state, by rank, or about as many on each."""
         kind = LaneKind.of(lane, self._topology)
         if self._workload.schedule == "1f1b":
-            return self._run_whole(kind)[1]
+            return self._run_whole(kind)
         rooms = tuple(
             self._room(kind, number, rank, kept if isinstance(kept, int) else kept.get(rank, 0))
             for number, stage in enumerate(lane.stages)
@@ -84,7 +84,7 @@ class LaneTimes:
 
     def _choose(self, kind: LaneKind, rooms: Sequence[Room]) -> LaneRun:
         """With whole backward passes, in halves, or the faster that fits."""
-        whole = self._run_whole(kind)[1]
+        whole = self._run_whole(kind)
         whole = replace(whole, fits=_fits(whole.orders, rooms))
         split = self._run_split(kind, rooms, whole)
         if split is None:
@@ -97,12 +97,12 @@ class LaneTimes:
             return split
         return replace(whole, refused=f"{whole.seconds * 1e3:.3g} ms, which the split backward does not shorten")
 
-    def _run_whole(self, kind: LaneKind) -> tuple[Work, LaneRun]:
+    def _run_whole(self, kind: LaneKind) -> LaneRun:
         if kind not in self._whole:
             work = lane_work(self._workload, kind)
             schedule = find_schedule(work, first_bounds(self._workload, kind))
             seconds = makespan_s(work, schedule, kind.link)
-            self._whole[kind] = work, _lane_run(work, schedule, seconds, seconds)
+            self._whole[kind] = _lane_run(work, schedule, seconds, seconds)
         return self._whole[kind]
 
     def _run_split(self, kind: LaneKind, rooms: Sequence[Room], whole: LaneRun) -> LaneRun | None:
