@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from rich.progress import track
 
 from elaswave_fx.audit.lines import check_files
 from elaswave_fx.audit.record import read_record
 from elaswave_fx.checkpoint import manifest
 from elaswave_fx.checkpoint.folder import MANIFEST
-from elaswave_fx.config.compose import load_config
+from elaswave_fx.config.compose import compose, load_config
+from elaswave_fx.config.read import read_config
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import SEED, Activation, Certificate, Stamp, Term, Version, Vote, WorkSpan
@@ -89,6 +91,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("ledger", (_ledger(folder),), _in_file(folder / "record" / "ledger.jsonl", _verify), (), 10),
         Parser("run files", _RUN_FILES, _in_file(folder / "record" / "files", _verify_files), (), 10),
         Parser("token index", (_index(),), _in_file(index, _open_tokens), (DataError,), 4),
+        Parser("config", tuple(_settings(_COMPOSED)), _read_settings, (ConfigError,)),
         Parser("override", WORDS, lambda data: load_config([_text(data)]), (ConfigError,), 500),
     ]  # fmt: skip
 
@@ -222,6 +225,46 @@ def _open_tokens(path: Path) -> object:
     (path.parent / "t.bin").write_bytes(bytes(16))
     stream = open_token_files([str(path.parent / "t")], "uint16")
     return stream.read(0, min(len(stream), 4))
+
+
+def _composed() -> str:
+    """What Hydra makes of a recipe, with a setting for what is off there."""
+    asked = ["recipe=gpt_stdlib", "faults=[{step: 1, rank: 0}]", "emulated.speeds=[1.0,1.0]"]
+    return json.dumps(OmegaConf.to_container(compose(asked), resolve=True))
+
+
+_COMPOSED = _composed()
+
+
+def _settings(composed: str) -> Iterator[bytes]:
+    """A line `dotted.key=value` for every key, groups included; values in JSON."""
+    nodes = [("", json.loads(composed))]
+    while nodes:
+        place, node = nodes.pop()
+        for name, value in node.items():
+            key = f"{place}{name}"
+            yield f"{key}={json.dumps(value)}".encode()
+            if isinstance(value, dict):
+                nodes.append((f"{key}.", value))
+
+
+def _read_settings(data: bytes) -> object:
+    """A configuration in which each line has set a key, as an override does, but without the cost of Hydra; what is no
+    JSON is text."""
+    plain = json.loads(_COMPOSED)
+    for line in _text(data).split("\n"):
+        key, _, text = line.partition("=")
+        *groups, last = key.split(".")
+        node = plain
+        for group in groups:
+            node = node.setdefault(group, {})
+            if not isinstance(node, dict):
+                return None
+        try:
+            node[last] = json.loads(text)
+        except (ValueError, RecursionError):
+            node[last] = text
+    return read_config(plain)
 
 
 # --- Damage
