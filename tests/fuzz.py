@@ -229,7 +229,8 @@ def _open_tokens(path: Path) -> object:
 
 def _composed() -> str:
     """What Hydra makes of a recipe, with a setting for what is off there."""
-    asked = ["recipe=gpt_stdlib", "faults=[{step: 1, rank: 0}]", "emulated.speeds=[1.0,1.0]"]
+    speeds = ["device=emulated", "emulated.speeds=[1.0,0.5,1.0,1.0]"]
+    asked = ["recipe=gpt_stdlib", "faults=[{step: 1, rank: 0}]", *speeds]
     return json.dumps(OmegaConf.to_container(compose(asked), resolve=True))
 
 
