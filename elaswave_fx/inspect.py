@@ -43,6 +43,9 @@ def graph_text(artifact: Artifact, plan: Plan) -> str:
     """The pipeline, the stages of the plan, then the program's units."""
     lines = [f"pipeline: {artifact.pipeline}", ""]
     for tile in plan.tiles:
+        if not tile.units:
+            lines.append(f"rank {tile.rank}: computes nothing")
+            continue
         lines.append(
             f"rank {tile.rank}: units {tile.units.lo}..{tile.units.hi - 1}, "
             f"samples {', '.join(f'{s.lo}..{s.hi - 1}' for s in tile.spans)} in {len(tile.micro_batches)} micro-batches"

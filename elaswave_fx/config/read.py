@@ -25,7 +25,6 @@ from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
 NOT_AVAILABLE_YET: dict[str, tuple[object, ...]] = {
-    "policy": ("elaswave", "recycle"),
     "device": ("cpu", "emulated"),
     "launch": ("local",),
     "compile": ("none",),

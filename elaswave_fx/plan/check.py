@@ -84,8 +84,10 @@ def _tiles(plan: Plan) -> Iterator[str]:
             yield f"rank {rank} has a tile but is not alive; ranks of a plan are in its topology"
     for tile in plan.tiles:
         samples = _text(tile.micro_batches)
-        if not tile.units or not any(tile.micro_batches):
-            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile is not empty"
+        if bool(tile.units) != any(tile.micro_batches):
+            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile has both or nothing"
+        elif not tile.units:
+            continue
         elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > plan.workload.global_batch:
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile lies in the plane"
         spans = 1 + sum(a.hi != b.lo for a, b in itertools.pairwise(tile.micro_batches))

@@ -41,13 +41,13 @@ def make_plan(
     the same workload and topology, if there are any.
     """
     times = times or LaneTimes(workload, topology)
-    tiles = tiles_of(lanes)
+    tiles = tiles_of(lanes, topology.ranks)
     if boxes is None:
         ranks = [tile.rank for tile in tiles]
         boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
-    schedule: dict[Rank, tuple[Action, ...]] = {}
-    busy: dict[Rank, float] = {}
+    schedule: dict[Rank, tuple[Action, ...]] = dict.fromkeys(topology.ranks, ())
+    busy = dict.fromkeys(topology.ranks, 0.0)
     runs = [times.of(lane, kept) for lane in lanes]
     for lane, run in zip(lanes, runs, strict=True):
         schedule.update(zip(lane.ranks, run.orders, strict=True))
@@ -90,7 +90,7 @@ def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
 
 def _memory_bytes(workload: Workload, tile: Tile, order: Sequence[Action], kept: Mapping[Rank, int]) -> int:
     """Of a rank whose activations are kept as its order says."""
-    largest = max(len(m) for m in tile.micro_batches)
+    largest = max((len(m) for m in tile.micro_batches), default=0)
     costs = workload.units[tile.units.lo : tile.units.hi]
     saved, held = sum(u.saved_bytes for u in costs), sum(u.held_bytes for u in costs)
     in_flight, waiting = max(levels(order), key=lambda level: level[0] * saved + level[1] * held, default=(0, 0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.copies import fatal_losses
 from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.plan import Plan
@@ -102,9 +103,9 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
     return (
         str(rank),
         str(plan.topology.member(tile.rank).host),
-        f"{tile.units.lo}-{tile.units.hi - 1}",
-        ", ".join(f"{span.lo}-{span.hi - 1}" for span in tile.spans),
-        f"{len(tile.micro_batches)} of {'/'.join(str(s) for s in sizes)}",
+        _numbers(tile.units) if tile.units else "-",
+        ", ".join(map(_numbers, tile.spans)) or "-",
+        f"{len(tile.micro_batches)} of {'/'.join(str(s) for s in sizes)}" if sizes else "-",
         str(cost.in_flight),
         _seconds(cost.busy_s),
         f"{(1 - cost.busy_s / span) if span else 0:.0%}",
@@ -116,11 +117,15 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
     )
 
 
+def _numbers(span: Span) -> str:
+    return f"{span.lo}-{span.hi - 1}"
+
+
 def _schedule_lines(plan: Plan) -> list[str]:
     """One line per distinct order; ranks with the same order share it."""
     sharing: dict[str, list[int]] = {}
     for rank in plan.ranks:
-        text = " ".join(f"{kind}{mb}" for kind, mb in plan.schedule[rank])
+        text = " ".join(f"{kind}{mb}" for kind, mb in plan.schedule[rank]) or "computes nothing"
         sharing.setdefault(text, []).append(rank)
     return [f"schedule of rank {', '.join(str(r) for r in ranks)}: {text}" for text, ranks in sharing.items()]
 

@@ -67,13 +67,23 @@ def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     if not plan.lanes or not set(alive) <= set(plan.ranks):
         return
     left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
-    hurt = [i for i, lane in enumerate(plan.lanes) if any(rank not in alive for rank in lane.ranks)]
-    whole = {i: Sketch(left[i], lane.borders) for i, lane in enumerate(plan.lanes) if i not in hurt}
+    whole = whole_lanes(plan, topology)
+    hurt = [i for i in range(len(plan.lanes)) if i not in whole]
     groups = [sorted({i, *(j for j, other in enumerate(plan.lanes) if _alike(other, plan.lanes[i]))}) for i in hurt]
     yield from _keeping_units(plan, left, whole, groups)
     yield from _with_a_neighbour(plan, left, whole, hurt, keep=True)
     yield from _shallower(left, whole, hurt)
     yield from _with_a_neighbour(plan, left, whole, hurt, keep=False)
+
+
+def whole_lanes(plan: Plan, topology: Topology) -> dict[int, Sketch]:
+    """By place, the lanes that have lost nobody, as they are."""
+    alive = {m.rank: m for m in topology.members}
+    return {
+        i: Sketch(tuple(tuple(alive[rank] for rank in stage.ranks) for stage in lane.stages), lane.borders)
+        for i, lane in enumerate(plan.lanes)
+        if alive.keys() >= set(lane.ranks)
+    }
 
 
 def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:

@@ -21,7 +21,7 @@ import msgspec
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.hops import Hop, find_hops
+from elaswave_fx.plan.hops import Hop, find_hops, lane_hops
 from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
@@ -72,7 +72,8 @@ class Predicted:
 class Plan:
     """Who does what in every step of an epoch.
 
-    `lanes`: together they cover the plane once; none if its ranks compute nothing.
+    `lanes`: together they cover the plane once; none if its ranks compute nothing. A rank of the topology that is in
+    none of them takes part in the step all the same: it votes, and updates and keeps boxes.
     `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
     `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
     `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
@@ -96,15 +97,13 @@ class Plan:
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
-        """The ranks that have a tile, ascending."""
+        """All ranks, those that compute nothing too, ascending."""
         return tuple(tile.rank for tile in self.tiles)
 
     @cached_property
     def tiles(self) -> Tiling:
-        """What each rank computes, in rank order; where there are no lanes, nothing for every rank."""
-        if not self.lanes:
-            return tuple(Tile(rank, Span(0, 0), ()) for rank in self.topology.ranks)
-        return tiles_of(self.lanes)
+        """What each rank computes, in rank order; a rank that is in no lane, nothing."""
+        return tiles_of(self.lanes, self.topology.ranks)
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -134,12 +133,11 @@ class Plan:
                 return tile
         raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
 
-    def lane(self, rank: Rank) -> Lane:
-        """The lane that a rank works in; PlanError if there is none."""
-        for lane in self.lanes:
-            if rank in lane.ranks:
-                return lane
-        raise PlanError(f"plan {self.epoch}: rank {rank} is in no lane")
+    def hops_of(self, rank: Rank) -> tuple[Hop, ...]:
+        """What travels from and to a rank in a step, sorted."""
+        lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
+        hops = lane_hops(self.workload, lane) if lane is not None else ()
+        return tuple(hop for hop in hops if rank in (hop.source, hop.target))
 
     def slowdown(self, rank: Rank) -> float:
         """By what the times of a rank's units are multiplied at its clock."""

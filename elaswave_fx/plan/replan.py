@@ -38,6 +38,10 @@ SLACK = 0.98
 BEATEN = 3
 """Candidates that the reason of a plan names besides the one that was taken."""
 
+_MOVES_NO_UNITS = "it moves no units to other ranks"
+_BOUND = {"elaswave": _MOVES_NO_UNITS, "recycle": _MOVES_NO_UNITS, "drop_replica": "no lane is whole"}
+"""Policy -> why it may have no answer."""
+
 Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""
 
@@ -266,7 +270,8 @@ def _too_few(plan: Plan, topology: Topology) -> str:
     is_bound = workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes)
     if is_bound and not any(True for _ in candidates(plan, topology)):
         axes = f", planner.axes={listed(workload.axes)}" if workload.policy == "elaswave" else ""
-        return f"replan: policy={workload.policy}{axes} has no answer to this loss: it moves no units to other ranks"
+        why = _BOUND.get(workload.policy, "no shape is left")
+        return f"replan: policy={workload.policy}{axes} has no answer to this loss: {why}"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
     needs = [most_memory(p) for p in _without_copies(plan, unbounded)]
     if not needs:

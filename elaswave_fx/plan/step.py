@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.hops import Hop, lane_hops
+from elaswave_fx.plan.hops import Hop
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.topology import Rank
@@ -97,10 +97,9 @@ class _Lowering:
             for index, value in enumerate(self._values)
             if any(u in self._tile.units for u in value.consumers)
         }
-        own = [hop for hop in lane_hops(plan.workload, plan.lane(rank)) if rank in (hop.source, hop.target)]
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
-        for hop in own:
+        for hop in plan.hops_of(rank):
             if hop.source == rank:
                 self._out[hop.source_micro_batch].append(hop)
             else:

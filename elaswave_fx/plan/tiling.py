@@ -25,7 +25,7 @@ from elaswave_fx.plan.topology import Rank
 @dataclass(frozen=True)
 class Tile:
     """The part of the work plane that one rank computes: a run of units for a list of spans of samples, which count
-    within the step. `micro_batches` ascend and need not adjoin."""
+    within the step. `micro_batches` ascend and need not adjoin. A rank in no lane has no units and no samples."""
 
     rank: Rank
     units: Span
@@ -43,7 +43,7 @@ class Tile:
 
 
 Tiling = tuple[Tile, ...]
-"""One tile per rank, in rank order; together they cover the plane exactly once."""
+"""One tile per rank, in rank order; together they cover the plane exactly once, some of them with nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,11 @@ class Lane:
                 yield Tile(rank, stage.units, self.micro_batches[dealt.lo : dealt.hi])
 
 
-def tiles_of(lanes: Iterable[Lane]) -> Tiling:
-    """The tiles of all ranks, in their order."""
-    return tuple(sorted((tile for lane in lanes for tile in lane.tiles), key=lambda tile: tile.rank))
+def tiles_of(lanes: Iterable[Lane], ranks: Iterable[Rank] = ()) -> Tiling:
+    """The tiles of all ranks of the lanes, and empty ones of others among `ranks`, in their order."""
+    found = {tile.rank: tile for lane in lanes for tile in lane.tiles}
+    idle = {rank: Tile(rank, Span(0, 0), ()) for rank in ranks if rank not in found}
+    return tuple(sorted((*found.values(), *idle.values()), key=lambda tile: tile.rank))
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -178,7 +178,7 @@ def _links(plan: Plan) -> set[Link]:
 
 
 def _place(tile: Tile | None) -> str:
-    if tile is None:
+    if tile is None or not tile.units:
         return "nothing"
     samples = ", ".join(str(s.lo) if len(s) == 1 else f"{s.lo}-{s.hi - 1}" for s in tile.spans)
     return f"{_span('unit', tile.units.lo, tile.units.hi)} x sample{'s' if tile.sample_count > 1 else ''} {samples}"

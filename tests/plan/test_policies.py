@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.policies import POLICIES
 from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.topology import Rank, local_topology
 from tests.plan.samples import chain
 
 
@@ -76,9 +78,39 @@ def test_ours_is_never_behind(shape: tuple[int, int], costs: list[float], batch:
     lost = data.draw(st.integers(0, shape[0] * shape[1] - 1))
     workload = chain(8, batch, costs=costs)
     ours = lose(job(*shape, workload), lost)
-    for rules in ({"policy": "recycle"}, {"axes": ("dataflow",)}, {"axes": ("graph",)}):
+    rivals = [{"policy": name} for name in POLICIES if name != "elaswave"]
+    for rules in (*rivals, {"axes": ("dataflow",)}, {"axes": ("graph",)}):
         try:
             other = lose(job(*shape, workload, **rules), lost)
         except PlanError:
             continue
         assert ours.predicted.step_s <= 1.02 * other.predicted.step_s, (ours.reason, other.reason)
+
+
+def test_drop_replica_leaves_the_ranks_of_a_hurt_lane_without_work() -> None:
+    before = job(3, 2, policy="drop_replica")
+    after = lose(before, 3)
+    assert [lane.ranks for lane in after.lanes] == [(0, 1), (4, 5)]
+    assert after.ranks == (0, 1, 2, 4, 5) and not after.tile(Rank(2)).units
+    assert sum(tile.sample_count for tile in after.tiles) == 2 * after.workload.global_batch
+    chain_of_losses = lose(after, 0)
+    assert [lane.ranks for lane in chain_of_losses.lanes] == [(4, 5)]
+    assert chain_of_losses.ranks == (1, 2, 4, 5)
+
+
+def test_drop_replica_has_no_answer_without_a_whole_lane() -> None:
+    with pytest.raises(PlanError, match="replan: policy=drop_replica has no answer to this loss: no lane is whole"):
+        lose(job(2, 2, policy="drop_replica"), 1, 2)
+
+
+def test_a_restart_takes_a_shape_that_a_new_job_could_have() -> None:
+    after = lose(job(4, 4, policy="restart"), 5)
+    depths = {len(lane.stages) for lane in after.lanes}
+    assert len(depths) == 1 and all(len(stage.ranks) == 1 for lane in after.lanes for stage in lane.stages)
+    assert "started anew" in after.reason
+
+
+def test_a_rank_without_work_says_so() -> None:
+    after = lose(job(3, 2, policy="drop_replica"), 3)
+    assert "schedule of rank 2: computes nothing" in describe(after)
+    assert Plan.from_json(after.to_json()) == after

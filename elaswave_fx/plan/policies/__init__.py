@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from elaswave_fx.plan.lane_candidates import Candidate
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.policies import elaswave, recycle
+from elaswave_fx.plan.policies import drop_replica, elaswave, recycle, restart
 from elaswave_fx.plan.topology import Topology
 
 POLICIES: Mapping[str, Callable[[Plan, Topology], Iterator[Candidate]]] = {
     "elaswave": elaswave.candidates,
     "recycle": recycle.candidates,
+    "drop_replica": drop_replica.candidates,
+    "restart": restart.candidates,
 }
 
 

@@ -1,0 +1,25 @@
+"""Drop the replica: a lane that has lost a rank leaves with all its ranks, and the lanes that are whole take its samples.
+
+That is what data parallelism over pipelines does without elasticity inside of a pipeline, with the global batch kept;
+TorchFT (https://github.com/pytorch/torchft), whose replica groups stand and fall as one, goes on with a smaller batch
+instead. Ranks that leave keep the copies that they have, and compute nothing. Without a whole lane there is no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elaswave_fx.plan.lane_candidates import Candidate, whole_lanes
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.policies.restart import uniform_lanes
+from elaswave_fx.plan.topology import Topology
+
+
+def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+    """The whole lanes, as they are; anything uniform where ranks have come."""
+    if not set(topology.ranks) <= set(plan.ranks):
+        yield from uniform_lanes(plan, topology)
+        return
+    whole = tuple(whole_lanes(plan, topology).values())
+    if whole:
+        yield Candidate("the hurt lanes leave", whole)
