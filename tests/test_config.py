@@ -298,7 +298,6 @@ def test_refusal(overrides: list[str], message: str) -> None:
 
 
 NOT_YET = [
-    "policy=drop_replica", "policy=restart",
     "device=cuda", "device=npu", "launch=env",
     "compile=inductor",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ BENCHES = {
     "exact": "what bits that do not depend on the layout cost: processor time, a lost rank, bytes",
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
+    "policies": "a step after one, two and three losses by every policy, on emulated ranks of one runtime",
     "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }
 TAKES = {
@@ -28,6 +29,7 @@ TAKES = {
     "exact": {"repeats", "tiny"},
     "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
+    "policies": {"repeats", "tiny", "only"},
     "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
 }
 """The options that a benchmark knows, besides --json."""
@@ -88,6 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, metavar="N", help="of each run of convergence; if not said 120")
     parser.add_argument("--precision", type=_words, metavar="NAME,…", help="of convergence; if not said fp32,bf16")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what convergence has found; by suffix")
+    parser.add_argument("--only", metavar="TEXT", help="cases of policies with this in their name, such as '4x4, m=8'")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
 

@@ -78,11 +78,11 @@ class Processes:
         """Send SIGKILL."""
         self._children[name].signal(signal.SIGKILL)
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, timeout_s: float = TEST_TIMEOUT_S) -> None:
         """Wait for its end. Raises `BenchFailed` when it does not come, or its body has failed."""
         child = self._children[name]
-        if not select.select([child.pidfd], [], [], TEST_TIMEOUT_S)[0]:
-            raise self._failed(name, f"did not end within {TEST_TIMEOUT_S:g} s")
+        if not select.select([child.pidfd], [], [], timeout_s)[0]:
+            raise self._failed(name, f"did not end within {timeout_s:g} s")
         if child.reap():
             raise self._failed(name, "failed")
 

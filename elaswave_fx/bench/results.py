@@ -61,6 +61,7 @@ class Options:
     steps: int | None = None
     precision: tuple[str, ...] | None = None
     plot: Path | None = None
+    only: str = ""
 
 
 @dataclass(frozen=True)

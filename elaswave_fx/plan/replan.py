@@ -117,13 +117,14 @@ class _Idea:
 class _Draft:
     """Lanes of a candidate with their predicted step, as far as it is known before boxes are handed out; and with what
     they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
-    waits for its own."""
+    waits for its own. `plan`: once there is one; the step is its own then."""
 
     name: str
     lanes: tuple[Lane, ...]
     step_s: float
     moved_bytes: int
     stall_s: float
+    plan: Plan | None = None
 
     def steps(self, life_s: float) -> float:
         """Committed by the end of the topology's expected life; to four digits, as what differs by less is alike."""
@@ -160,8 +161,8 @@ class _Search:
         return None
 
     def _best_of(self, ideas: list[_Idea], copies: int) -> _Found | None:
-        """The best draft whose plan fits. Ideas are shaped and timed as long as they promise more than what has been
-        found."""
+        """The best draft that is still the best as a plan, in which every rank has the room that its boxes leave. Ideas
+        are shaped and timed as long as they promise more than what has been found."""
         ideas.sort(key=lambda idea: idea.least_s, reverse=True)
         drafts: list[_Draft] = []
         while ideas or drafts:
@@ -173,9 +174,11 @@ class _Search:
             if best is None:
                 return None
             drafts.remove(best)
+            if best.plan is not None:
+                return _Found(best.plan, (best.name, self._verdict(best.plan, best, drafts, ideas)))
             plan = self._fitting(best.lanes, copies)
             if plan is not None:
-                return _Found(plan, (best.name, self._verdict(plan, best, drafts, ideas)))
+                drafts.append(replace(best, plan=plan, step_s=plan.predicted.step_s))
         return None
 
     def _worth(self, draft: _Draft) -> tuple[float, int]:

@@ -332,3 +332,18 @@ def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
     assert "x.wav cannot be drawn; suffixes are " in refused("convergence", "--plot", "x.wav")
     assert "--plot /nowhere/x.png: no such folder /nowhere" in refused("convergence", "--plot", "/nowhere/x.png")
     assert "must be at least 1" in refused("communicator_edit", "--repeats", "0")
+
+
+def test_policies(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "policies", "--tiny")
+    names = [entry["name"].removeprefix("2x2, m=2, ") for entry in entries]
+    assert names[:4] == [
+        "undisturbed: against 1f1b",
+        "0 lost: as predicted",
+        "1 lost: as predicted",
+        "1 lost: proportional",
+    ]
+    assert {"1 lost: recycle", "1 lost: drop_replica", "1 lost: restart", "1 lost: ours without graph"} <= set(names)
+    assert "1 lost, drop_replica: " in shown and "the hurt lanes leave" in shown
+    assert "1 lost, whole lanes with a smaller batch (worked out): 0.667 of proportional" in shown
+    assert refused("policies", "--ranks", "4").strip().endswith("--ranks: policies does not take it")

@@ -116,6 +116,18 @@ def _fits(job: Sequence[Loss], loss: Loss) -> bool:
     return len({host_of(rank) for rank in left}) > 1 and len(left) > 2
 
 
+def has_answer(policy: str, losses: Sequence[Loss]) -> bool:
+    """Whether a policy can go on after these losses: recycle as long as every stage has a rank, drop_replica as long as
+    a lane is whole, the others always."""
+    dp, pp = losses[0].layout
+    lost = {loss.rank for loss in losses}
+    if policy == "recycle":
+        return all(any(lane * pp + stage not in lost for lane in range(dp)) for stage in range(pp))
+    if policy == "drop_replica":
+        return any(lost.isdisjoint(range(lane * pp, (lane + 1) * pp)) for lane in range(dp))
+    return True
+
+
 def faults_of(losses: Sequence[Loss], kind: str = "kill") -> str:
     """The override that makes the losses happen, one after another."""
     return faults_at([(FIRST_STEP + STEPS_BETWEEN * n, loss.rank, loss.phase) for n, loss in enumerate(losses)], kind)

@@ -23,7 +23,8 @@ class References:
         """The run of the same sizes and steps, and of the same layout unless that is to cost no bit."""
         plain = dataclasses.replace(config, faults=())
         if config.exact:
-            plain = dataclasses.replace(plain, parallel=dataclasses.replace(plain.parallel, dp=1, pp=1))
+            alone = dataclasses.replace(plain.parallel, dp=1, pp=1)
+            plain = dataclasses.replace(plain, parallel=alone, policy="elaswave")
         key = repr(plain)
         if key not in self._runs:
             run = finish(plain, self._folder / f"undisturbed-{len(self._runs)}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Iterable, Sequence
 
+from elaswave_fx.plan.policies import POLICIES
 from tests.recovery import fault_matrix as cases
 from tests.recovery.endurance import enduring
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
@@ -28,6 +30,7 @@ from tests.recovery.lifecycle_faults import (
 from tests.recovery.scenarios import (
     Scenario,
     alike,
+    answered,
     coordinator,
     host,
     inside,
@@ -53,6 +56,7 @@ def everything(seed: int = 0) -> list[Scenario]:
     return [
         *(inside([loss]) for loss in cases.product()),
         *(inside(losses) for losses in cases.in_jobs(cases.pairwise()) if len(losses) > 1),
+        *policies([loss] for loss in cases.product()),
         *settings(),
         *_hosts(),
         *_drawn(seed),
@@ -63,6 +67,12 @@ def everything(seed: int = 0) -> list[Scenario]:
         overloaded((2, 2), SOAK_STEPS, hogs=4, timeout_s=SOAK_S),
         enduring((2, 2), ENDURANCE_STEPS),
     ]
+
+
+def policies(jobs: Iterable[Sequence[Loss]]) -> list[Scenario]:
+    """Each of the other policies, wherever it has an answer."""
+    others = [name for name in POLICIES if name != "elaswave"]
+    return [answered(name, losses) for losses in jobs for name in others if cases.has_answer(name, losses)]
 
 
 def settings() -> list[Scenario]:

@@ -50,7 +50,12 @@ class Scenario:
 
 
 def inside(
-    losses: Sequence[Loss], *overrides: str, recipe: str = "gpt_stdlib", label: str = "", **tolerances: float
+    losses: Sequence[Loss],
+    *overrides: str,
+    recipe: str = "gpt_stdlib",
+    label: str = "",
+    group: str = "",
+    **tolerances: float,
 ) -> Scenario:
     """Losses at steps that are far enough apart for copies to be made again. `label`: what is particular of the run."""
     layout = losses[0].layout
@@ -64,8 +69,13 @@ def inside(
         return run
 
     name = "+".join(loss.name for loss in losses)
-    group = "settings" if label else "several in one job" if len(losses) > 1 else "inside"
+    group = group or "settings" if label else "several in one job" if len(losses) > 1 else "inside"
     return Scenario(group, f"{label}-{name}" if label else name, check)
+
+
+def answered(policy: str, losses: Sequence[Loss]) -> Scenario:
+    """The same losses, with another policy."""
+    return inside(losses, f"policy={policy}", label=policy, group="policies")
 
 
 def alike(kind: str, layout: Layout) -> Scenario:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, in_jobs, kind_of, pairwise, product, ranks_of
 from tests.recovery.references import References
-from tests.recovery.scenarios import inside
+from tests.recovery.scenario_registry import policies
+from tests.recovery.scenarios import Scenario, inside
 
 JOBS = in_jobs(pairwise())
 
@@ -26,3 +27,8 @@ def test_the_pairwise_set_covers_every_pair() -> None:
 @pytest.mark.parametrize("losses", JOBS, ids=lambda losses: "+".join(loss.name for loss in losses))
 def test_lost_ranks_are_gone_on_without(losses: tuple[Loss, ...], tmp_path: Path, references: References) -> None:
     inside(losses).check(tmp_path, references)
+
+
+@pytest.mark.parametrize("scenario", policies(job for job in JOBS if len(job) > 1), ids=lambda scenario: scenario.name)
+def test_every_policy_goes_on(scenario: Scenario, tmp_path: Path, references: References) -> None:
+    scenario.check(tmp_path, references)

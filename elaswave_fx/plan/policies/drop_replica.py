@@ -1,4 +1,4 @@
-"""Drop the replica: a lane that has lost a rank leaves with all its ranks, and the lanes that are whole take its samples.
+"""Drop the replica: a lane that has lost a rank leaves with all its ranks, and whole lanes take its samples.
 
 That is what data parallelism over pipelines does without elasticity inside of a pipeline, with the global batch kept;
 TorchFT (https://github.com/pytorch/torchft), whose replica groups stand and fall as one, goes on with a smaller batch

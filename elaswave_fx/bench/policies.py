@@ -1,0 +1,200 @@
+"""policies: a step after one, two and three losses by every policy, on emulated ranks of one runtime.
+
+Every run is one of `train` with real processes and messages, whose kernels are waited for (docs/emulation.md). All runs
+of a case start from the same plan, have the same micro-batches, batch and memory, and lose the same ranks at the same
+steps, by SIGKILL; only `policy`, `planner.axes` or `parallel.schedule` is another one. A sample is the median of the
+steps between two losses, but for the first ones, which are done again or wait for copies.
+
+Proportional is the undisturbed step of the same run, times ranks before over ranks left. Memory of a rank is what the
+undisturbed 1F1B plan needs at most, times `ROOM`. What TorchFT does, whole lanes with a smaller batch, needs no run: it
+takes the undisturbed step for the samples of the lanes that are whole, and stands in the notes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
+from elaswave_fx.bench.whole_run import lines_of, run_folder
+from elaswave_fx.bench.workload import Workload
+from elaswave_fx.plan.plan import Plan
+
+MICRO_BATCH = 4
+"""Samples, each of them a granule."""
+
+ROOM = 1.5
+"""Memory of each rank, over what it needs while nobody is lost: a lane one stage shallower needs about 4/3 of it."""
+
+STEP_S = 2.5
+"""About an undisturbed step: so long that what 16 ranks do on two cores besides waiting is a few hundredths of it."""
+
+STEPS, SKIPPED = 6, 2
+"""From one loss to the next, and how many of them do not count."""
+
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "ours": (),
+    "recycle": ("policy=recycle",),
+    "drop_replica": ("policy=drop_replica",),
+    "restart": ("policy=restart",),
+    "ours without dataflow": ("planner.axes=[graph,frequency]",),
+    "ours without graph": ("planner.axes=[dataflow,frequency]",),
+    "ours without split": ("parallel.schedule=1f1b",),
+}
+"""What each is told; `recycle` has units that stay, with the halves of backward wherever they pay."""
+
+WANTED = {"proportional": (0.96, 0.95, None), "drop_replica": (1.15,) * 3, "predicted": (0.97,) * 4}
+NOISE = 0.99
+"""Wanted against all others."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """dp lanes of pp stages with m micro-batches each; who is lost, one after another."""
+
+    dp: int
+    pp: int
+    m: int
+    lost: tuple[int, ...]
+    layers: int = 30
+    step_s: float = STEP_S
+
+    @property
+    def name(self) -> str:
+        """Such as 4x4, m=8."""
+        return f"{self.dp}x{self.pp}, m={self.m}"
+
+    @property
+    def workload(self) -> Workload:
+        """A GPT so small that its parameters take no time."""
+        return Workload(
+            layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * MICRO_BATCH,
+            ranks=self.dp * self.pp, stages=self.pp, micro_batch=MICRO_BATCH, clip_norm=None,
+        )  # fmt: skip
+
+    @property
+    def unit_ms(self) -> float:
+        """By which a 1F1B step takes about `step_s`; the program has two units more than layers."""
+        return 1e3 * self.step_s * self.pp / ((self.m + self.pp - 1) * (self.layers + 2) * MICRO_BATCH)
+
+
+CASES = tuple(
+    Case(dp, pp, times * pp, lost)
+    for dp, pp, lost in ((4, 4, (5, 10, 7)), (2, 8, (10, 13, 15)))
+    for times in (1, 2, 4, 8)
+)
+"""Each stage keeps a rank, and some lane stays whole, so that every policy has an answer to every loss."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The steps between two losses."""
+
+    step_ms: float
+    predicted_ms: float
+    reason: str
+
+
+Phases = tuple[Phase, ...]
+"""Before the first loss, after it, …; fewer than losses where the policy had no answer."""
+
+
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
+    """All cases, all ways."""
+    cases = CASES
+    if options.tiny:
+        cases = (Case(2, 2, 2, lost=(3,), layers=6, step_s=0.2),)
+    entries: list[Entry] = []
+    notes: list[str] = []
+    for case in cases:
+        if options.only in case.name:
+            found, lines = _case(case, progress, options.repeats or 1)
+            entries += found
+            notes += ["", *lines]
+    return Outcome(entries, notes)
+
+
+def _case(case: Case, progress: Callable[[str], None], repeats: int) -> tuple[list[Entry], list[str]]:
+    with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as cache:
+        words = (
+            "device=emulated", f"emulated.unit_ms={case.unit_ms}", "parallel.granule=1", f"cache.dir={cache}",
+            f"steps={STEPS * (len(case.lost) + 1)}",
+        )  # fmt: skip
+        progress(f"{case.name}: 1f1b, undisturbed")
+        plain, memory_mb = _undisturbed(case, (*words, f"steps={STEPS}", "parallel.schedule=1f1b"))
+        sides = {
+            name: partial(_run, case, (*words, f"emulated.memory_mb={memory_mb}", *own)) for name, own in WAYS.items()
+        }
+        runs = in_turns(sides, repeats, progress, f"{case.name}: all policies, turn")
+    notes = list(_notes(case, {name: found[0] for name, found in runs.items()}, memory_mb))
+    return list(_entries(case, plain, runs)), notes
+
+
+def _undisturbed(case: Case, words: Sequence[str]) -> tuple[Phase, float]:
+    """With 1F1B and all the memory that it wants; and that memory, in MiB, times `ROOM`."""
+    with run_folder(case.workload.config(*words)) as folder:
+        plan = Plan.from_json((folder / "plan-0.json").read_text())
+        most = max(cost.memory_bytes for cost in plan.predicted.ranks.values())
+        return _phases(folder)[0], round(ROOM * most / 2**20, 4)
+
+
+def _run(case: Case, words: Sequence[str]) -> Phases:
+    losses = (f"{{step: {STEPS * (n + 1)}, rank: {rank}, phase: backward}}" for n, rank in enumerate(case.lost))
+    with run_folder(case.workload.config(*words, f"faults=[{', '.join(losses)}]"), may_fail=True) as folder:
+        return _phases(folder)
+
+
+def _phases(folder: Path) -> Phases:
+    """By number of ranks; of several plans for the same ranks, the last one."""
+    by_size: dict[int, list[tuple[float, int]]] = {}
+    for line in lines_of(folder / "metrics.jsonl"):
+        by_size.setdefault(line["world_size"], []).append((line["step_ms"], line["epoch"]))
+    found = []
+    for steps in by_size.values():
+        plan = Plan.from_json((folder / f"plan-{steps[-1][1]}.json").read_text())
+        counted = steps[SKIPPED:] or steps
+        median_ms = statistics.median(ms for ms, _ in counted)
+        found.append(Phase(median_ms, 1e3 * plan.predicted.step_s, plan.reason))
+    return tuple(found)
+
+
+def _entries(case: Case, plain: Phase, runs: Mapping[str, Sequence[Phases]]) -> Iterator[Entry]:
+    ours = runs["ours"]
+    first = [phases[0].step_ms for phases in ours]
+    yield paired(f"{case.name}, undisturbed: against 1f1b", first, [plain.step_ms] * len(first), "ms", NOISE)
+    for lost in range(len(case.lost) + 1):
+        name = f"{case.name}, {lost} lost"
+        own = [phases[lost].step_ms for phases in ours]
+        predicted = [phases[lost].predicted_ms for phases in ours]
+        yield paired(f"{name}: as predicted", own, predicted, "ms", WANTED["predicted"][lost])
+        if not lost:
+            continue
+        ranks = case.dp * case.pp
+        proportional = [step_ms * ranks / (ranks - lost) for step_ms in first]
+        yield paired(f"{name}: proportional", own, proportional, "ms", WANTED["proportional"][lost - 1])
+        for rival, found in runs.items():
+            if rival != "ours" and all(len(phases) > lost for phases in found):
+                wanted = WANTED[rival][lost - 1] if rival in WANTED else NOISE
+                yield paired(f"{name}: {rival}", own, [phases[lost].step_ms for phases in found], "ms", wanted)
+
+
+def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator[str]:
+    """Of the first turn: what each did, and what TorchFT's answer would be."""
+    text = replace(case.workload, ranks_per_host=1).text()
+    yield f"{case.name}: {text}; {memory_mb:g} MiB a rank; ranks {', '.join(map(str, case.lost))} are lost"
+    for name, phases in runs.items():
+        for lost, phase in enumerate(phases):
+            if lost or name == "ours":
+                over = phase.step_ms / phase.predicted_ms
+                yield f"  {lost} lost, {name}: {phase.step_ms:.0f} ms, {over:.3f} of predicted; {phase.reason}"
+        if len(phases) <= len(case.lost):
+            yield f"  {len(phases)} lost, {name}: no answer, the run ended"
+    for lost in range(1, len(case.lost) + 1):
+        left = case.dp - len({rank // case.pp for rank in case.lost[:lost]})
+        ranks = case.dp * case.pp
+        share = left / case.dp * ranks / (ranks - lost)
+        yield f"  {lost} lost, whole lanes with a smaller batch (worked out): {share:.3f} of proportional"
