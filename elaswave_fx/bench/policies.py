@@ -60,7 +60,7 @@ class Case:
     pp: int
     m: int
     lost: tuple[int, ...]
-    layers: int = 30
+    layers: int = 24
     step_s: float = STEP_S
 
     @property
@@ -78,8 +78,8 @@ class Case:
 
     @property
     def unit_ms(self) -> float:
-        """By which a 1F1B step takes about `step_s`; the program has two units more than layers."""
-        return 1e3 * self.step_s * self.pp / ((self.m + self.pp - 1) * (self.layers + 2) * MICRO_BATCH)
+        """By which a 1F1B step takes about `step_s`; the program has two units for each layer, and two more."""
+        return 1e3 * self.step_s * self.pp / ((self.m + self.pp - 1) * (2 * self.layers + 2) * MICRO_BATCH)
 
 
 CASES = tuple(

@@ -13,6 +13,9 @@ from elaswave_fx.words import rank_words
 
 Fields = Mapping[str, Any]
 
+_PARTS = ("pipeline", "exchange", "step")
+"""Of a step, in `predicted`."""
+
 
 def describe(kind: str, epoch: int, fields: Fields) -> str:
     """Return the line of an event; one of an unknown kind lists its fields."""
@@ -85,11 +88,12 @@ def _clock(epoch: int, fields: Fields) -> str:
     return f"rank {fields['rank']}: {clock}: {fields['outcome']}{', ' + fields['why'] if fields['why'] else ''}"
 
 
-def _emulated(epoch: int, fields: Fields) -> str:
+def _predicted(epoch: int, fields: Fields) -> str:
+    parts = (f"{part} {fields[f'{part}_ms']:.1f} ({fields[f'predicted_{part}_ms']:.1f})" for part in _PARTS)
+    overslept = f"; overslept {fields['overslept_share']:.2%}" if "overslept_share" in fields else ""
     return (
-        f"emulated: {fields['ranks']} ranks, {fields['steps']} steps: pipeline {fields['pipeline_ms']:.1f} ms, "
-        f"{fields['pipeline_over_predicted']:.3f} of the plan's {fields['predicted_pipeline_ms']:.1f} ms; whole step "
-        f"{fields['step_ms']:.1f} ms, {fields['step_over_predicted']:.3f}; overslept {fields['overslept_share']:.2%}"
+        f"measured (predicted) ms, medians of {fields['steps']} steps of {fields['ranks']} ranks: {', '.join(parts)}; "
+        f"{fields['step_over_predicted']:.3f} of predicted{overslept}"
     )
 
 
@@ -118,7 +122,7 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "resumed": _resumed,
     "coordinator": _coordinator,
     "clock": _clock,
-    "emulated": _emulated,
+    "predicted": _predicted,
     "model": _model,
     "over": _over,
 }

@@ -22,7 +22,6 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.devices import Device, make_device
-from elaswave_fx.devices.emulated import Faithfulness
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
@@ -30,6 +29,7 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.export_model import export_model
+from elaswave_fx.worker.predictions import Predictions
 from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
 from elaswave_fx.worker.worker import CONNECT_S, Worker, certificate_of, set_up
 
@@ -83,7 +83,7 @@ class Training:
         self._saved = worker.committed.version
         self._failures = 0  # since the last commit
         self._skipped = 0  # updates in a row
-        self._emulation = Faithfulness() if worker.config.device == "emulated" else None
+        self._predictions = Predictions()
         self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
@@ -248,8 +248,7 @@ class Training:
         now = time.perf_counter()
         seconds, self._lap = now - self._lap, now
         self._deadline.measured(seconds)
-        if self._emulation is not None:
-            self._emulation.step(worker.plan, result, seconds)
+        self._predictions.step(worker.plan, result, seconds)
         step, count = result.step, result.count
         votes = certificate.votes
         report = StepReport(
@@ -295,10 +294,10 @@ class Training:
         )  # fmt: skip
         if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
             worker.context.report_event("model", path=share["model"], run_dir=str(worker.context.run_dir))
-        emulated = self._emulation.report(worker.plan, worker.rank, worker.group) if self._emulation is not None else {}
-        if emulated and worker.is_first:
-            worker.context.report_event("emulated", **emulated)
-            share = {**share, "emulated": emulated}
+        predicted = self._predictions.report(worker.plan, worker.rank, worker.group)
+        if predicted and worker.is_first:
+            worker.context.report_event("predicted", **predicted)
+            share = {**share, "predicted": predicted}
         worker.context.report_share(share)
         self._share = share
         worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for

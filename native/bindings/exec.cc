@@ -150,8 +150,7 @@ void bind_step(py::module_& module) {
   py::class_<exec::EmulatedTimes>(module, "EmulatedTimes", "Of a step's units with modelled durations, in seconds.")
       .def_readonly("kernels", &exec::EmulatedTimes::kernels)
       .def_readonly("modelled_s", &exec::EmulatedTimes::modelled_s)
-      .def_readonly("overslept_s", &exec::EmulatedTimes::overslept_s)
-      .def_readonly("span_s", &exec::EmulatedTimes::span_s);
+      .def_readonly("overslept_s", &exec::EmulatedTimes::overslept_s);
   py::class_<exec::StepResult>(module, "StepResult", "A committed step; see exec/engine.h.")
       .def_readonly("step", &exec::StepResult::step)
       .def_readonly("loss", &exec::StepResult::loss)
@@ -164,6 +163,7 @@ void bind_step(py::module_& module) {
       .def_readonly("stop", &exec::StepResult::stop)
       .def_readonly("memory_bytes", &exec::StepResult::memory_bytes)
       .def_readonly("seconds", &exec::StepResult::seconds)
+      .def_readonly("pipeline_seconds", &exec::StepResult::pipeline_seconds)
       .def_readonly("emulated", &exec::StepResult::emulated)
       .def_property_readonly("votes", [](const exec::StepResult& self) { return bytes_of(self.votes); })
       .def_property_readonly("timings", &timings_of, "By instruction.");

@@ -30,18 +30,10 @@ void sleep_until(std::int64_t at_ns) {
 
 }  // namespace
 
-void EmulatedDevice::begin() {
-  times_ = EmulatedTimes();
-  begun_ns_ = 0;
-}
-
 void EmulatedDevice::run(double seconds, std::int64_t waits) {
   std::int64_t now = now_ns();
-  if (begun_ns_ == 0) {
-    begun_ns_ = now;
-    // Linux rounds the sleeps of a thread up by 50 us to save power, unless told otherwise.
-    ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-  }
+  // Linux rounds the sleeps of a thread up by 50 us to save power, unless told otherwise.
+  if (times_.kernels == 0) ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
   const bool idle = times_.kernels == 0 || waits != waits_;
   waits_ = waits;
   const std::int64_t begin = idle ? now : std::max(free_ns_, now - kLagMostNs);
@@ -53,7 +45,6 @@ void EmulatedDevice::run(double seconds, std::int64_t waits) {
   }
   ++times_.kernels;
   times_.modelled_s += seconds;
-  times_.span_s = seconds_of(now - begun_ns_);
 }
 
 }  // namespace elaswave::exec

@@ -14,20 +14,19 @@ struct EmulatedTimes {
   std::int64_t kernels = 0;
   double modelled_s = 0.0;   // sum of all durations
   double overslept_s = 0.0;  // how much later than wanted the sleeps ended, all together
-  double span_s = 0.0;       // from the first kernel's begin to the last one's end
 };
 
 class EmulatedDevice {
  public:
   // A step begins; nothing runs.
-  void begin();
+  void begin() { times_ = EmulatedTimes(); }
   // Returns when a kernel of `seconds` has ended. `waits`: how often this rank has waited for a transfer so far; if it
   // did since the last kernel, the device was idle.
   void run(double seconds, std::int64_t waits);
   const EmulatedTimes& times() const { return times_; }
 
  private:
-  std::int64_t begun_ns_ = 0, free_ns_ = 0;
+  std::int64_t free_ns_ = 0;
   std::int64_t waits_ = 0;
   EmulatedTimes times_;
 };

@@ -72,6 +72,7 @@ struct StepResult {
   std::int64_t memory_bytes = 0;  // largest resident set of any rank so far
   Votes votes;                    // of all ranks, as they were cast
   double seconds = 0.0;
+  double pipeline_seconds = 0.0;           // from the begin of the first unit, inputs there, to the end of the last one
   std::array<Timing, kOpCodes> timings{};  // by OpCode
   EmulatedTimes emulated;                  // of the units with modelled durations; only of steps that ran to their end
 };

@@ -22,6 +22,15 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+bool runs_unit(OpCode code) {
+  return code == OpCode::kForward || code == OpCode::kBackward || code == OpCode::kBackwardInputs ||
+         code == OpCode::kBackwardWeights;
+}
+
 std::int64_t resident_peak_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -119,6 +128,7 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
 
 void Engine::run(const StepList& list, StepResult* result) {
   std::size_t at = 0;
+  std::optional<Clock::time_point> pipeline_begin;  // when what the first unit reads was there
   try {
     transfers_.reap();  // what the last step left to be sent
     if (result != nullptr) shards_.perform(machine_.begin_step());
@@ -139,6 +149,9 @@ void Engine::run(const StepList& list, StepResult* result) {
       ++timing.count;
       timing.seconds += seconds_since(begin);
       timing.wait_seconds += transfers_.wait_seconds() - waited;
+      if (!runs_unit(step.code)) continue;
+      if (!pipeline_begin) pipeline_begin = begin + duration_of(transfers_.wait_seconds() - waited);
+      result->pipeline_seconds = seconds_since(*pipeline_begin);
     }
     place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {

@@ -33,21 +33,21 @@ def test_a_run_covers_its_samples_and_tells_of_its_faithfulness(dp: int, pp: int
         0,
         0,
     )
-    found = run.summary["emulated"]
+    found = run.summary["predicted"]
     assert (found["ranks"], found["steps"], found["epoch"]) == (dp * pp, 8, 0)
     plan = Plan.from_json((tmp_path / "plan-0.json").read_text())
     assert found["predicted_pipeline_ms"] == pytest.approx(1e3 * plan.predicted.pipeline_s, abs=1e-3)
     # A sleep may be too long, never too short, so no rank is faster than what it was to wait for.
     assert found["step_ms"] >= found["pipeline_ms"] > 0
     assert found["pipeline_ms"] >= 1e3 * max(cost.busy_s for cost in plan.predicted.ranks.values()) - 0.01
-    (told,) = events(run, "emulated")
+    (told,) = events(run, "predicted")
     assert {key: told[key] for key in found} == found
 
 
 def test_folded_buffers(tmp_path: Path) -> None:
     run = emulated(tmp_path, 2, 1, recipe="resnet_digits")
     assert run.code == 0
-    assert run.summary["emulated"]["ranks"] == 2
+    assert run.summary["predicted"]["ranks"] == 2
 
 
 def test_a_lost_rank_is_recovered_from(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_lost_rank_is_recovered_from(tmp_path: Path) -> None:
     assert len(run.losses) == 12
     (recovery,) = run.summary["recoveries"]
     assert (recovery["rank"], recovery["step"]) == (1, 5)
-    found = run.summary["emulated"]
+    found = run.summary["predicted"]
     assert (found["ranks"], found["epoch"]) == (3, 1)
     plan = Plan.from_json((tmp_path / "plan-1.json").read_text())
     assert found["predicted_pipeline_ms"] == pytest.approx(1e3 * plan.predicted.pipeline_s, abs=1e-3)
@@ -71,7 +71,7 @@ def test_speeds_and_links_are_real(tmp_path: Path) -> None:
     assert run.code == 0
     plan = Plan.from_json((tmp_path / "plan-0.json").read_text())
     assert [member.speed for member in plan.topology.members] == [1.0, 0.5]
-    found = run.summary["emulated"]
+    found = run.summary["predicted"]
     assert found["predicted_pipeline_ms"] > 80  # there and back
     # The clock of the first rank begins with its first kernel and ends with its last.
     assert found["pipeline_ms"] >= 0.98 * found["predicted_pipeline_ms"]

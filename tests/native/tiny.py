@@ -494,8 +494,9 @@ class Taken:
     votes: dict[Rank, bytes]
     runs: dict[str, int]
     """How often each kind of instruction ran."""
-    emulated: tuple[int, float, float, float]
-    """Kernels; seconds modelled, overslept, spanned."""
+    emulated: tuple[int, float, float]
+    """Kernels; seconds modelled, overslept."""
+    pipeline_s: float
 
     @staticmethod
     def of(result: _native.StepResult) -> Taken:
@@ -504,7 +505,8 @@ class Taken:
             result.loss, result.count, result.grad_norm, result.scale, result.finite, result.updated, result.version,
             result.stop, result.memory_bytes, result.votes,
             {name: timing.count for name, timing in result.timings.items()},
-            (times.kernels, times.modelled_s, times.overslept_s, times.span_s),
+            (times.kernels, times.modelled_s, times.overslept_s),
+            result.pipeline_seconds,
         )  # fmt: skip
 
 
