@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s, weights_s
-from elaswave_fx.plan.hops import value_stages
+from elaswave_fx.plan.cost import backward_s, forward_s, weights_s
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.tiling import Lane, consecutive
 from elaswave_fx.plan.topology import Link, Topology
 
@@ -81,6 +81,11 @@ class LaneKind(NamedTuple):
         return self.links[low * count - low * (low + 1) // 2 + high - low - 1]
 
     @property
+    def borders(self) -> tuple[int, ...]:
+        """Of its stages' units, one more than stages."""
+        return (self.stages[0].units.lo, *(stage.units.hi for stage in self.stages))
+
+    @property
     def places(self) -> list[range]:
         """By stage."""
         return [range(s.lo, s.hi) for s in consecutive([len(stage.deal) for stage in self.stages])]
@@ -95,9 +100,9 @@ class Work:
     seconds: Mapping[Task, float]
 
 
-def lane_work(workload: Workload, kind: LaneKind, split: bool = False) -> Work:
+def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
     """The tasks of a step of such a lane; `split`: with backward passes in halves."""
-    half = "I" if split else "B"
+    half, workload = "I" if split else "B", routes.workload
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
@@ -117,39 +122,12 @@ def lane_work(workload: Workload, kind: LaneKind, split: bool = False) -> Work:
                 seconds[weights] = weights_s(workload, units.lo, units.hi, samples, speed)
                 seconds[backward] -= seconds[weights]
                 needs[weights] = {backward: 0}
-    for (source, target), traffic in _traffic(workload, kind).items():
+    for (source, target), traffic in routes.traffic(kind.borders).items():
         for (a, of_a), (b, of_b), samples in zip(holders[source], holders[target], kind.sizes, strict=True):
-            needs[b, "F", of_b][a, "F", of_a] = traffic.fixed + traffic.per_sample * samples
+            needs[b, "F", of_b][a, "F", of_a] = traffic.bytes(samples)
             if traffic.back is not None:
-                needs[a, half, of_a][b, half, of_b] = traffic.back.fixed + traffic.back.per_sample * samples
+                needs[a, half, of_a][b, half, of_b] = traffic.back.bytes(samples)
     return Work(tuple(tasks), needs, seconds)
-
-
-class _Bytes(NamedTuple):
-    """Of all values from one stage to another, for a micro-batch; `back`: of their gradients, if any has one."""
-
-    fixed: int
-    per_sample: int
-    back: _Bytes | None = None
-
-
-def _traffic(workload: Workload, kind: LaneKind) -> dict[tuple[int, int], _Bytes]:
-    """By pair of stages."""
-    borders = (kind.stages[0].units.lo, *(stage.units.hi for stage in kind.stages))
-    found: dict[tuple[int, int], _Bytes] = {}
-    for value, stages in zip(workload.values, value_stages(workload, borders), strict=True):
-        size = _Bytes(value.bytes_per_sample, 0) if value.sample_axis is None else _Bytes(0, value.bytes_per_sample)
-        for pair in itertools.pairwise(stages):
-            before = found.get(pair, _Bytes(0, 0))
-            back = before.back
-            if value.has_grad:
-                back = _plus(back or _Bytes(0, 0), size)
-            found[pair] = _plus(before, size)._replace(back=back)
-    return found
-
-
-def _plus(a: _Bytes, b: _Bytes) -> _Bytes:
-    return _Bytes(a.fixed + b.fixed, a.per_sample + b.per_sample)
 
 
 def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
@@ -157,14 +135,14 @@ def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
     return [(place, own) for place, count in zip(places, stage.deal, strict=True) for own in range(count)]
 
 
-def first_bounds(workload: Workload, kind: LaneKind) -> dict[Place, int]:
+def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Place, int]:
     """In-flight bounds to start from, in micro-batches: one of its own, and what the ranks of later stages hold, shared
     among those of its stage; one more where the next stage is wider or narrower, for it takes micro-batches of several
     ranks in turn. Where all stages are equally wide this is depth minus stage."""
     depth = len(kind.stages)
     of_stage = [1] * depth
     later: defaultdict[int, set[int]] = defaultdict(set)
-    for source, target in _traffic(workload, kind):
+    for source, target in routes.traffic(kind.borders):
         later[source].add(target)
     for stage in reversed(range(depth)):
         own = len(kind.stages[stage].deal)

@@ -43,7 +43,7 @@ def with_lane(plan: Plan, number: int, **changes: object) -> Plan:
 
 def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
     hops = list(plan.hops)
-    hops[index] = replace(hops[index], **changes)  # type: ignore[arg-type]
+    hops[index] = hops[index]._replace(**changes)  # type: ignore[arg-type]
     return deriving(plan, hops=tuple(hops))
 
 
