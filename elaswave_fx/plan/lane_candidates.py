@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import shape_name
-from elaswave_fx.plan.shape_lanes import Sketch, Sketches
+from elaswave_fx.plan.shape_lanes import SideBySide, Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology
 from elaswave_fx.words import listed
@@ -36,14 +36,25 @@ class Candidate:
 
 def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """All of them, distinct, those that change least first; each has all members of the topology."""
-    seen: set[Sketches] = set()
+    seen: set[tuple[Sketch, ...]] = set()
     units = len(plan.workload.units)
-    for candidate in (*repaired(plan, topology), *new_lanes(units, plan.workload.granules, _by_units(plan, topology))):
-        deep = any(len(sketch.stages) > units for sketch in candidate.sketches)
-        if deep or candidate.sketches in seen:
-            continue
-        seen.add(candidate.sketches)
-        yield candidate
+    for candidate in repaired(plan, topology):
+        sketches = tuple(candidate.sketches)
+        if sketches not in seen and all(len(sketch.stages) <= units for sketch in sketches):
+            seen.add(sketches)
+            yield candidate
+    for candidate in new_lanes(units, plan.workload.granules, _by_units(plan, topology)):
+        if not any(_same(candidate.sketches, other) for other in seen):
+            yield candidate
+
+
+def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
+    """Whether new lanes are those others; they are drawn only if they could be."""
+    if len(new) != len(other) or any(sketch.borders is not None for sketch in other):
+        return False
+    if isinstance(new, SideBySide) and any(len(s.stages) != depth for s, depth in zip(other, new.depths, strict=True)):
+        return False
+    return tuple(new) == tuple(other)
 
 
 def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Candidate]:
@@ -53,9 +64,7 @@ def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Ca
     for parts in range(1, count + 1):
         sizes = even_split(count, parts)
         if parts <= granules and sizes[0] <= units:
-            yield Candidate(
-                f"units cut anew: {shape_name([(1,) * depth for depth in sizes])}", _side_by_side(order, sizes)
-            )
+            yield Candidate(f"units cut anew: {_shape(sizes)}", SideBySide(order, sizes))
         if len(set(sizes)) > 1 and parts <= units and sizes[0] <= granules:
             stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
             yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
@@ -164,7 +173,7 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
         sizes = even_split(len(order), parts)
         yield Candidate(
             f"units cut anew: the ranks of the hurt lane{'s' if len(hurt) > 1 else ''} in {_shape(sizes)}",
-            (*whole.values(), *_side_by_side(order, sizes)),
+            (*whole.values(), *SideBySide(order, sizes)),
         )
 
 
@@ -191,15 +200,6 @@ def _by_units(plan: Plan, topology: Topology) -> list[Member]:
         return tile.units.lo, tile.micro_batches[0].lo if tile.micro_batches else 0, member.rank
 
     return sorted(topology.members, key=place)
-
-
-def _side_by_side(order: Sequence[Member], depths: Sequence[int]) -> Sketches:
-    """Lanes of these depths, one rank wide, whose early stages are early in `order`."""
-    places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
-    lanes: list[list[Member]] = [[] for _ in depths]
-    for member, (_, lane) in zip(order, places, strict=True):
-        lanes[lane].append(member)
-    return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
 
 
 def _shape(depths: Sequence[int]) -> str:

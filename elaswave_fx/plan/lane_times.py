@@ -32,7 +32,7 @@ from elaswave_fx.plan.schedule import (
 )
 from elaswave_fx.plan.split_schedule import Room, shortest_s, split_schedules
 from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.topology import Member, Rank, Topology
 
 WORTHWHILE = 0.99
 """What takes more memory, or more programs, must bring a lane below this fraction of its time without."""
@@ -70,20 +70,26 @@ class LaneTimes:
         self._whole: dict[LaneKind, LaneRun] = {}
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
-    def whole(self, lane: Lane) -> LaneRun:
+    def whole_of(self, kind: LaneKind) -> LaneRun:
         """With whole backward passes, whatever room there is."""
-        return self._run_whole(LaneKind.of(lane, self._topology))
+        return self._run_whole(kind)
 
-    def of(self, lane: Lane, kept: Mapping[Rank, int] | int) -> LaneRun:
-        """As the workload's `schedule` asks. `kept`: elements of state, by rank, or about as many on each."""
+    def of(self, lane: Lane, kept: Mapping[Rank, int]) -> LaneRun:
+        """As the workload's `schedule` asks; `kept`: elements of state by rank."""
         kind = LaneKind.of(lane, self._topology)
         if self._workload.schedule == "1f1b":
             return self._run_whole(kind)
-        rooms = tuple(
-            self._room(kind, number, rank, kept if isinstance(kept, int) else kept.get(rank, 0))
-            for number, stage in enumerate(lane.stages)
-            for rank in stage.ranks
-        )
+        return self._run(kind, [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks])
+
+    def about(self, kind: LaneKind, members: Sequence[Member], kept: int) -> LaneRun:
+        """The same of ranks that keep about as many elements each."""
+        if self._workload.schedule == "1f1b":
+            return self._run_whole(kind)
+        return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
+
+    def _run(self, kind: LaneKind, limits: Sequence[int | None], kept: Sequence[int]) -> LaneRun:
+        stage_of = [number for number, stage in enumerate(kind.stages) for _ in stage.deal]
+        rooms = tuple(self._room(kind, *place) for place in zip(stage_of, limits, kept, strict=True))
         if (kind, rooms) not in self._known:
             self._known[kind, rooms] = self._choose(kind, rooms)
         return self._known[kind, rooms]
@@ -153,12 +159,11 @@ class LaneTimes:
                 break
         return best
 
-    def _room(self, kind: LaneKind, stage: int, rank: Rank, kept: int) -> Room:
+    def _room(self, kind: LaneKind, stage: int, limit: int | None, kept: int) -> Room:
         """In whole micro-batches, and no more than all of them would need: ranks that have enough are alike."""
         units, sums = kind.stages[stage].units, self.sums
         largest = max(kind.sizes)
         saved, held = largest * sums.saved(units), largest * sums.held(units)
-        limit = self._limits[rank]
         if limit is None:
             return Room(saved, held)
         fixed, per_sample = sums.arriving(units)

@@ -15,7 +15,6 @@ Lanes with equal members are one *kind*: what holds for one holds for all, with 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +67,7 @@ class LaneKind(NamedTuple):
         """The kind of a lane of ranks that are alive."""
         members = {rank: topology.member(rank) for rank in lane.ranks}
         stages = tuple(StageKind(s.units, s.deal, tuple(members[r].speed for r in s.ranks)) for s in lane.stages)
-        links: tuple[Link, ...] = (Link(),)
-        if not topology.is_uniform:
-            links = tuple(topology.link(a, b) for a, b in itertools.combinations(lane.ranks, 2)) or links
-        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), links if len(set(links)) > 1 else links[:1])
+        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), topology.links_among(lane.ranks))
 
     def link(self, a: Place, b: Place) -> Link:
         """Between two places."""

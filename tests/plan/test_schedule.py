@@ -106,7 +106,7 @@ def test_lanes_of_a_kind_are_run_once() -> None:
     first, second = even_lanes(workload, 2, 2, 2)
     assert kind_of(first) == kind_of(second)
     times = LaneTimes(workload, local_topology(4))
-    assert times.of(first, 0) is times.of(second, 0)
+    assert times.of(first, {}) is times.of(second, {})
 
 
 def test_independent_towers_do_not_wait_for_each_other() -> None:
