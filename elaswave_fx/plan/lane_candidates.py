@@ -20,6 +20,9 @@ from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology
 from elaswave_fx.words import listed
 
+MANY = 64
+"""Up to so many ranks, all numbers of lanes are considered; those of more differ by less than their predictions do."""
+
 Stages = tuple[tuple[Member, ...], ...]
 """The members of a lane, stage by stage; a stage may have lost all."""
 
@@ -59,15 +62,26 @@ def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
 
 def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Candidate]:
     """Side by side or one of wide stages, in all depths, as even as can be; ranks in the order of the units that they
-    had."""
+    had. Of more than `MANY` ranks, only the most and the fewest lanes of each depth, and wide stages where there are
+    more ranks than lanes can be."""
     count = len(order)
-    for parts in range(1, count + 1):
+    narrow = [parts for parts in _numbers_of_lanes(count, units) if parts <= granules]
+    wide = range(1, min(count, units) + 1) if count <= MANY or not narrow else ()
+    for parts in sorted({*narrow, *wide}):
         sizes = even_split(count, parts)
-        if parts <= granules and sizes[0] <= units:
+        if parts in narrow:
             yield Candidate(f"units cut anew: {_shape(sizes)}", SideBySide(order, sizes))
-        if len(set(sizes)) > 1 and parts <= units and sizes[0] <= granules:
+        if parts in wide and len(set(sizes)) > 1 and sizes[0] <= granules:
             stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
             yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
+
+
+def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
+    """Into how many lanes so many ranks are put that none is deeper than there are units."""
+    if ranks <= MANY:
+        return [parts for parts in range(1, ranks + 1) if -(-ranks // parts) <= units]
+    of_depth = ((-(-ranks // (depth + 1)), ranks // depth) for depth in range(1, units + 1))
+    return sorted({parts for pair in of_depth for parts in pair if -(-ranks // parts) <= units})
 
 
 def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ of the first plan, handed to ranks that have a copy. PlanError if nothing fits t
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -172,9 +173,9 @@ class _Search:
         """The best draft whose plan fits. Ideas are looked at, and then shaped and timed, as long as they promise more
         than what has been found: those first that promise most."""
         heapq.heapify(ideas)
-        drafts: list[_Draft] = []
+        drafts: list[_Draft] = []  # the best one first
         while ideas or drafts:
-            best = min(drafts, key=self._worth, default=None)
+            best = drafts[0] if drafts else None
             if ideas and (best is None or self._promises(ideas[0], best)):
                 idea = heapq.heappop(ideas)
                 if not idea.runs:
@@ -183,11 +184,12 @@ class _Search:
                         heapq.heappush(ideas, looked)
                     continue
                 draft = self._draft(idea, copies)
-                drafts += [draft] if draft is not None else []
+                if draft is not None:
+                    bisect.insort(drafts, draft, key=self._worth)
                 continue
             if best is None:
                 return None
-            drafts.remove(best)
+            del drafts[0]
             plan = self._fitting(self._lanes(best), copies)
             if plan is not None:
                 return _Found(plan, (best.name, self._verdict(plan, best, drafts, ideas)))
@@ -247,13 +249,12 @@ class _Search:
         return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
 
     def _verdict(self, plan: Plan, taken: _Draft, drafts: Sequence[_Draft], ideas: Sequence[_Idea]) -> str:
-        """The predicted step, and what it beat: drafts of other names in the order of their worth, then what was not
-        even timed."""
+        """The predicted step, and what it beat: drafts of other names, the best first, then what was not even timed."""
         text = f"predicted step {_ms(plan.predicted.step_s)}"
         if taken.moved_bytes:
             text += f", after {size_text(taken.moved_bytes)} have moved"
         beaten: dict[str, str] = {}
-        for other in sorted(drafts, key=self._worth):
+        for other in drafts:
             if other.name != taken.name:
                 words = f"{other.name} ({_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
                 beaten.setdefault(other.name, words)

@@ -105,18 +105,21 @@ def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
     holders = [_holders(stage, places) for stage, places in zip(kind.stages, kind.places, strict=True)]
     for stage, held in zip(kind.stages, holders, strict=True):
         speeds = [speed for speed, count in zip(stage.speeds, stage.deal, strict=True) for _ in range(count)]
-        units = stage.units
-        for (place, own), samples, speed in zip(held, kind.sizes, speeds, strict=True):
+        lo, hi = stage.units.lo, stage.units.hi
+        taken = {
+            each: tuple(find(workload, lo, hi, *each) for find in (forward_s, backward_s, weights_s))
+            for each in set(zip(kind.sizes, speeds, strict=True))
+        }
+        for (place, own), each in zip(held, zip(kind.sizes, speeds, strict=True), strict=True):
             forward, backward = (place, "F", own), (place, half, own)
             tasks += [forward, backward]
-            seconds[forward] = forward_s(workload, units.lo, units.hi, samples, speed)
-            seconds[backward] = backward_s(workload, units.lo, units.hi, samples, speed)
+            seconds[forward], seconds[backward], weights_only = taken[each]
             needs[forward], needs[backward] = {}, {forward: 0}
             if split:
                 weights = (place, "W", own)
                 tasks.append(weights)
-                seconds[weights] = weights_s(workload, units.lo, units.hi, samples, speed)
-                seconds[backward] -= seconds[weights]
+                seconds[weights] = weights_only
+                seconds[backward] -= weights_only
                 needs[weights] = {backward: 0}
     for (source, target), traffic in routes.traffic(kind.borders).items():
         for (a, of_a), (b, of_b), samples in zip(holders[source], holders[target], kind.sizes, strict=True):
@@ -262,7 +265,7 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
 
     PlanError names the waiting tasks if the orders block each other.
     """
-    finished: set[Task] = set()
+    missing = {task: len(needs) for task, needs in work.needs.items()}
     arrived: dict[Task, float] = defaultdict(float)  # the last piece so far of what a task needs
     position = dict.fromkeys(schedule, 0)
     free = dict.fromkeys(schedule, 0.0)
@@ -271,20 +274,23 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
         for before, size in needs.items():
             after[before].append((task, size))
     links = _Links(link)
-    moved = True
-    while moved:
-        moved = False
-        for place, order in schedule.items():
-            while position[place] < len(order):
-                task = (place, *order[position[place]])
-                if not finished.issuperset(work.needs[task]):
-                    break
-                free[place] = max(free[place], arrived[task]) + work.seconds[task]
-                finished.add(task)
-                for later, size in after[task]:
-                    arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
-                position[place] += 1
-                moved = True
+    waiting = list(schedule)  # places that may be able to go on
+    while waiting:
+        place = waiting.pop()
+        order = schedule[place]
+        while position[place] < len(order):
+            task = (place, *order[position[place]])
+            if missing[task]:
+                break
+            position[place] += 1
+            free[place] = max(free[place], arrived[task]) + work.seconds[task]
+            for later, size in after[task]:
+                missing[later] -= 1
+                if later[0] == place:
+                    continue
+                arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
+                if not missing[later]:
+                    waiting.append(later[0])
     stuck = [(p, *schedule[p][position[p]]) for p in schedule if position[p] < len(schedule[p])]
     if stuck:
         names = ", ".join(f"{kind}{index} of place {place}" for place, kind, index in stuck)
