@@ -51,24 +51,37 @@ def cut_bucket(numel: int, least: int) -> tuple[Span, ...]:
 
 
 def deal_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
-    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user.
+    """All boxes of a program, dealt to the ranks of these tiles."""
+    runs = _unit_ranks(workload, tiles)
+    readers = _bucket_readers(workload, runs)
+    return tuple(
+        Box(box.bucket, box.span, box.owner, readers=readers[box.bucket]) for box in deal_owners(workload, runs)
+    )
 
-    Runs are as equal as can be; the longer ones go to whoever owns least of the buckets before.
+
+def deal_owners(workload: Workload, runs: Sequence[Sequence[Rank]]) -> list[Box]:
+    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user; nobody reads them
+    yet. `runs`: by unit, the ranks that run it, ascending.
+
+    Runs of boxes are as equal as can be; the longer ones go to whoever owns least of the buckets before. Where there
+    are more ranks than boxes, only as many ranks are looked at as own one.
     """
     boxes: list[Box] = []
     owned: Counter[Rank] = Counter()
-    runs = _unit_ranks(workload, tiles)
-    readers = _bucket_readers(workload, runs)
     for index, bucket in enumerate(workload.buckets):
         spans = cut_bucket(bucket.numel, workload.least_elements)
         ranks = runs[bucket.users[0]]
         each, rest = divmod(len(spans), len(ranks))
-        longer = set(heapq.nsmallest(rest, ranks, key=lambda rank: (owned[rank], rank)))
-        owners = [rank for rank in ranks for _ in range(each + (rank in longer))]
+        longer = list(itertools.islice((rank for rank in ranks if not owned[rank]), rest))
+        if len(longer) < rest:
+            longer = heapq.nsmallest(rest, ranks, key=lambda rank: (owned[rank], rank))
+        more = set(longer)
+        dealt = ((rank, each + (rank in more)) for rank in ranks) if each else ((rank, 1) for rank in sorted(longer))
+        owners = [rank for rank, count in dealt for _ in range(count)]
         for owner, span in zip(owners, spans, strict=True):
-            boxes.append(Box(index, span, owner, readers=readers[index]))
+            boxes.append(Box(index, span, owner))
             owned[owner] += len(span)
-    return tuple(boxes)
+    return boxes
 
 
 def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:

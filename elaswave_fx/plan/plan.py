@@ -144,6 +144,12 @@ class Plan:
             raise PlanError(f"plan {self.epoch}: rank {rank} is in no lane")
         return self._lane_of[rank]
 
+    def order(self, rank: Rank) -> tuple[Action, ...]:
+        """The order of a rank's micro-batches; PlanError if there is none."""
+        if rank not in self.schedule:
+            raise PlanError(f"plan {self.epoch}: rank {rank} has no order of work")
+        return self.schedule[rank]
+
     def owned_buckets(self, rank: Rank) -> frozenset[int]:
         """Those of which the rank owns a box."""
         return self._owned_buckets.get(rank, frozenset())

@@ -95,8 +95,10 @@ class Outline(NamedTuple):
     deepest: int
 
     @staticmethod
-    def of(sketches: Sketches) -> Outline:
+    def of(sketches: Sketches | Outline) -> Outline:
         """Without drawing them."""
+        if isinstance(sketches, Outline):
+            return sketches
         if isinstance(sketches, SideBySide):
             depths, count = sketches.depths, len(sketches)
             return Outline(sum(depths), count, count, min(depths), max(depths))
@@ -143,12 +145,12 @@ class LaneShaper:
         self._least_depths: dict[int, int] = {}
         self.times = LaneTimes(workload, topology, self._sums)
 
-    def table(self, sketches: Sketches, copies: int) -> MemoryTable:
+    def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
         """Of what tiles of such lanes need."""
         outline = Outline.of(sketches)
         return MemoryTable(self._sums, outline.owners, copies, outline.ranks)
 
-    def sizes(self, sketches: Sketches, most: int | None) -> Iterator[int]:
+    def sizes(self, sketches: Sketches | Outline, most: int | None) -> Iterator[int]:
         """Micro-batches to try with these lanes, in samples, largest first."""
         outline = Outline.of(sketches)
         across = -(-self._workload.granules // outline.across)

@@ -20,12 +20,16 @@ from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.compact import CompactPlan
 from elaswave_fx.plan.hops import Hop, rank_hops
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.topology import Rank
 
 Instruction = tuple[str | int, ...]
+
+Planned = Plan | CompactPlan
+"""What one rank's part can be derived of."""
 
 ACTIVATION, GRADIENT = 1, 2
 """Kinds of tags chosen here; 3 and above are the engine's own."""
@@ -49,7 +53,7 @@ class StepProgram:
     micro_batches: tuple[Span, ...]
 
 
-def step_program(plan: Plan, rank: Rank) -> StepProgram:
+def step_program(plan: Planned, rank: Rank) -> StepProgram:
     """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather.
 
     Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
@@ -60,7 +64,7 @@ def step_program(plan: Plan, rank: Rank) -> StepProgram:
     owned = plan.owned_buckets(rank)
     foreign = sorted(owned - set(used))
     instructions: list[Instruction] = [("REDUCE", bucket) for bucket in foreign]
-    instructions += lowering.actions(plan.schedule[rank], train=True)
+    instructions += lowering.actions(plan.order(rank), train=True)
     instructions += [("FOLD",), ("VOTE",)]
     for bucket in (*used, *foreign):
         if bucket in owned:
@@ -70,10 +74,10 @@ def step_program(plan: Plan, rank: Rank) -> StepProgram:
     return lowering.program(instructions)
 
 
-def eval_program(plan: Plan, rank: Rank) -> StepProgram:
+def eval_program(plan: Planned, rank: Rank) -> StepProgram:
     """The forward-only pass of a rank over the same tile and hops, micro-batches in the order of training."""
     lowering = _Lowering(plan, rank)
-    forwards = [action for action in plan.schedule[rank] if action[0] == "F"]
+    forwards = [action for action in plan.order(rank) if action[0] == "F"]
     return lowering.program(lowering.actions(forwards, train=False))
 
 
@@ -89,7 +93,7 @@ def tag(kind: int, value: int, micro_batch: int) -> int:
 class _Lowering:
     """The instruction list of one rank, action by action."""
 
-    def __init__(self, plan: Plan, rank: Rank) -> None:
+    def __init__(self, plan: Planned, rank: Rank) -> None:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values
