@@ -10,15 +10,16 @@ In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and h
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.cost import Bucket, Workload
+from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.topology import Host, Rank, Topology
 
 BOXES = 512
 """About as many boxes does a large program have: two for each of 256 ranks, eight times the 32 that start a large job
@@ -50,32 +51,65 @@ def cut_bucket(numel: int, least: int) -> tuple[Span, ...]:
 
 
 def deal_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
-    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user.
+    """All boxes of a program, dealt to the ranks of these tiles."""
+    runs = _unit_ranks(workload, tiles)
+    readers = _bucket_readers(workload, runs)
+    return tuple(
+        Box(box.bucket, box.span, box.owner, readers=readers[box.bucket]) for box in deal_owners(workload, runs)
+    )
 
-    Runs are as equal as can be; the longer ones go to whoever owns least of the buckets before.
+
+def deal_owners(workload: Workload, runs: Sequence[Sequence[Rank]]) -> list[Box]:
+    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user; nobody reads them
+    yet. `runs`: by unit, the ranks that run it, ascending.
+
+    Runs of boxes are as equal as can be; the longer ones go to whoever owns least of the buckets before. Where there
+    are more ranks than boxes, only as many ranks are looked at as own one.
     """
     boxes: list[Box] = []
     owned: Counter[Rank] = Counter()
     for index, bucket in enumerate(workload.buckets):
         spans = cut_bucket(bucket.numel, workload.least_elements)
-        ranks = sorted(t.rank for t in tiles if bucket.users[0] in t.units)
+        ranks = runs[bucket.users[0]]
         each, rest = divmod(len(spans), len(ranks))
-        longer = sorted(ranks, key=lambda rank: (owned[rank], rank))[:rest]
-        owners = [rank for rank in ranks for _ in range(each + (rank in longer))]
+        longer = list(itertools.islice((rank for rank in ranks if not owned[rank]), rest))
+        if len(longer) < rest:
+            longer = heapq.nsmallest(rest, ranks, key=lambda rank: (owned[rank], rank))
+        more = set(longer)
+        dealt = ((rank, each + (rank in more)) for rank in ranks) if each else ((rank, 1) for rank in sorted(longer))
+        owners = [rank for rank, count in dealt for _ in range(count)]
         for owner, span in zip(owners, spans, strict=True):
             boxes.append(Box(index, span, owner))
             owned[owner] += len(span)
-    return with_readers(boxes, workload, tiles)
+    return boxes
 
 
 def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
     """The same boxes, read by the ranks whose tiles contain any user of their bucket."""
-    readers = [_bucket_readers(bucket, tiles) for bucket in workload.buckets]
-    return tuple(replace(box, readers=readers[box.bucket]) for box in boxes)
+    readers = _bucket_readers(workload, _unit_ranks(workload, tiles))
+    return tuple(
+        Box(box.bucket, box.span, box.owner, box.holders, box.catching_up, readers[box.bucket]) for box in boxes
+    )
 
 
-def _bucket_readers(bucket: Bucket, tiles: Sequence[Tile]) -> tuple[Rank, ...]:
-    return tuple(sorted(t.rank for t in tiles if any(user in t.units for user in bucket.users)))
+def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
+    """By unit, the ranks whose tiles contain it, ascending; units of the same ranks share them."""
+    found: list[list[Rank]] = [[] for _ in workload.units]
+    for tile in sorted(tiles, key=lambda tile: tile.rank):
+        for unit in range(tile.units.lo, tile.units.hi):
+            found[unit].append(tile.rank)
+    shared: dict[tuple[Rank, ...], tuple[Rank, ...]] = {}
+    return [shared.setdefault(ranks, ranks) for ranks in map(tuple, found)]
+
+
+def _bucket_readers(workload: Workload, runs: Sequence[tuple[Rank, ...]]) -> list[tuple[Rank, ...]]:
+    """By bucket, the ranks that run any of its users."""
+    return [
+        runs[bucket.users[0]]
+        if len(bucket.users) == 1
+        else tuple(sorted({rank for user in bucket.users for rank in runs[user]}))
+        for bucket in workload.buckets
+    ]
 
 
 def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], copies: int) -> tuple[Box, ...]:
@@ -101,20 +135,23 @@ class _Partners:
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
         self._readers: dict[Rank, frozenset[Rank]] = {}  # of every box of the owner
-        for box in boxes:
+        for box, readers in zip(boxes, _reader_sets(boxes), strict=True):
             self._owned[box.owner] += len(box.span)
-            self._readers[box.owner] = self._readers.get(box.owner, frozenset(ranks)) & frozenset(box.readers)
+            known = self._readers.get(box.owner, readers)
+            self._readers[box.owner] = known if known is readers else known & readers
         self.of: dict[Rank, list[Rank]] = {owner: [] for owner in sorted(self._owned)}
         self._rounds = 0
+        self._waiting: Counter[Host] = Counter()  # by host, the ranks that have no holder of this round yet
 
     def add_round(self) -> None:
         """One more holder for every owner: pairs first, then the rest where least is held."""
+        self._waiting = Counter(self._host[rank] for rank in self._ranks if self._waits(rank))
         for owner, holders in self.of.items():
             if len(holders) > self._rounds:
                 continue
             holder = self._best(owner)
             self._give(owner, holder)
-            waits = holder in self.of and len(self.of[holder]) == self._rounds and owner not in self.of[holder]
+            waits = holder in self.of and self._waits(holder) and owner not in self.of[holder]
             if waits and self._place(holder, owner) <= self._place(holder, self._best(holder)):
                 self._give(holder, owner)
         while (move := self._best_move()) is not None:
@@ -123,13 +160,30 @@ class _Partners:
             self._give(owner, target)
         self._rounds += 1
 
+    def _waits(self, rank: Rank) -> bool:
+        return len(self.of.get(rank, ())) == self._rounds
+
     def _best(self, owner: Rank) -> Rank:
-        """Of hosts as good, the one with most ranks that still wait comes first, lest those of one host are left."""
-        free = [rank for rank in self._ranks if rank != owner and rank not in self.of[owner]]
-        waiting = Counter(self._host[rank] for rank in free if len(self.of.get(rank, ())) == self._rounds)
-        return min(free, key=lambda r: (*self._place(owner, r), self._held[r], -waiting[self._host[r]], r))
+        """Of hosts as good, the one with most ranks that still wait comes first, lest those of one host are left.
+
+        Where a reader is in a place that no other rank can better, others are not looked at.
+        """
+        taken = {owner, *self.of[owner]}
+        own, hosts = self._host[owner], {self._host[rank] for rank in self.of[owner]}
+        here = Counter(self._host[rank] for rank in taken if self._waits(rank))
+        host, readers, held = self._host, self._readers[owner], self._held
+
+        def key(rank: Rank) -> tuple[bool, bool, bool, int, int, Rank]:
+            at = host[rank]
+            return at == own, at in hosts, rank not in readers, held[rank], here[at] - self._waiting[at], rank
+
+        best = min((rank for rank in readers if rank not in taken), key=key, default=None)
+        if best is not None and not any(self._place(owner, best)):
+            return best
+        return min((rank for rank in self._ranks if rank not in taken), key=key)
 
     def _give(self, owner: Rank, holder: Rank) -> None:
+        self._waiting[self._host[owner]] -= self._waits(owner)
         self.of[owner].append(holder)
         self._held[holder] += self._owned[owner]
 
@@ -142,14 +196,25 @@ class _Partners:
         """The newest copies of one owner to a place as good that holds less, where that lessens the larger load: of an
         odd number of ranks, pairs leave one that holds nothing."""
         held, owned = self._held, self._owned
-        for target in sorted(self._ranks, key=lambda r: (held[r], r)):
+        room = {owner: held[holders[-1]] - owned[owner] for owner, holders in self.of.items()}  # what a target holds
+        most = max(room.values(), default=0)
+        for target in sorted((rank for rank in self._ranks if held[rank] < most), key=lambda r: (held[r], r)):
             for owner, (*others, holder) in self.of.items():
-                if target in (owner, holder, *others) or held[target] + owned[owner] >= held[holder]:
+                if held[target] >= room[owner] or target in (owner, holder, *others):
                     continue
                 beside = len(others)
                 if self._place(owner, target, beside) <= self._place(owner, holder, beside):
                     return owner, target
         return None
+
+
+def _reader_sets(boxes: Sequence[Box]) -> list[frozenset[Rank]]:
+    """By box; boxes of the same readers share them."""
+    known: dict[tuple[Rank, ...], frozenset[Rank]] = {}
+    for box in boxes:
+        if box.readers not in known:
+            known[box.readers] = frozenset(box.readers)
+    return [known[box.readers] for box in boxes]
 
 
 def fatal_losses(boxes: Sequence[Box]) -> tuple[tuple[Rank, ...], ...]:
@@ -197,7 +262,7 @@ class _Reassignment:
         self._host = {m.rank: m.host for m in by.topology.members}
         self._ranks = by.topology.ranks
         self._wanted = min(by.copies, len(self._ranks) - 1)
-        self._readers = [frozenset(box.readers) for box in boxes]
+        self._readers = _reader_sets(boxes)
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
         self._partners: defaultdict[Rank, set[Rank]] = defaultdict(set)  # owner -> holders of any of its boxes
@@ -269,16 +334,16 @@ class _Reassignment:
         enough = len(partners) >= 2 * self._wanted
         orphan = owner not in readers and readers.isdisjoint(taken)
         hosts = {host[rank] for rank in taken}
-        return min(
-            (rank for rank in self._ranks if rank != owner and rank not in taken),
-            key=lambda r: (
-                orphan and r not in readers,
-                host[r] == host[owner],
-                host[r] in hosts,
-                r not in readers,
-                r not in before,
-                enough and r not in partners,
-                self._held[r] + self._owned[r],
-                r,
-            ),
-        )
+
+        def place(rank: Rank) -> tuple[bool, bool, bool, bool]:
+            reads = rank in readers
+            return orphan and not reads, host[rank] == host[owner], host[rank] in hosts, not reads
+
+        def key(rank: Rank) -> tuple[object, ...]:
+            kept = self._held[rank] + self._owned[rank]
+            return place(rank), rank not in before, enough and rank not in partners, kept, rank
+
+        best = min((rank for rank in readers if rank != owner and rank not in taken), key=key, default=None)
+        if best is not None and not any(place(best)):  # no other rank can be in a better one
+            return best
+        return min((rank for rank in self._ranks if rank != owner and rank not in taken), key=key)

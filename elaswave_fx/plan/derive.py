@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from elaswave_fx.plan.box import Box
+from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
-from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload
 from elaswave_fx.plan.frequency import with_clocks
-from elaswave_fx.plan.hops import Hop, find_hops
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.lane_times import LaneRun, LaneTimes
-from elaswave_fx.plan.memory import tile_memory
+from elaswave_fx.plan.memory import UnitSums
 from elaswave_fx.plan.plan import Plan, Predicted, RankCost
-from elaswave_fx.plan.schedule import Action, levels, most_in_flight
-from elaswave_fx.plan.tiling import Lane, Tile, tiles_of
+from elaswave_fx.plan.schedule import Action, levels
+from elaswave_fx.plan.tiling import Lane, consecutive, tiles_of
 from elaswave_fx.plan.topology import Rank, Topology
 
 Pair = tuple[Rank, Rank]
@@ -47,28 +48,30 @@ def make_plan(
         boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
     schedule: dict[Rank, tuple[Action, ...]] = dict.fromkeys(topology.ranks, ())
-    busy = dict.fromkeys(topology.ranks, 0.0)
+    places: dict[Rank, PlaceCost] = dict.fromkeys(topology.ranks, IDLE)
     runs = [times.of(lane, kept) for lane in lanes]
+    known: dict[int, list[PlaceCost]] = {}
     for lane, run in zip(lanes, runs, strict=True):
         schedule.update(zip(lane.ranks, run.orders, strict=True))
-        busy.update(zip(lane.ranks, run.busy_s, strict=True))
+        if id(run) not in known:  # lanes of a kind share their run
+            known[id(run)] = place_costs(times, lane, run)
+        places.update(zip(lane.ranks, known[id(run)], strict=True))
     phases = _exchange_bytes(workload, boxes)
     reduced, copied, gathered = (_of_senders(phase) for phase in phases)
-    sent, received = _hop_bytes(workload, find_hops(workload, lanes))
-    costs = {}
-    for tile in tiles:
-        rank, order = tile.rank, schedule[tile.rank]
-        costs[rank] = RankCost(
-            busy_s=busy[rank],
-            in_flight=most_in_flight(order),
-            waiting=max((waiting for _, waiting in levels(order)), default=0),
-            memory_bytes=_memory_bytes(workload, tile, order, kept),
-            sent_bytes=sent[rank],
-            received_bytes=received[rank],
+    costs = {
+        rank: RankCost(
+            busy_s=cost.busy_s,
+            in_flight=cost.in_flight,
+            waiting=cost.waiting,
+            memory_bytes=cost.memory_bytes + workload.state_bytes_per_element * kept[rank],
+            sent_bytes=cost.sent_bytes,
+            received_bytes=cost.received_bytes,
             reduced_bytes=reduced[rank],
             copied_bytes=copied[rank],
             gathered_bytes=gathered[rank],
         )
+        for rank, cost in sorted(places.items())
+    }
     predicted = Predicted(max(run.seconds for run in runs), _exchange_s(topology, phases), costs)
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
     because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
@@ -88,27 +91,68 @@ def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
     return f"split backward{asked}: {slowest.seconds * 1e3:.3g} ms against {whole_s * 1e3:.3g} ms with 1f1b"
 
 
-def _memory_bytes(workload: Workload, tile: Tile, order: Sequence[Action], kept: Mapping[Rank, int]) -> int:
-    """Of a rank whose activations are kept as its order says."""
-    largest = max((len(m) for m in tile.micro_batches), default=0)
-    costs = workload.units[tile.units.lo : tile.units.hi]
-    saved, held = sum(u.saved_bytes for u in costs), sum(u.held_bytes for u in costs)
-    in_flight, waiting = max(levels(order), key=lambda level: level[0] * saved + level[1] * held, default=(0, 0))
-    return tile_memory(workload, tile.units, largest, in_flight, kept.get(tile.rank, 0), waiting).total
+class PlaceCost(NamedTuple):
+    """What a step costs a rank in a place of a lane of some kind; `memory_bytes` without the state that it keeps."""
+
+    busy_s: float
+    in_flight: int
+    waiting: int
+    memory_bytes: int
+    sent_bytes: int
+    received_bytes: int
 
 
-def _hop_bytes(workload: Workload, hops: Sequence[Hop]) -> tuple[Counter[Rank], Counter[Rank]]:
-    """Bytes of values and gradients that each rank sends and receives in a step."""
-    sent: Counter[Rank] = Counter()
-    received: Counter[Rank] = Counter()
-    for hop in hops:
-        value = workload.values[hop.value]
-        size = value.bytes_per_sample * value_samples(value, len(hop.samples))
-        back = size if value.has_grad else 0
-        sent[hop.source] += size
-        received[hop.target] += size
-        sent[hop.target] += back
-        received[hop.source] += back
+IDLE = PlaceCost(0.0, 0, 0, 0, 0, 0)
+"""Of a rank in no lane."""
+
+
+def place_costs(times: LaneTimes, lane: Lane, run: LaneRun) -> list[PlaceCost]:
+    """By place of a lane that runs so."""
+    sent, received = _hop_bytes(times.routes, lane)
+    costs: list[PlaceCost] = []
+    for stage in lane.stages:
+        for dealt in consecutive(stage.deal):
+            place = len(costs)
+            largest = max(len(piece) for piece in lane.micro_batches[dealt.lo : dealt.hi])
+            order = run.orders[place]
+            counts = list(levels(order))
+            memory = _memory_bytes(times.sums, stage.units, largest, counts)
+            most, waiting = max(count for count, _ in counts), max(count for _, count in counts)
+            costs.append(PlaceCost(run.busy_s[place], most, waiting, memory, sent[place], received[place]))
+    return costs
+
+
+def _memory_bytes(sums: UnitSums, units: Span, largest: int, counts: Sequence[tuple[int, int]]) -> int:
+    """Of a rank without state, whose activations are kept as its order says."""
+    saved, held = sums.saved(units), sums.held(units)
+    fixed, per_sample = sums.arriving(units)
+    return (
+        sums.params(units)
+        + sums.workload.sum_bytes * sums.touched(units)
+        + largest * max(in_flight * saved + waiting * held for in_flight, waiting in counts)
+        + fixed
+        + per_sample * largest
+    )
+
+
+def _hop_bytes(routes: ValueRoutes, lane: Lane) -> tuple[Counter[int], Counter[int]]:
+    """Bytes of values and gradients that go out from each place of a lane in a step, and that come to it."""
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    shares: list[list[tuple[int, int, int]]] = []  # by stage (place, micro-batches, samples)
+    first = 0
+    for stage in lane.stages:
+        dealt = [lane.micro_batches[span.lo : span.hi] for span in consecutive(stage.deal)]
+        shares.append([(first + i, len(pieces), sum(map(len, pieces))) for i, pieces in enumerate(dealt)])
+        first += len(dealt)
+    for stage, ways in enumerate(routes.ways(lane.borders)):
+        for index, source, _ in ways:
+            value = routes.workload.values[index]
+            for place, pieces, samples in shares[stage]:
+                size = value.bytes_per_sample * (pieces if value.sample_axis is None else samples)
+                back = size if value.has_grad else 0
+                sent[place] += size if source == stage else back
+                received[place] += back if source == stage else size
     return sent, received
 
 
@@ -121,14 +165,18 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[P
     reduced: Counter[Pair] = Counter()
     copied: Counter[Pair] = Counter()
     gathered: Counter[Pair] = Counter()
+    elements: Counter[tuple[Rank, tuple[Rank, ...], tuple[Rank, ...], tuple[Rank, ...]]] = Counter()
     for box in boxes:
-        own, owner = len(box.span), box.owner
-        for rank in set(box.readers) - {owner}:
-            reduced[rank, owner] += workload.sum_bytes * own
-        for rank in box.holders:
+        elements[box.owner, box.readers, box.holders, box.catching_up] += len(box.span)
+    for (owner, readers, holders, behind), own in elements.items():
+        making = {owner, *holders}.difference(behind)
+        for rank in readers:
+            if rank != owner:
+                reduced[rank, owner] += workload.sum_bytes * own
+            if rank not in making:
+                gathered[owner, rank] += workload.work_bytes_per_element * own
+        for rank in holders:
             copied[owner, rank] += GRADIENT_BYTES * own
-        for rank in set(box.readers) - box.local_materializers:
-            gathered[owner, rank] += workload.work_bytes_per_element * own
     return reduced, copied, gathered
 
 
@@ -142,10 +190,11 @@ def _of_senders(sent: Mapping[Pair, int]) -> Counter[Rank]:
 def _exchange_s(topology: Topology, phases: Sequence[Mapping[Pair, int]]) -> float:
     """Seconds of the rank that takes longest to send, one message after another, and waits for each phase's last."""
     spent: dict[Rank, float] = defaultdict(float)
+    alike = topology.between_hosts if topology.is_uniform else None
     for phase in phases:
         latest: dict[Rank, float] = {}
         for (source, target), size in phase.items():
-            link = topology.link(source, target)
+            link = alike or topology.link(source, target)
             spent[source] += size / link.bytes_per_s
             latest[source] = max(latest.get(source, 0.0), link.latency_s)
         for source, latency_s in latest.items():

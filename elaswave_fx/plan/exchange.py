@@ -1,20 +1,22 @@
 """What ranks send each other besides values of the pipeline, before it is known who owns which box.
 
-In: lanes. Out: seconds of reduce, copy and gather, with every bucket owned evenly by the ranks that read it; and the
+In: stages. Out: seconds of reduce, copy and gather, with every bucket owned evenly by the ranks that read it; and the
 bytes of parameters that ranks have to get which did not compute with them before.
 
-    ExchangeEstimate(workload, topology).seconds(lanes, copies=1)
+    ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], copies=1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload
-from elaswave_fx.plan.tiling import Lane
 from elaswave_fx.plan.topology import Rank, Topology
+
+Stages = tuple[Span, int]
+"""Units, and how many ranks run them."""
 
 PHASES = 3
 """Reduce, copy and gather: each waits for its last message."""
@@ -32,39 +34,34 @@ class ExchangeEstimate:
         self._elements = elements
         self._until = list(accumulate(elements, initial=0))
 
-    def seconds(self, lanes: Sequence[Lane], copies: int) -> float:
+    def seconds(self, stages: Iterable[Stages], copies: int) -> float:
         """Of the rank that sends most, over the links that hosts have if nothing else is known of them."""
-        work = self._workload
+        work, stages = self._workload, list(stages)
         readers = [0] * len(work.units)
-        for lane in lanes:
-            for stage in lane.stages:
-                for unit in stage.units:
-                    readers[unit] += len(stage.ranks)
-        ranks = sum(len(lane.ranks) for lane in lanes)
+        for units, ranks in stages:
+            for unit in range(units.lo, units.hi):
+                readers[unit] += ranks
+        ranks = sum(ranks for _, ranks in stages)
         per_unit = [
             count * (work.sum_bytes * (1 - 1 / n) + work.work_bytes_per_element * (n - 1) / n
                      + GRADIENT_BYTES * min(copies, ranks - 1) / n)
             for count, n in zip(self._elements, readers, strict=True)
         ]  # fmt: skip
         until = list(accumulate(per_unit, initial=0.0))
-        most = max(until[s.units.hi] - until[s.units.lo] for lane in lanes for s in lane.stages)
+        most = max(until[units.hi] - until[units.lo] for units, _ in stages)
         return most / self._link.bytes_per_s + (PHASES * self._link.latency_s if ranks > 1 else 0.0)
 
-    def moved(self, before: Sequence[Lane], after: Sequence[Lane]) -> dict[Rank, int]:
+    def moved(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> dict[Rank, int]:
         """By rank: bytes of parameters of units that it runs now and did not run before."""
-        had: dict[Rank, Span] = {rank: stage.units for lane in before for stage in lane.stages for rank in stage.ranks}
         moved: dict[Rank, int] = {}
-        for lane in after:
-            for stage in lane.stages:
-                for rank in stage.ranks:
-                    common = stage.units.intersect(had.get(rank, Span(0, 0)))
-                    elements = self._between(stage.units) - (self._between(common) if common else 0)
-                    moved[rank] = self._workload.work_bytes_per_element * elements
+        until, size, nothing = self._until, self._workload.work_bytes_per_element, Span(0, 0)
+        for rank, units in after:
+            had = before.get(rank, nothing)
+            lo, hi = max(units.lo, had.lo), min(units.hi, had.hi)
+            common = until[hi] - until[lo] if lo < hi else 0
+            moved[rank] = size * (until[units.hi] - until[units.lo] - common)
         return moved
 
     def seconds_of(self, moved: Mapping[Rank, int]) -> float:
         """Until the last rank has what it fetches, all at once."""
         return max(moved.values(), default=0) / self._link.bytes_per_s
-
-    def _between(self, units: Span) -> int:
-        return self._until[units.hi] - self._until[units.lo]

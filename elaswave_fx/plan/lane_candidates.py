@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import shape_name
-from elaswave_fx.plan.shape_lanes import Sketch, Sketches
+from elaswave_fx.plan.shape_lanes import SideBySide, Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology
 from elaswave_fx.words import listed
+
+MANY = 64
+"""Up to so many ranks, all numbers of lanes are considered; those of more differ by less than their predictions do."""
 
 Stages = tuple[tuple[Member, ...], ...]
 """The members of a lane, stage by stage; a stage may have lost all."""
@@ -36,29 +39,49 @@ class Candidate:
 
 def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """All of them, distinct, those that change least first; each has all members of the topology."""
-    seen: set[Sketches] = set()
+    seen: set[tuple[Sketch, ...]] = set()
     units = len(plan.workload.units)
-    for candidate in (*repaired(plan, topology), *new_lanes(units, plan.workload.granules, _by_units(plan, topology))):
-        deep = any(len(sketch.stages) > units for sketch in candidate.sketches)
-        if deep or candidate.sketches in seen:
-            continue
-        seen.add(candidate.sketches)
-        yield candidate
+    for candidate in repaired(plan, topology):
+        sketches = tuple(candidate.sketches)
+        if sketches not in seen and all(len(sketch.stages) <= units for sketch in sketches):
+            seen.add(sketches)
+            yield candidate
+    for candidate in new_lanes(units, plan.workload.granules, _by_units(plan, topology)):
+        if not any(_same(candidate.sketches, other) for other in seen):
+            yield candidate
+
+
+def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
+    """Whether new lanes are those others; they are drawn only if they could be."""
+    if len(new) != len(other) or any(sketch.borders is not None for sketch in other):
+        return False
+    if isinstance(new, SideBySide) and any(len(s.stages) != depth for s, depth in zip(other, new.depths, strict=True)):
+        return False
+    return tuple(new) == tuple(other)
 
 
 def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Candidate]:
     """Side by side or one of wide stages, in all depths, as even as can be; ranks in the order of the units that they
-    had."""
+    had. Of more than `MANY` ranks, only the most and the fewest lanes of each depth, and wide stages where there are
+    more ranks than lanes can be."""
     count = len(order)
-    for parts in range(1, count + 1):
+    narrow = [parts for parts in _numbers_of_lanes(count, units) if parts <= granules]
+    wide = range(1, min(count, units) + 1) if count <= MANY or not narrow else ()
+    for parts in sorted({*narrow, *wide}):
         sizes = even_split(count, parts)
-        if parts <= granules and sizes[0] <= units:
-            yield Candidate(
-                f"units cut anew: {shape_name([(1,) * depth for depth in sizes])}", _side_by_side(order, sizes)
-            )
-        if len(set(sizes)) > 1 and parts <= units and sizes[0] <= granules:
+        if parts in narrow:
+            yield Candidate(f"units cut anew: {_shape(sizes)}", SideBySide(order, sizes))
+        if parts in wide and len(set(sizes)) > 1 and sizes[0] <= granules:
             stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
             yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
+
+
+def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
+    """Into how many lanes so many ranks are put that none is deeper than there are units."""
+    if ranks <= MANY:
+        return [parts for parts in range(1, ranks + 1) if -(-ranks // parts) <= units]
+    of_depth = ((-(-ranks // (depth + 1)), ranks // depth) for depth in range(1, units + 1))
+    return sorted({parts for pair in of_depth for parts in pair if -(-ranks // parts) <= units})
 
 
 def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
@@ -174,7 +197,7 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
         sizes = even_split(len(order), parts)
         yield Candidate(
             f"units cut anew: the ranks of the hurt lane{'s' if len(hurt) > 1 else ''} in {_shape(sizes)}",
-            (*whole.values(), *_side_by_side(order, sizes)),
+            (*whole.values(), *SideBySide(order, sizes)),
         )
 
 
@@ -201,15 +224,6 @@ def _by_units(plan: Plan, topology: Topology) -> list[Member]:
         return tile.units.lo, tile.micro_batches[0].lo if tile.micro_batches else 0, member.rank
 
     return sorted(topology.members, key=place)
-
-
-def _side_by_side(order: Sequence[Member], depths: Sequence[int]) -> Sketches:
-    """Lanes of these depths, one rank wide, whose early stages are early in `order`."""
-    places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
-    lanes: list[list[Member]] = [[] for _ in depths]
-    for member, (_, lane) in zip(order, places, strict=True):
-        lanes[lane].append(member)
-    return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
 
 
 def _shape(depths: Sequence[int]) -> str:

@@ -8,11 +8,15 @@ kind, which is run once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import Workload, backward_s, forward_s
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.memory import UnitSums
+from elaswave_fx.plan.pipelines import is_pipeline, pipeline_orders, pipeline_s
 from elaswave_fx.plan.schedule import (
     Action,
     LaneKind,
@@ -28,7 +32,7 @@ from elaswave_fx.plan.schedule import (
 )
 from elaswave_fx.plan.split_schedule import Room, shortest_s, split_schedules
 from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.topology import Member, Rank, Topology
 
 WORTHWHILE = 0.99
 """What takes more memory, or more programs, must bring a lane below this fraction of its time without."""
@@ -59,25 +63,33 @@ class LaneTimes:
 
     def __init__(self, workload: Workload, topology: Topology, sums: UnitSums | None = None) -> None:
         self._workload, self._topology = workload, topology
-        self._sums = sums or UnitSums(workload)
+        self.sums = sums or UnitSums(workload)
+        self.routes = ValueRoutes(workload)
+        self._passes: dict[tuple[Span, int], tuple[float, float]] = {}
         self._limits = {m.rank: m.memory_bytes for m in topology.members}
         self._whole: dict[LaneKind, LaneRun] = {}
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
-    def whole(self, lane: Lane) -> LaneRun:
+    def whole_of(self, kind: LaneKind) -> LaneRun:
         """With whole backward passes, whatever room there is."""
-        return self._run_whole(LaneKind.of(lane, self._topology))
+        return self._run_whole(kind)
 
-    def of(self, lane: Lane, kept: Mapping[Rank, int] | int) -> LaneRun:
-        """As the workload's `schedule` asks. `kept`: elements of state, by rank, or about as many on each."""
+    def of(self, lane: Lane, kept: Mapping[Rank, int]) -> LaneRun:
+        """As the workload's `schedule` asks; `kept`: elements of state by rank."""
         kind = LaneKind.of(lane, self._topology)
         if self._workload.schedule == "1f1b":
             return self._run_whole(kind)
-        rooms = tuple(
-            self._room(kind, number, rank, kept if isinstance(kept, int) else kept.get(rank, 0))
-            for number, stage in enumerate(lane.stages)
-            for rank in stage.ranks
-        )
+        return self._run(kind, [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks])
+
+    def about(self, kind: LaneKind, members: Sequence[Member], kept: int) -> LaneRun:
+        """The same of ranks that keep about as many elements each."""
+        if self._workload.schedule == "1f1b":
+            return self._run_whole(kind)
+        return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
+
+    def _run(self, kind: LaneKind, limits: Sequence[int | None], kept: Sequence[int]) -> LaneRun:
+        stage_of = [number for number, stage in enumerate(kind.stages) for _ in stage.deal]
+        rooms = tuple(self._room(kind, *place) for place in zip(stage_of, limits, kept, strict=True))
         if (kind, rooms) not in self._known:
             self._known[kind, rooms] = self._choose(kind, rooms)
         return self._known[kind, rooms]
@@ -99,15 +111,41 @@ class LaneTimes:
 
     def _run_whole(self, kind: LaneKind) -> LaneRun:
         if kind not in self._whole:
-            work = lane_work(self._workload, kind)
-            schedule = find_schedule(work, first_bounds(self._workload, kind))
-            seconds = makespan_s(work, schedule, kind.link)
-            self._whole[kind] = _lane_run(work, schedule, seconds, seconds)
+            if is_pipeline(kind, self.routes.traffic(kind.borders)):
+                self._whole[kind] = self._run_pipeline(kind)
+            else:
+                work = lane_work(self.routes, kind)
+                schedule = find_schedule(work, first_bounds(self.routes, kind))
+                seconds = makespan_s(work, schedule, kind.link)
+                self._whole[kind] = _lane_run(work, schedule, seconds, seconds)
         return self._whole[kind]
+
+    def _run_pipeline(self, kind: LaneKind) -> LaneRun:
+        """As a run of its tasks would show, which need not be made."""
+        forward: list[list[float]] = []
+        backward: list[list[float]] = []
+        for stage in kind.stages:
+            (speed,) = stage.speeds
+            of_size = {size: self._pass_s(stage.units, size) for size in set(kind.sizes)}
+            forward.append([of_size[size][0] / speed for size in kind.sizes])
+            backward.append([of_size[size][1] / speed for size in kind.sizes])
+        seconds = pipeline_s(kind, self.routes.traffic(kind.borders), forward, backward)
+        busy = tuple(
+            sum(itertools.chain.from_iterable(zip(f, b, strict=True))) for f, b in zip(forward, backward, strict=True)
+        )
+        return LaneRun(pipeline_orders(len(kind.stages), len(kind.sizes)), busy, seconds, seconds)
+
+    def _pass_s(self, units: Span, samples: int) -> tuple[float, float]:
+        """Forward and backward of a micro-batch at speed 1."""
+        key = (units, samples)
+        if key not in self._passes:
+            lo, hi = units.lo, units.hi
+            self._passes[key] = forward_s(self._workload, lo, hi, samples), backward_s(self._workload, lo, hi, samples)
+        return self._passes[key]
 
     def _run_split(self, kind: LaneKind, rooms: Sequence[Room], whole: LaneRun) -> LaneRun | None:
         """The fastest that fits of the schedules of the split kind, or the leanest; None if there is none."""
-        work = lane_work(self._workload, kind, split=True)
+        work = lane_work(self.routes, kind, split=True)
         first = dict(enumerate(whole.orders))
         bounds = {place: most_in_flight(order) for place, order in first.items()}
         best: LaneRun | None = None
@@ -121,12 +159,11 @@ class LaneTimes:
                 break
         return best
 
-    def _room(self, kind: LaneKind, stage: int, rank: Rank, kept: int) -> Room:
+    def _room(self, kind: LaneKind, stage: int, limit: int | None, kept: int) -> Room:
         """In whole micro-batches, and no more than all of them would need: ranks that have enough are alike."""
-        units, sums = kind.stages[stage].units, self._sums
+        units, sums = kind.stages[stage].units, self.sums
         largest = max(kind.sizes)
         saved, held = largest * sums.saved(units), largest * sums.held(units)
-        limit = self._limits[rank]
         if limit is None:
             return Room(saved, held)
         fixed, per_sample = sums.arriving(units)
@@ -143,12 +180,13 @@ class LaneTimes:
 
 def plan_work(workload: Workload, topology: Topology, lanes: Sequence[Lane], schedule: Schedule) -> Work:
     """The step of all lanes in the orders of `schedule`, with ranks for places."""
+    routes = ValueRoutes(workload)
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
     for lane in lanes:
         split = any(kind == "W" for rank in lane.ranks for kind, _ in schedule[rank])
-        work = lane_work(workload, LaneKind.of(lane, topology), split)
+        work = lane_work(routes, LaneKind.of(lane, topology), split)
         by_rank = {task: (lane.ranks[task[0]], *task[1:]) for task in work.tasks}
         tasks += by_rank.values()
         needs |= {by_rank[t]: {by_rank[b]: size for b, size in before.items()} for t, before in work.needs.items()}

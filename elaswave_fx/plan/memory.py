@@ -111,16 +111,47 @@ class UnitSums:
         """Elements of buckets whose first user is among the units."""
         return _between(self._first, units)
 
+    def first_within(self, lo: int, hi: int) -> int:
+        """The same of units [lo, hi)."""
+        return self._first[hi] - self._first[lo]
+
     def touched(self, units: Span) -> int:
         """Elements of buckets that any of the units reads."""
-        twice = sum(b.numel * max(0, sum(u in units for u in b.users) - 1) for b in self._tied)
-        return _between(self._touched, units) - twice
+        return self._touched_by(units.lo, units.hi)
+
+    def least_bytes(self, lo: int, hi: int, samples: int, ranks: int) -> int:
+        """No more than what a rank needs that runs these units and has the activations of `samples` at once, whoever
+        keeps what among so many ranks."""
+        work, first = self.workload, self._first[hi] - self._first[lo]
+        return (
+            self._params[hi] - self._params[lo]
+            + work.sum_bytes * first
+            + work.state_bytes_per_element * -(-first // ranks)
+            + samples * (self._saved[hi] - self._saved[lo])
+        )  # fmt: skip
+
+    def without_state(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:
+        """Bytes of a tile of units [lo, hi) on a rank that keeps no boxes."""
+        fixed, per_sample = self._arrivals(lo)[hi - lo]
+        return (
+            self._params[hi] - self._params[lo]
+            + self.workload.sum_bytes * self._touched_by(lo, hi)
+            + micro_batch * (in_flight * (self._saved[hi] - self._saved[lo]) + per_sample)
+            + fixed
+        )  # fmt: skip
+
+    def _touched_by(self, lo: int, hi: int) -> int:
+        twice = sum(b.numel * max(0, sum(lo <= u < hi for u in b.users) - 1) for b in self._tied)
+        return self._touched[hi] - self._touched[lo] - twice
 
     def arriving(self, units: Span) -> tuple[int, int]:
         """Bytes of values from earlier units that any of these reads: without a sample axis, and per sample."""
-        if units.lo not in self._arriving:
-            self._arriving[units.lo] = self._arriving_at(units.lo)
-        return self._arriving[units.lo][units.hi - units.lo]
+        return self._arrivals(units.lo)[len(units)]
+
+    def _arrivals(self, lo: int) -> list[tuple[int, int]]:
+        if lo not in self._arriving:
+            self._arriving[lo] = self._arriving_at(lo)
+        return self._arriving[lo]
 
     def _arriving_at(self, lo: int) -> list[tuple[int, int]]:
         """For runs of 0, 1, 2, … units from `lo` on."""
@@ -146,19 +177,31 @@ class MemoryTable:
         self._owners, self._others = owners, max(1, ranks - owners)
         self._held_inside = min(copies, owners - 1)
         self._held_outside = min(copies, ranks - 1) - self._held_inside
+        self._reach: dict[tuple[int, int, int], list[int]] = {}
 
     def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
         """Bytes of a tile, as `tile_memory` counts them; shards rounded up."""
-        sums = self._sums
-        fixed, per_sample = sums.arriving(units)
-        return (
-            sums.params(units)
-            + self._workload.sum_bytes * sums.touched(units)
-            + self._workload.state_bytes_per_element * self._kept(-(-sums.first_used(units) // self._owners))
-            + in_flight * micro_batch * sums.saved(units)
-            + fixed
-            + per_sample * micro_batch
-        )
+        return self._total(units.lo, units.hi, micro_batch, in_flight)
+
+    def reach(self, micro_batch: int, in_flight: int, limit: int) -> list[int]:
+        """By first unit, the end of the longest run of units that fits `limit`: with every unit more is needed."""
+        key = (micro_batch, in_flight, limit)
+        if key not in self._reach:
+            count, end = len(self._workload.units), 0
+            ends: list[int] = []
+            for lo in range(count):
+                end = max(end, lo)
+                while end > lo and self._total(lo, end, micro_batch, in_flight) > limit:
+                    end -= 1
+                while end < count and self._total(lo, end + 1, micro_batch, in_flight) <= limit:
+                    end += 1
+                ends.append(end)
+            self._reach[key] = ends
+        return self._reach[key]
+
+    def _total(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:
+        state = self._workload.state_bytes_per_element * self._kept(-(-self._sums.first_within(lo, hi) // self._owners))
+        return state + self._sums.without_state(lo, hi, micro_batch, in_flight)
 
     def _kept(self, owned: int) -> int:
         """Elements owned and held by a rank that owns `owned`."""

@@ -6,17 +6,17 @@ minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload, value_samples
 
 _Choice = tuple[float, float, tuple[int, ...]]
 """(bytes across borders, sum of squares of stage times, borders) of a partition of the first units."""
 
-Fits = Callable[[int, Span], bool]
-"""(stage, units) -> whether that stage's rank can hold these units."""
+Reach = Sequence[Sequence[int] | None]
+"""By stage, and by its first unit, the end of the longest run of units that its rank can hold, which can hold all
+shorter ones too; None: it can hold all."""
 
 ROUNDING = 1e-9
 """Relative slack when a stage is compared with the best slowest stage: sums of floats in another order."""
@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 def minimax(
     costs: Sequence[float],
     speeds: Sequence[float],
-    fits: Fits | None = None,
+    reach: Reach | None = None,
     crossing: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
     """Borders (one more than stages) of the best contiguous partition into `len(speeds)` non-empty stages.
@@ -39,10 +39,12 @@ def minimax(
     minimax layer partition.
     """
     prefix = list(accumulate(costs, initial=0.0))
-    slowest = _slowest_stage(prefix, speeds, fits)
+    every = [len(costs)] * len(costs)
+    ends = [every if ends is None else ends for ends in reach or [None] * len(speeds)]
+    slowest = _slowest_stage(prefix, speeds, ends)
     if math.isinf(slowest):
         return None
-    return _cheapest_borders(prefix, speeds, fits, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
+    return _cheapest_borders(prefix, speeds, ends, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
 
 
 def slowest_stage(costs: Sequence[float], speeds: Sequence[float], borders: Sequence[int]) -> float:
@@ -60,32 +62,37 @@ def crossing_bytes(workload: Workload) -> tuple[int, ...]:
     return tuple(totals)
 
 
-def _slowest_stage(prefix: Sequence[float], speeds: Sequence[float], fits: Fits | None) -> float:
+def _slowest_stage(prefix: Sequence[float], speeds: Sequence[float], reach: Sequence[Sequence[int]]) -> float:
     """The least possible time of the slowest stage; infinite if nothing fits."""
     units = len(prefix) - 1
     best = [0.0] + [math.inf] * units
-    for stage, speed in enumerate(speeds):
+    for stage, (speed, ends) in enumerate(zip(speeds, reach, strict=True)):
         extended = [math.inf] * (units + 1)
         for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
             for lo in range(hi - 1, stage - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed
                 if seconds >= extended[hi]:
                     break
-                if max(seconds, best[lo]) < extended[hi] and (fits is None or fits(stage, Span(lo, hi))):
-                    extended[hi] = max(seconds, best[lo])
+                slowest = best[lo] if best[lo] > seconds else seconds
+                if slowest < extended[hi] and hi <= ends[lo]:
+                    extended[hi] = slowest
         best = extended
     return best[units]
 
 
 def _cheapest_borders(
-    prefix: Sequence[float], speeds: Sequence[float], fits: Fits | None, crossing: Sequence[int], limit_s: float
+    prefix: Sequence[float],
+    speeds: Sequence[float],
+    reach: Sequence[Sequence[int]],
+    crossing: Sequence[int],
+    limit_s: float,
 ) -> tuple[int, ...]:
     """Borders with the least (bytes, unevenness) among the partitions whose stages all stay within `limit_s`."""
     units = len(prefix) - 1
     never: _Choice = (math.inf, math.inf, ())
     start: _Choice = (0.0, 0.0, (0,))
     best: list[_Choice] = [start, *([never] * units)]
-    for stage, speed in enumerate(speeds):
+    for stage, (speed, ends) in enumerate(zip(speeds, reach, strict=True)):
         extended: list[_Choice] = [never] * (units + 1)
         for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
             for lo in range(hi - 1, stage - 1, -1):
@@ -93,8 +100,10 @@ def _cheapest_borders(
                 if seconds > limit_s:
                     break
                 sent, uneven, borders = best[lo]
+                if not borders or hi > ends[lo] or sent + crossing[lo] > extended[hi][0]:
+                    continue
                 candidate: _Choice = (sent + crossing[lo], uneven + seconds * seconds, (*borders, hi))
-                if borders and candidate < extended[hi] and (fits is None or fits(stage, Span(lo, hi))):
+                if candidate < extended[hi]:
                     extended[hi] = candidate
         best = extended
     return best[units][2]

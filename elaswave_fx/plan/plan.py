@@ -21,7 +21,7 @@ import msgspec
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.hops import Hop, find_hops, lane_hops
+from elaswave_fx.plan.hops import Hop, ValueRoutes, find_hops, rank_hops
 from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
@@ -108,7 +108,12 @@ class Plan:
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
         """What travels between all ranks in a step, sorted."""
-        return find_hops(self.workload, self.lanes)
+        return find_hops(self.routes, self.lanes)
+
+    @cached_property
+    def routes(self) -> ValueRoutes:
+        """The stages that values visit, for what is derived of one rank after the other."""
+        return ValueRoutes(self.workload)
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[Rank, ...]]:
@@ -128,16 +133,38 @@ class Plan:
 
     def tile(self, rank: Rank) -> Tile:
         """The tile of a rank; PlanError if it has none."""
-        for tile in self.tiles:
-            if tile.rank == rank:
-                return tile
-        raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
+        if rank not in self._tile_of:
+            raise PlanError(f"plan {self.epoch}: rank {rank} has no tile")
+        return self._tile_of[rank]
 
     def hops_of(self, rank: Rank) -> tuple[Hop, ...]:
-        """What travels from and to a rank in a step, sorted."""
-        lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
-        hops = lane_hops(self.workload, lane) if lane is not None else ()
-        return tuple(hop for hop in hops if rank in (hop.source, hop.target))
+        """What a rank sends and receives in a step."""
+        return tuple(rank_hops(self.routes, self._lane_of[rank], rank)) if rank in self._lane_of else ()
+
+    def order(self, rank: Rank) -> tuple[Action, ...]:
+        """The order of a rank's micro-batches; PlanError if there is none."""
+        if rank not in self.schedule:
+            raise PlanError(f"plan {self.epoch}: rank {rank} has no order of work")
+        return self.schedule[rank]
+
+    def owned_buckets(self, rank: Rank) -> frozenset[int]:
+        """Those of which the rank owns a box."""
+        return self._owned_buckets.get(rank, frozenset())
+
+    @cached_property
+    def _tile_of(self) -> Mapping[Rank, Tile]:
+        return {tile.rank: tile for tile in reversed(self.tiles)}
+
+    @cached_property
+    def _lane_of(self) -> Mapping[Rank, Lane]:
+        return {rank: lane for lane in reversed(self.lanes) for rank in lane.ranks}
+
+    @cached_property
+    def _owned_buckets(self) -> Mapping[Rank, frozenset[int]]:
+        found: dict[Rank, set[int]] = {}
+        for box in self.boxes:
+            found.setdefault(box.owner, set()).add(box.bucket)
+        return {rank: frozenset(buckets) for rank, buckets in found.items()}
 
     def slowdown(self, rank: Rank) -> float:
         """By what the times of a rank's units are multiplied at its clock."""

@@ -46,7 +46,7 @@ def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> 
 
     ConfigError names the key that cannot work and the nearest valid value.
     """
-    _refuse(workload, parallel)
+    refuse(workload, parallel)
     if len(topology.members) != parallel.dp * parallel.pp:
         raise PlanError(
             f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
@@ -117,7 +117,7 @@ def shape_name(widths: Widths) -> str:
     return f"lanes of depths {listed(depths)}"
 
 
-def _refuse(workload: Workload, parallel: Parallel) -> None:
+def refuse(workload: Workload, parallel: Parallel) -> None:
     """ConfigError if the shape leaves a rank without work or a micro-batch smaller than a granule."""
     granule, batch = workload.granule, workload.global_batch
     if batch % granule:

@@ -9,22 +9,23 @@ of the first plan, handed to ranks that have a copy. PlanError if nothing fits t
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId, numbered
+from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.lane_candidates import Candidate, new_lanes
-from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.policies import candidates
-from elaswave_fx.plan.shape_lanes import LaneShaper
+from elaswave_fx.plan.shape_lanes import LaneShaper, Outline, Part, Run, SideBySide, Sketches
 from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, number_ranges, rank_words, size_text
@@ -105,26 +106,38 @@ def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
 
 @dataclass(frozen=True)
 class _Idea:
-    """A candidate with micro-batches of a size. `least_s`: about the shortest step that it could have."""
+    """A candidate with micro-batches of a size. `least_s`: about the shortest step that it could have; `place`: among
+    all ideas. Once the idea has been looked at, `runs` of alike sketches and where their units are cut."""
 
     candidate: Candidate
     micro_batch: int
-    table: MemoryTable
     least_s: float
+    place: int
+    runs: Sequence[Run] = ()
+    borders: Sequence[tuple[int, ...]] = ()
+
+    def __lt__(self, other: _Idea) -> bool:
+        return (self.least_s, -self.place) < (other.least_s, -other.place)
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """Lanes of a candidate with their predicted step, as far as it is known before boxes are handed out; and with what
+    """An idea in parts, with their predicted step, as far as it is known before boxes are handed out; and with what
     they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
     waits for its own. `plan`: once there is one; the step is its own then."""
 
-    name: str
-    lanes: tuple[Lane, ...]
+    idea: _Idea
+    parts: Sequence[Part]
     step_s: float
     moved_bytes: int
     stall_s: float
+    least_s: float
     plan: Plan | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the candidate."""
+        return self.idea.candidate.name
 
     def steps(self, life_s: float) -> float:
         """Committed by the end of the topology's expected life; to four digits, as what differs by less is alike."""
@@ -147,6 +160,7 @@ class _Search:
         self._have = have
         self._shaper = LaneShaper(plan.workload, topology)
         self._exchange = ExchangeEstimate(plan.workload, topology)
+        self._had = {rank: stage.units for lane in plan.lanes for stage in lane.stages for rank in stage.ranks}
 
     def best(self, copies: int) -> _Found | None:
         """None if nothing fits with that many copies."""
@@ -162,28 +176,36 @@ class _Search:
 
     def _best_of(self, ideas: list[_Idea], copies: int) -> _Found | None:
         """The best draft that is still the best as a plan, in which every rank has the room that its boxes leave. Ideas
-        are shaped and timed as long as they promise more than what has been found."""
-        ideas.sort(key=lambda idea: idea.least_s, reverse=True)
-        drafts: list[_Draft] = []
+        are looked at, and then shaped and timed, as long as they promise more than what has been found: those first
+        that promise most."""
+        heapq.heapify(ideas)
+        drafts: list[_Draft] = []  # the best one first
         while ideas or drafts:
-            best = min(drafts, key=self._worth, default=None)
-            if ideas and (best is None or self._promises(ideas[-1], best)):
-                draft = self._draft(ideas.pop(), copies)
-                drafts += [draft] if draft is not None else []
+            best = drafts[0] if drafts else None
+            if ideas and (best is None or self._promises(ideas[0], best)):
+                idea = heapq.heappop(ideas)
+                if not idea.runs:
+                    looked = self._look(idea, copies)
+                    if looked is not None:
+                        heapq.heappush(ideas, looked)
+                    continue
+                draft = self._draft(idea, copies)
+                if draft is not None:
+                    bisect.insort(drafts, draft, key=self._worth)
                 continue
             if best is None:
                 return None
-            drafts.remove(best)
+            del drafts[0]
             if best.plan is not None:
                 return _Found(best.plan, (best.name, self._verdict(best.plan, best, drafts, ideas)))
-            plan = self._fitting(best.lanes, copies)
+            plan = self._fitting(self._lanes(best), copies)
             if plan is not None:
-                drafts.append(replace(best, plan=plan, step_s=plan.predicted.step_s))
+                bisect.insort(drafts, replace(best, plan=plan, step_s=plan.predicted.step_s), key=self._worth)
         return None
 
-    def _worth(self, draft: _Draft) -> tuple[float, int]:
-        """The least is best."""
-        return -draft.steps(self._topology.life_s), draft.moved_bytes
+    def _worth(self, draft: _Draft) -> tuple[float, int, float, int]:
+        """The least is best; of equal ones what promised most."""
+        return -draft.steps(self._topology.life_s), draft.moved_bytes, draft.least_s, -draft.idea.place
 
     def _promises(self, idea: _Idea, best: _Draft) -> bool:
         return best.steps(self._topology.life_s) * SLACK * idea.least_s < self._topology.life_s
@@ -191,36 +213,56 @@ class _Search:
     def _ideas(self, copies: int, most: int | None) -> list[_Idea]:
         """Every candidate in at most so many sizes of micro-batches; all of them for None, where memory is short."""
         before = _largest(self._plan.lanes)
-        found = []
+        found: list[_Idea] = []
         for candidate in candidates(self._plan, self._topology):
-            table = self._shaper.table(candidate.sketches, copies)
+            outline = Outline.of(candidate.sketches)
             sizes = [before, *self._shaper.sizes(candidate.sketches, self._plan.workload.micro_batch)]
             for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
-                found.append(_Idea(candidate, size, table, self._shaper.least_s(candidate.sketches, size)))
+                found.append(_Idea(candidate, size, self._shaper.bound_s(outline, size), len(found)))
         return found
 
-    def _draft(self, idea: _Idea, copies: int) -> _Draft | None:
-        """None if units do not fit, or samples do not suffice."""
-        candidate = idea.candidate
-        lanes = self._shaper.shape(candidate.sketches, idea.micro_batch, idea.table, candidate.shares)
-        if lanes is None:
+    def _look(self, idea: _Idea, copies: int) -> _Idea | None:
+        """The same with its cuts, and with a better bound; None if units do not fit, or samples do not suffice."""
+        candidate, size, shaper = idea.candidate, idea.micro_batch, self._shaper
+        if shaper.cannot_fit(Outline.of(candidate.sketches), size) and _is_cut_anew(candidate):
             return None
-        ranks = sum(len(lane.ranks) for lane in lanes)
+        runs = shaper.runs(candidate.sketches, candidate.shares)
+        borders = shaper.cut(runs, size, shaper.table(candidate.sketches, copies))
+        if borders is None:
+            return None
+        cut_s = idea.least_s if candidate.shares else shaper.least_cut_s(runs, borders, size)
+        return replace(idea, runs=runs, borders=borders, least_s=max(idea.least_s, cut_s))
+
+    def _draft(self, idea: _Idea, copies: int) -> _Draft | None:
+        """None if samples do not suffice."""
+        size, shaper = idea.micro_batch, self._shaper
+        parts = shaper.parts(idea.runs, idea.borders, size, idea.candidate.shares)
+        if parts is None:
+            return None
+        stages = [
+            (Span(lo, hi), part.count * len(members))
+            for part in parts
+            for (lo, hi), members in zip(itertools.pairwise(part.borders), part.run.sketch.stages, strict=True)
+        ]
+        ranks = sum(count for _, count in stages)
         kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
-        pipeline_s = max(self._shaper.times.of(lane, kept).seconds for lane in lanes)
-        moved = self._exchange.moved(self._plan.lanes, lanes)
-        step_s = pipeline_s + self._exchange.seconds(lanes, copies)
+        pipeline_s = max(shaper.times.about(shaper.kind(p, size), p.run.sketch.members, kept).seconds for p in parts)
+        moved = self._exchange.moved(self._had, _units_of(idea.candidate.sketches, parts))
+        step_s = pipeline_s + self._exchange.seconds(stages, copies)
         stall_s = self._exchange.seconds_of(moved)
-        return _Draft(idea.candidate.name, lanes, step_s, sum(moved.values()), stall_s)
+        least_s = shaper.least_s(idea.candidate.sketches, size)
+        return _Draft(idea, parts, step_s, sum(moved.values()), stall_s, least_s)
+
+    def _lanes(self, draft: _Draft) -> tuple[Lane, ...]:
+        return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
 
     def _verdict(self, plan: Plan, taken: _Draft, drafts: Sequence[_Draft], ideas: Sequence[_Idea]) -> str:
-        """The predicted step, and what it beat: drafts of other names in the order of their worth, then what was not
-        even timed."""
+        """The predicted step, and what it beat: drafts of other names, the best first, then what was not even timed."""
         text = f"predicted step {_ms(plan.predicted.step_s)}"
         if taken.moved_bytes:
             text += f", after {size_text(taken.moved_bytes)} have moved"
         beaten: dict[str, str] = {}
-        for other in sorted(drafts, key=self._worth):
+        for other in drafts:
             if other.name != taken.name:
                 words = f"{other.name} ({_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
                 beaten.setdefault(other.name, words)
@@ -237,6 +279,22 @@ class _Search:
         boxes = reassign_boxes(boxes, CopySources(self._topology, self._have, copies))
         plan = make_plan(self._topology, workload, lanes, "", boxes=boxes, times=self._shaper.times)
         return plan if fits_memory(plan) else None
+
+
+def _is_cut_anew(candidate: Candidate) -> bool:
+    """Whether all of its lanes are."""
+    sketches = candidate.sketches
+    return isinstance(sketches, SideBySide) or all(sketch.borders is None for sketch in sketches)
+
+
+def _units_of(sketches: Sketches, parts: Sequence[Part]) -> Iterator[tuple[Rank, Span]]:
+    """Rank by rank."""
+    cuts = (part.borders for part in parts for _ in range(part.count))
+    for sketch, borders in zip(sketches, cuts, strict=True):
+        for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True):
+            units = Span(lo, hi)
+            for member in members:
+                yield member.rank, units
 
 
 def _largest(lanes: Sequence[Lane]) -> int:

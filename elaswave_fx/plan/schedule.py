@@ -15,7 +15,6 @@ Lanes with equal members are one *kind*: what holds for one holds for all, with 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s, weights_s
-from elaswave_fx.plan.hops import value_stages
+from elaswave_fx.plan.cost import backward_s, forward_s, weights_s
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.tiling import Lane, consecutive
 from elaswave_fx.plan.topology import Link, Topology
 
@@ -68,10 +67,7 @@ class LaneKind(NamedTuple):
         """The kind of a lane of ranks that are alive."""
         members = {rank: topology.member(rank) for rank in lane.ranks}
         stages = tuple(StageKind(s.units, s.deal, tuple(members[r].speed for r in s.ranks)) for s in lane.stages)
-        links: tuple[Link, ...] = (Link(),)
-        if not topology.is_uniform:
-            links = tuple(topology.link(a, b) for a, b in itertools.combinations(lane.ranks, 2)) or links
-        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), links if len(set(links)) > 1 else links[:1])
+        return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), topology.links_among(lane.ranks))
 
     def link(self, a: Place, b: Place) -> Link:
         """Between two places."""
@@ -79,6 +75,11 @@ class LaneKind(NamedTuple):
             return self.links[0]
         low, high, count = min(a, b), max(a, b), sum(len(stage.deal) for stage in self.stages)
         return self.links[low * count - low * (low + 1) // 2 + high - low - 1]
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Of its stages' units, one more than stages."""
+        return (self.stages[0].units.lo, *(stage.units.hi for stage in self.stages))
 
     @property
     def places(self) -> list[range]:
@@ -95,61 +96,37 @@ class Work:
     seconds: Mapping[Task, float]
 
 
-def lane_work(workload: Workload, kind: LaneKind, split: bool = False) -> Work:
+def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
     """The tasks of a step of such a lane; `split`: with backward passes in halves."""
-    half = "I" if split else "B"
+    half, workload = "I" if split else "B", routes.workload
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
     holders = [_holders(stage, places) for stage, places in zip(kind.stages, kind.places, strict=True)]
     for stage, held in zip(kind.stages, holders, strict=True):
         speeds = [speed for speed, count in zip(stage.speeds, stage.deal, strict=True) for _ in range(count)]
-        units = stage.units
-        for (place, own), samples, speed in zip(held, kind.sizes, speeds, strict=True):
+        lo, hi = stage.units.lo, stage.units.hi
+        taken = {
+            each: tuple(find(workload, lo, hi, *each) for find in (forward_s, backward_s, weights_s))
+            for each in set(zip(kind.sizes, speeds, strict=True))
+        }
+        for (place, own), each in zip(held, zip(kind.sizes, speeds, strict=True), strict=True):
             forward, backward = (place, "F", own), (place, half, own)
             tasks += [forward, backward]
-            seconds[forward] = forward_s(workload, units.lo, units.hi, samples, speed)
-            seconds[backward] = backward_s(workload, units.lo, units.hi, samples, speed)
+            seconds[forward], seconds[backward], weights_only = taken[each]
             needs[forward], needs[backward] = {}, {forward: 0}
             if split:
                 weights = (place, "W", own)
                 tasks.append(weights)
-                seconds[weights] = weights_s(workload, units.lo, units.hi, samples, speed)
-                seconds[backward] -= seconds[weights]
+                seconds[weights] = weights_only
+                seconds[backward] -= weights_only
                 needs[weights] = {backward: 0}
-    for (source, target), traffic in _traffic(workload, kind).items():
+    for (source, target), traffic in routes.traffic(kind.borders).items():
         for (a, of_a), (b, of_b), samples in zip(holders[source], holders[target], kind.sizes, strict=True):
-            needs[b, "F", of_b][a, "F", of_a] = traffic.fixed + traffic.per_sample * samples
+            needs[b, "F", of_b][a, "F", of_a] = traffic.bytes(samples)
             if traffic.back is not None:
-                needs[a, half, of_a][b, half, of_b] = traffic.back.fixed + traffic.back.per_sample * samples
+                needs[a, half, of_a][b, half, of_b] = traffic.back.bytes(samples)
     return Work(tuple(tasks), needs, seconds)
-
-
-class _Bytes(NamedTuple):
-    """Of all values from one stage to another, for a micro-batch; `back`: of their gradients, if any has one."""
-
-    fixed: int
-    per_sample: int
-    back: _Bytes | None = None
-
-
-def _traffic(workload: Workload, kind: LaneKind) -> dict[tuple[int, int], _Bytes]:
-    """By pair of stages."""
-    borders = (kind.stages[0].units.lo, *(stage.units.hi for stage in kind.stages))
-    found: dict[tuple[int, int], _Bytes] = {}
-    for value, stages in zip(workload.values, value_stages(workload, borders), strict=True):
-        size = _Bytes(value.bytes_per_sample, 0) if value.sample_axis is None else _Bytes(0, value.bytes_per_sample)
-        for pair in itertools.pairwise(stages):
-            before = found.get(pair, _Bytes(0, 0))
-            back = before.back
-            if value.has_grad:
-                back = _plus(back or _Bytes(0, 0), size)
-            found[pair] = _plus(before, size)._replace(back=back)
-    return found
-
-
-def _plus(a: _Bytes, b: _Bytes) -> _Bytes:
-    return _Bytes(a.fixed + b.fixed, a.per_sample + b.per_sample)
 
 
 def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
@@ -157,14 +134,14 @@ def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
     return [(place, own) for place, count in zip(places, stage.deal, strict=True) for own in range(count)]
 
 
-def first_bounds(workload: Workload, kind: LaneKind) -> dict[Place, int]:
+def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Place, int]:
     """In-flight bounds to start from, in micro-batches: one of its own, and what the ranks of later stages hold, shared
     among those of its stage; one more where the next stage is wider or narrower, for it takes micro-batches of several
     ranks in turn. Where all stages are equally wide this is depth minus stage."""
     depth = len(kind.stages)
     of_stage = [1] * depth
     later: defaultdict[int, set[int]] = defaultdict(set)
-    for source, target in _traffic(workload, kind):
+    for source, target in routes.traffic(kind.borders):
         later[source].add(target)
     for stage in reversed(range(depth)):
         own = len(kind.stages[stage].deal)
@@ -288,7 +265,7 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
 
     PlanError names the waiting tasks if the orders block each other.
     """
-    finished: set[Task] = set()
+    missing = {task: len(needs) for task, needs in work.needs.items()}
     arrived: dict[Task, float] = defaultdict(float)  # the last piece so far of what a task needs
     position = dict.fromkeys(schedule, 0)
     free = dict.fromkeys(schedule, 0.0)
@@ -297,20 +274,23 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
         for before, size in needs.items():
             after[before].append((task, size))
     links = _Links(link)
-    moved = True
-    while moved:
-        moved = False
-        for place, order in schedule.items():
-            while position[place] < len(order):
-                task = (place, *order[position[place]])
-                if not finished.issuperset(work.needs[task]):
-                    break
-                free[place] = max(free[place], arrived[task]) + work.seconds[task]
-                finished.add(task)
-                for later, size in after[task]:
-                    arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
-                position[place] += 1
-                moved = True
+    waiting = list(schedule)  # places that may be able to go on
+    while waiting:
+        place = waiting.pop()
+        order = schedule[place]
+        while position[place] < len(order):
+            task = (place, *order[position[place]])
+            if missing[task]:
+                break
+            position[place] += 1
+            free[place] = max(free[place], arrived[task]) + work.seconds[task]
+            for later, size in after[task]:
+                missing[later] -= 1
+                if later[0] == place:
+                    continue
+                arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
+                if not missing[later]:
+                    waiting.append(later[0])
     stuck = [(p, *schedule[p][position[p]]) for p in schedule if position[p] < len(schedule[p])]
     if stuck:
         names = ", ".join(f"{kind}{index} of place {place}" for place, kind, index in stuck)

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, overload
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.memory import MemoryTable, UnitSums
-from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
-from elaswave_fx.plan.tiling import Lane, Stage, consecutive, split_micro_batches
-from elaswave_fx.plan.topology import Member, Topology
+from elaswave_fx.plan.partition import Reach, crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.schedule import LaneKind, StageKind
+from elaswave_fx.plan.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
+from elaswave_fx.plan.topology import Link, Member, Topology
 
 MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
@@ -42,44 +45,135 @@ class Sketch:
         return max(len(stage) for stage in self.stages)
 
     @property
+    def members(self) -> list[Member]:
+        """All of them, stage by stage."""
+        return [member for stage in self.stages for member in stage]
+
+    @property
     def strengths(self) -> list[float]:
         """Of its stages: the speeds of their ranks together."""
         return [sum(member.speed for member in stage) for stage in self.stages]
 
 
-Sketches = tuple[Sketch, ...]
+Sketches = Sequence[Sketch]
+
+
+class SideBySide(Sequence[Sketch]):
+    """Lanes of these depths, one rank wide, whose early stages are early in `order`; drawn when they are looked at."""
+
+    def __init__(self, order: Sequence[Member], depths: Sequence[int]) -> None:
+        self.order, self.depths = order, depths
+
+    def __len__(self) -> int:
+        return len(self.depths)
+
+    @overload
+    def __getitem__(self, place: int) -> Sketch: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sketch]: ...
+    def __getitem__(self, place: int | slice) -> Sketch | Sequence[Sketch]:
+        return self._drawn[place]
+
+    @cached_property
+    def _drawn(self) -> tuple[Sketch, ...]:
+        depths = self.depths
+        places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
+        lanes: list[list[Member]] = [[] for _ in depths]
+        for member, (_, lane) in zip(self.order, places, strict=True):
+            lanes[lane].append(member)
+        return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
+
+
+class Outline(NamedTuple):
+    """What bounds need to know of sketches: their ranks, how many share a unit at least, how many micro-batches there
+    are at least, and the stages of the shallowest and of the deepest."""
+
+    ranks: int
+    owners: int
+    across: int
+    shallowest: int
+    deepest: int
+
+    @staticmethod
+    def of(sketches: Sketches | Outline) -> Outline:
+        """Without drawing them."""
+        if isinstance(sketches, Outline):
+            return sketches
+        if isinstance(sketches, SideBySide):
+            depths, count = sketches.depths, len(sketches)
+            return Outline(sum(depths), count, count, min(depths), max(depths))
+        return Outline(
+            sum(len(stage) for sketch in sketches for stage in sketch.stages),
+            sum(min(len(stage) for stage in sketch.stages) for sketch in sketches),
+            sum(sketch.width for sketch in sketches),
+            min(len(sketch.stages) for sketch in sketches),
+            max(len(sketch.stages) for sketch in sketches),
+        )
+
+
+class Run(NamedTuple):
+    """`count` sketches, one after the other, that are alike; `sketch` is the first of them. `links` as in LaneKind."""
+
+    sketch: Sketch
+    count: int
+    links: tuple[Link, ...] = (Link(),)
+
+
+class Part(NamedTuple):
+    """`count` lanes to be, one after the other, that are alike but for their ranks: as `run` says, cut at `borders`,
+    with so many granules each."""
+
+    run: Run
+    borders: tuple[int, ...]
+    granules: int
+    count: int
 
 
 class LaneShaper:
     """Cuts and shares for one workload and topology; runs of lanes, and cuts, are known once they have been found."""
 
     def __init__(self, workload: Workload, topology: Topology) -> None:
-        self._workload = workload
+        self._workload, self._topology = workload, topology
         self._sums = UnitSums(workload)
         self._crossing = crossing_bytes(workload)
         # Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
         whole = sum(u.forward_s + u.backward_s for u in workload.units)
         forward = sum(u.forward_s for u in workload.units)
         self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
+        self._costs: dict[int, tuple[float, ...]] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...] | None] = {}
+        self._least_depths: dict[int, int] = {}
         self.times = LaneTimes(workload, topology, self._sums)
 
-    def table(self, sketches: Sketches, copies: int) -> MemoryTable:
+    def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
         """Of what tiles of such lanes need."""
-        owners = sum(min(len(stage) for stage in sketch.stages) for sketch in sketches)
-        ranks = sum(len(stage) for sketch in sketches for stage in sketch.stages)
-        return MemoryTable(self._sums, owners, copies, ranks)
+        outline = Outline.of(sketches)
+        return MemoryTable(self._sums, outline.owners, copies, outline.ranks)
 
-    def sizes(self, sketches: Sketches, most: int | None) -> Iterator[int]:
+    def sizes(self, sketches: Sketches | Outline, most: int | None) -> Iterator[int]:
         """Micro-batches to try with these lanes, in samples, largest first."""
-        across = sum(sketch.width for sketch in sketches)
-        depth = max(len(sketch.stages) for sketch in sketches)
-        return micro_batch_sizes(self._workload, -(-self._workload.granules // across), depth, most)
+        outline = Outline.of(sketches)
+        across = -(-self._workload.granules // outline.across)
+        return micro_batch_sizes(self._workload, across, outline.deepest, most)
+
+    # --- Bounds, from the cheapest on
+
+    def bound_s(self, outline: Outline, size: int) -> float:
+        """About the fewest seconds of any lanes of all ranks with such an outline: at most what `least_s` says."""
+        strength = sum(member.speed for member in self._topology.members)
+        fastest = max(member.speed for member in self._topology.members)
+        per_micro_batch = size / self._workload.granule
+        idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
+        return (self._workload.granules + idle) * sum(self.costs(size)) / per_micro_batch / strength
+
+    def cannot_fit(self, outline: Outline, size: int) -> bool:
+        """Whether a lane has fewer stages than could ever hold the program."""
+        return outline.shallowest < self._least_depth(size)
 
     def least_s(self, sketches: Sketches, size: int) -> float:
         """About the fewest seconds that lanes of these ranks can take: each is cut perfectly, and granules are shared
         like water, so that all end at once."""
-        micro_batch_s = sum(unit_seconds(self._workload, size))
+        micro_batch_s = sum(self.costs(size))
         granules, rate = float(self._workload.granules), 0.0
         for sketch in sketches:
             strength = sum(sketch.strengths)
@@ -92,24 +186,110 @@ class LaneShaper:
             rate += 1 / granule_s
         return granules / rate
 
+    def least_cut_s(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> float:
+        """The same of lanes whose cuts are known: no stage ends before the stages in front of it have taken a
+        micro-batch, which may be smaller than `size`, and it has taken all of its own."""
+        granules, rate = float(self._workload.granules), 0.0
+        for run, cut, (share, _) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
+            whole = share * self._workload.granule // size
+            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share, whole / (whole + 1))
+            granules += run.count * fill_s / pace_s
+            rate += run.count / pace_s
+        return granules / rate
+
+    def _latest_stage(
+        self, sketch: Sketch, cut: Sequence[int], size: int, share: int, part: float
+    ) -> tuple[float, float]:
+        """Of the stage of a lane that ends last, at least: seconds of a granule, and seconds before the first one."""
+        costs, per_micro_batch = self.costs(size), max(1, size // self._workload.granule)
+        before_s = latest_s = 0.0
+        found = (1.0, 0.0)
+        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
+            taken_s = sum(costs[lo:hi])
+            pace_s = taken_s / sum(member.speed for member in stage) / per_micro_batch
+            if before_s + share * pace_s > latest_s:
+                found, latest_s = (pace_s, before_s), before_s + share * pace_s
+            before_s += self._waits * part * taken_s / max(member.speed for member in stage)
+        return found
+
+    # --- Shapes
+
     def shape(
         self, sketches: Sketches, size: int, table: MemoryTable, shares: Sequence[int] | None = None
     ) -> tuple[Lane, ...] | None:
         """Lanes with micro-batches of at most `size`, and `shares` granules each, or as many as is best; None if units
         do not fit, or samples do not suffice."""
-        granules = self._workload.granules
-        if sum(sketch.width for sketch in sketches) > granules:
+        runs = self.runs(sketches, shares)
+        borders = self.cut(runs, size, table)
+        if borders is None:
             return None
-        borders = [self._borders(sketch, size, table) for sketch in sketches]
-        found = [b for b in borders if b is not None]
-        if len(found) < len(sketches):
+        parts = self.parts(runs, borders, size, shares)
+        return None if parts is None else self.lanes(sketches, parts, size)
+
+    def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
+        """Sketches that are alike, and have equal shares, together."""
+        found: list[Run] = []
+        last: object = None
+        for number, sketch in enumerate(sketches):
+            links = self._topology.links_among([member.rank for member in sketch.members])
+            stages = [[(member.speed, member.memory_bytes) for member in stage] for stage in sketch.stages]
+            alike = (stages, sketch.borders, links, shares and shares[number])
+            if found and alike == last:
+                found[-1] = found[-1]._replace(count=found[-1].count + 1)
+            else:
+                found.append(Run(sketch, 1, links))
+            last = alike
+        return found
+
+    def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> list[tuple[int, ...]] | None:
+        """Borders by run; None if units do not fit, or samples do not suffice."""
+        if sum(run.count * run.sketch.width for run in runs) > self._workload.granules:
             return None
-        if shares is None:
-            shares = self._balanced(sketches, found, self._shares(sketches, found, size), size)
-        elif any(share < sketch.width for share, sketch in zip(shares, sketches, strict=True)):
-            return None
-        samples = consecutive([share * self._workload.granule for share in shares])
-        return tuple(self._lane(s, b, part, size) for s, b, part in zip(sketches, found, samples, strict=True))
+        found: list[tuple[int, ...]] = []
+        for run in runs:
+            borders = self._borders(run.sketch, size, table)
+            if borders is None:
+                return None
+            found.append(borders)
+        return found
+
+    def parts(
+        self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int, shares: Sequence[int] | None = None
+    ) -> list[Part] | None:
+        """Lanes that are alike, with as many granules as are best; None if given `shares` are too few."""
+        if shares is not None:
+            firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
+            given = [shares[first] for first in firsts]
+            if any(share < run.sketch.width for share, run in zip(given, runs, strict=True)):
+                return None
+            return [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
+        found: list[Part] = []
+        for run, cut, (share, more) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
+            found += [
+                Part(run, cut, granules, count)
+                for granules, count in ((share + 1, more), (share, run.count - more))
+                if count
+            ]
+        return self._balanced(found, size)
+
+    def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
+        """Of these sketches, as the parts say."""
+        each = [part for part in parts for _ in range(part.count)]
+        samples = consecutive([part.granules * self._workload.granule for part in each])
+        return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(sketches, each, samples, strict=True))
+
+    def kind(self, part: Part, size: int) -> LaneKind:
+        """Of its lanes."""
+        sketch = part.run.sketch
+        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
+        return LaneKind(
+            tuple(
+                StageKind(Span(lo, hi), deal(len(sizes), members), tuple(member.speed for member in members))
+                for (lo, hi), members in zip(itertools.pairwise(part.borders), sketch.stages, strict=True)
+            ),
+            sizes,
+            part.run.links,
+        )
 
     def _borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
         """Those given, or of the cut whose slowest stage is fastest."""
@@ -118,70 +298,99 @@ class LaneShaper:
         limits = tuple(
             min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
         )
-        kind = (table, tuple(sketch.strengths), limits, size)
+        strengths = tuple(sketch.strengths)
+        reach = self._reach(limits, table, size)
+        kind = (table if reach else None, strengths, limits, size)
         if kind not in self._cuts:
-            costs = unit_seconds(self._workload, size)
-            self._cuts[kind] = minimax(costs, sketch.strengths, self._fits(limits, table, size), self._crossing)
+            self._cuts[kind] = minimax(self.costs(size), strengths, reach, self._crossing)
         return self._cuts[kind]
 
-    def _fits(self, limits: Sequence[int | None], table: MemoryTable, size: int) -> Callable[[int, Span], bool] | None:
-        """Whether units fit the smallest rank of a stage; None if memory bounds nobody."""
+    def costs(self, size: int) -> tuple[float, ...]:
+        """Seconds of a micro-batch of so many samples through each unit."""
+        if size not in self._costs:
+            self._costs[size] = unit_seconds(self._workload, size)
+        return self._costs[size]
+
+    def _reach(self, limits: Sequence[int | None], table: MemoryTable, size: int) -> Reach | None:
+        """How far units fit the smallest rank of a stage; None if memory bounds nobody."""
         bounds = [limit for limit in limits if limit is not None]
         whole = Span(0, len(self._workload.units))
         if not bounds or table.total(whole, size, len(limits)) <= min(bounds):
             return None
+        return [
+            None if limit is None else table.reach(size, len(limits) - stage, limit)
+            for stage, limit in enumerate(limits)
+        ]
 
-        def fits(stage: int, units: Span) -> bool:
-            limit = limits[stage]
-            return limit is None or table.total(units, size, len(limits) - stage) <= limit
+    def _least_depth(self, size: int) -> int:
+        """The fewest stages that could hold all units in ranks like the largest, if each kept a share of one rank in
+        all and received nothing: from the last stage on, which holds one micro-batch, as many units as fit."""
+        if size in self._least_depths:
+            return self._least_depths[size]
+        limits = [member.memory_bytes for member in self._topology.members]
+        most = None if None in limits else max(limit for limit in limits if limit is not None)
+        depth, end = 0, len(self._workload.units)
+        while end > 0 and depth <= len(self._workload.units):
+            depth, lo = depth + 1, end
+            while lo > 0 and (most is None or self._sums.least_bytes(lo - 1, end, depth * size, len(limits)) <= most):
+                lo -= 1
+            end = lo
+        self._least_depths[size] = depth
+        return depth
 
-        return fits
-
-    def _shares(self, sketches: Sketches, borders: Sequence[tuple[int, ...]], size: int) -> list[int]:
-        """Granules by lane: its slowest stage sets the pace, all of its stages how long it fills and drains."""
-        costs = unit_seconds(self._workload, size)
+    def _paces(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[float, float]]:
+        """By run: seconds of a granule through the slowest stage, and those that a lane fills and drains for."""
+        costs = self.costs(size)
         per_micro_batch = max(1, size // self._workload.granule)
-        paces, fills = [], []
-        for sketch, cut in zip(sketches, borders, strict=True):
+        found = []
+        for run, cut in zip(runs, borders, strict=True):
+            sketch = run.sketch
             slowest = slowest_stage(costs, sketch.strengths, cut)
             through = sum(
                 sum(costs[lo:hi]) / max(member.speed for member in stage)
                 for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True)
             )
-            paces.append(slowest / per_micro_batch)
-            fills.append(max(0.0, through - slowest * sketch.width))
-        return list(share_granules(self._workload.granules, paces, fills, [s.width for s in sketches]))
+            found.append((slowest / per_micro_batch, max(0.0, through - slowest * sketch.width)))
+        return found
 
-    def _balanced(
-        self, sketches: Sketches, borders: Sequence[tuple[int, ...]], shares: list[int], size: int
-    ) -> list[int]:
+    def _shares(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, int]]:
+        """Granules by run, of each lane, and how many of its lanes have one more: the slowest stage sets the pace, all
+        stages how long a lane fills and drains."""
+        paces = self._paces(runs, borders, size)
+        kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
+        return share_by_kind(self._workload.granules, kinds)
+
+    def _balanced(self, parts: list[Part], size: int) -> list[Part]:
         """Granules go from the lane that ends last to the one that ends first, by their simulated runs, as long as
         that makes the last one end earlier."""
-        if len(sketches) == 1:
-            return shares
-        seconds = [self._seconds(s, b, n, size) for s, b, n in zip(sketches, borders, shares, strict=True)]
+        if sum(part.count for part in parts) == 1:
+            return parts
+        seconds = [self._seconds(part, size) for part in parts]
         amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
         for _ in range(MOVES):
-            last = max(range(len(shares)), key=lambda i: seconds[i])
-            first = min(range(len(shares)), key=lambda i: seconds[i])
-            for amount in amounts:
-                if shares[last] - amount < sketches[last].width:
+            last = max(range(len(parts)), key=lambda i: seconds[i])
+            first = min(range(len(parts)), key=lambda i: seconds[i])
+            for amount in amounts if last != first else ():
+                if parts[last].granules - amount < parts[last].run.sketch.width:
                     continue
-                less = self._seconds(sketches[last], borders[last], shares[last] - amount, size)
-                more = self._seconds(sketches[first], borders[first], shares[first] + amount, size)
-                if max(less, more) < seconds[last]:
-                    shares[last], shares[first] = shares[last] - amount, shares[first] + amount
-                    seconds[last], seconds[first] = less, more
+                less = parts[last]._replace(granules=parts[last].granules - amount, count=1)
+                more = parts[first]._replace(granules=parts[first].granules + amount, count=1)
+                less_s, more_s = self._seconds(less, size), self._seconds(more, size)
+                if max(less_s, more_s) < seconds[last]:
+                    for place, part, taken in sorted(((last, less, less_s), (first, more, more_s)), reverse=True):
+                        rest = parts[place]._replace(count=parts[place].count - 1)
+                        parts[place : place + 1] = [part, rest] if rest.count else [part]
+                        seconds[place : place + 1] = [taken, seconds[place]] if rest.count else [taken]
                     break
             else:
-                return shares
-        return shares
+                return parts
+        return parts
 
-    def _seconds(self, sketch: Sketch, borders: tuple[int, ...], granules: int, size: int) -> float:
-        samples = Span(0, granules * self._workload.granule)
-        return self.times.whole(self._lane(sketch, borders, samples, size)).seconds
+    def _seconds(self, part: Part, size: int) -> float:
+        return self.times.whole_of(self.kind(part, size)).seconds
 
-    def _lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
+    def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
+        """Of its members, for these samples."""
         pieces = split_micro_batches(samples, size, self._workload.granule, sketch.width)
         stages = tuple(
             Stage(Span(lo, hi), tuple(m.rank for m in members), deal(len(pieces), members))
@@ -190,9 +399,15 @@ class LaneShaper:
         return Lane(stages, pieces)
 
 
+def piece_sizes(granules: int, most: int, granule: int, least: int) -> tuple[int, ...]:
+    """Samples of the micro-batches that `split_micro_batches` makes of so many granules."""
+    count = max(least, -(-granules // max(1, most // granule)))
+    return tuple(size * granule for size in even_split(granules, count))
+
+
 def deal(count: int, members: Sequence[Member]) -> tuple[int, ...]:
     """Micro-batches of each rank of a stage, by speed."""
-    return share_granules(count, [1 / member.speed for member in members])
+    return (count,) if len(members) == 1 else share_granules(count, [1 / member.speed for member in members])
 
 
 def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
@@ -200,23 +415,41 @@ def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
     return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
 
 
-def share_granules(
-    granules: int, paces: Sequence[float], fills: Sequence[float] = (), least: Sequence[int] = ()
-) -> tuple[int, ...]:
+class ShareKind(NamedTuple):
+    """`count` workers, one after the other, that are alike: time per granule, in any unit, time that does not depend on
+    granules, and the least number of granules."""
+
+    pace: float
+    fill: float = 0.0
+    least: int = 1
+    count: int = 1
+
+
+def share_by_kind(granules: int, kinds: Sequence[ShareKind]) -> list[tuple[int, int]]:
+    """By kind: granules of each worker, and how many of the first ones have one more, so that the last worker to finish
+    finishes first. Among equal ones the first are the first to get one."""
+    shares, more = [kind.least for kind in kinds], [0] * len(kinds)
+    left = granules - sum(kind.least * kind.count for kind in kinds)
+    finish = [(kind.fill + (kind.least + 1) * kind.pace, number) for number, kind in enumerate(kinds)]
+    heapq.heapify(finish)
+    while left > 0:
+        number = finish[0][1]
+        kind = kinds[number]
+        if kind.count > left:
+            more[number] = left
+            break
+        left -= kind.count
+        shares[number] += 1
+        heapq.heapreplace(finish, (kind.fill + (shares[number] + 1) * kind.pace, number))
+    return list(zip(shares, more, strict=True))
+
+
+def share_granules(granules: int, paces: Sequence[float]) -> tuple[int, ...]:
     """Granules per worker, at least one each, so that the last to finish finishes first.
 
-    `paces`: time per granule, in any unit; `fills`: time that does not depend on granules. `least` of each. Equal paces
-    give an even split, remainders to the first, one each.
+    `paces`: time per granule, in any unit. Equal paces give an even split, remainders to the first, one each.
     """
-    fills = fills or [0.0] * len(paces)
-    shares = list(least or [1] * len(paces))
-    finish = [(fill + (n + 1) * pace, i) for i, (n, pace, fill) in enumerate(zip(shares, paces, fills, strict=True))]
-    heapq.heapify(finish)
-    for _ in range(granules - sum(shares)):
-        _, index = finish[0]
-        shares[index] += 1
-        heapq.heapreplace(finish, (fills[index] + (shares[index] + 1) * paces[index], index))
-    return tuple(shares)
+    return tuple(share for share, _ in share_by_kind(granules, [ShareKind(pace) for pace in paces]))
 
 
 def micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:

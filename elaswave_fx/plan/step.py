@@ -13,18 +13,23 @@ are told apart by their order on the link.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.compact import CompactPlan
 from elaswave_fx.plan.hops import Hop
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.topology import Rank
 
 Instruction = tuple[str | int, ...]
+
+Planned = Plan | CompactPlan
+"""What one rank's part can be derived of."""
 
 ACTIVATION, GRADIENT = 1, 2
 """Kinds of tags chosen here; 3 and above are the engine's own."""
@@ -48,7 +53,7 @@ class StepProgram:
     micro_batches: tuple[Span, ...]
 
 
-def step_program(plan: Plan, rank: Rank) -> StepProgram:
+def step_program(plan: Planned, rank: Rank) -> StepProgram:
     """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather.
 
     Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
@@ -56,10 +61,10 @@ def step_program(plan: Plan, rank: Rank) -> StepProgram:
     """
     lowering = _Lowering(plan, rank)
     used = lowering.buckets_by_first_use()
-    owned = {box.bucket for box in plan.boxes if box.owner == rank}
+    owned = plan.owned_buckets(rank)
     foreign = sorted(owned - set(used))
     instructions: list[Instruction] = [("REDUCE", bucket) for bucket in foreign]
-    instructions += lowering.actions(plan.schedule[rank], train=True)
+    instructions += lowering.actions(plan.order(rank), train=True)
     instructions += [("FOLD",), ("VOTE",)]
     for bucket in (*used, *foreign):
         if bucket in owned:
@@ -69,10 +74,10 @@ def step_program(plan: Plan, rank: Rank) -> StepProgram:
     return lowering.program(instructions)
 
 
-def eval_program(plan: Plan, rank: Rank) -> StepProgram:
+def eval_program(plan: Planned, rank: Rank) -> StepProgram:
     """The forward-only pass of a rank over the same tile and hops, micro-batches in the order of training."""
     lowering = _Lowering(plan, rank)
-    forwards = [action for action in plan.schedule[rank] if action[0] == "F"]
+    forwards = [action for action in plan.order(rank) if action[0] == "F"]
     return lowering.program(lowering.actions(forwards, train=False))
 
 
@@ -88,14 +93,14 @@ def tag(kind: int, value: int, micro_batch: int) -> int:
 class _Lowering:
     """The instruction list of one rank, action by action."""
 
-    def __init__(self, plan: Plan, rank: Rank) -> None:
+    def __init__(self, plan: Planned, rank: Rank) -> None:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values
         self._first_consumers = {
-            index: min(u for u in value.consumers if u in self._tile.units)
+            index: first
             for index, value in enumerate(self._values)
-            if any(u in self._tile.units for u in value.consumers)
+            if (first := self._first_here(value.consumers)) is not None
         }
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
@@ -104,6 +109,11 @@ class _Lowering:
                 self._out[hop.source_micro_batch].append(hop)
             else:
                 self._in[hop.target_micro_batch].append(hop)
+
+    def _first_here(self, units: Sequence[int]) -> int | None:
+        """The first of ascending units that lies in this tile."""
+        at = bisect_left(units, self._tile.units.lo)
+        return units[at] if at < len(units) and units[at] < self._tile.units.hi else None
 
     def program(self, instructions: Sequence[Instruction]) -> StepProgram:
         """The finished list with the tile's micro-batches."""
@@ -132,9 +142,9 @@ class _Lowering:
     def _first_users(self) -> dict[int, int]:
         """Bucket -> its first user within this tile."""
         return {
-            index: min(u for u in bucket.users if u in self._tile.units)
+            index: first
             for index, bucket in enumerate(self._plan.workload.buckets)
-            if any(u in self._tile.units for u in bucket.users)
+            if (first := self._first_here(bucket.users)) is not None
         }
 
     def _post_positions(self, order: Sequence[Action]) -> dict[int, list[Action]]:
@@ -161,12 +171,19 @@ class _Lowering:
     def _forward(self, mb: int) -> list[Instruction]:
         """Units ascending; values passed on leave before their first consumer here, own values after their producer."""
         instructions: list[Instruction] = []
-        for unit in self._tile.units:
-            passed_on = [h for h in self._out[mb] if self._passes_on(h) and self._first_consumer(h.value) == unit]
-            made_here = [h for h in self._out[mb] if self._values[h.value].producer == unit]
-            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in passed_on]
+        out = self._out.get(mb)
+        if not out:
+            return [("FORWARD", unit, mb) for unit in range(self._tile.units.lo, self._tile.units.hi)]
+        passed_on, made_here = _by_unit(), _by_unit()
+        for hop in out:
+            if self._passes_on(hop):
+                passed_on[self._first_consumer(hop.value)].append(hop)
+            else:
+                made_here[self._values[hop.value].producer].append(hop)
+        for unit in range(self._tile.units.lo, self._tile.units.hi):
+            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in passed_on.get(unit, ())]
             instructions.append(("FORWARD", unit, mb))
-            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in made_here]
+            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in made_here.get(unit, ())]
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
@@ -176,19 +193,18 @@ class _Lowering:
         """
         instructions: list[Instruction] = []
         first_users = self._first_users() if reduce else {}
-        leaving = [hop for hop in self._in[mb] if self._values[hop.value].has_grad and kind != "W"]
-        for unit in sorted(self._tile.units, reverse=True):
+        leaving = _by_unit()
+        for hop in self._in.get(mb, ()) if kind != "W" else ():
+            if self._values[hop.value].has_grad:
+                leaving[self._first_consumer(hop.value)].append(hop)
+        for unit in range(self._tile.units.hi - 1, self._tile.units.lo - 1, -1):
             instructions.append((_BACKWARD[kind], unit, mb))
-            instructions += [
-                self._transfer("SEND", hop, GRADIENT, mb, hop.source)
-                for hop in leaving
-                if self._first_consumer(hop.value) == unit
-            ]
+            instructions += [self._transfer("SEND", h, GRADIENT, mb, h.source) for h in leaving.get(unit, ())]
             instructions += [("REDUCE", bucket) for bucket, first in first_users.items() if first == unit]
         return instructions
 
     def _passes_on(self, hop: Hop) -> bool:
-        return self._values[hop.value].producer not in self._tile.units
+        return not self._tile.units.lo <= self._values[hop.value].producer < self._tile.units.hi
 
     def _first_consumer(self, value: int) -> int:
         return self._first_consumers[value]
@@ -197,3 +213,7 @@ class _Lowering:
         length = 1 if self._values[hop.value].sample_axis is None else len(hop.samples)
         receiver = hop.target_micro_batch if kind == ACTIVATION else hop.source_micro_batch
         return (opcode, hop.value, mb, peer, tag(kind, hop.value, receiver), 0, length, int(kind == GRADIENT))
+
+
+def _by_unit() -> defaultdict[int, list[Hop]]:
+    return defaultdict(list)

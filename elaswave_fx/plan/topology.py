@@ -5,6 +5,7 @@ local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,13 @@ class Topology:
         """The link between two ranks that are alive."""
         hosts = self._members[a].host, self._members[b].host
         return _WITHIN_A_HOST if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
+
+    def links_among(self, ranks: Sequence[Rank]) -> tuple[Link, ...]:
+        """Of each two of them, (0, 1), (0, 2), …, (1, 2), … by their places; a single one if all are alike."""
+        if self.is_uniform:
+            return (_WITHIN_A_HOST,)
+        found = tuple(self.link(a, b) for a, b in itertools.combinations(ranks, 2)) or (_WITHIN_A_HOST,)
+        return found if len(set(found)) > 1 else found[:1]
 
     @cached_property
     def _members(self) -> dict[Rank, Member]:

@@ -43,7 +43,7 @@ def with_lane(plan: Plan, number: int, **changes: object) -> Plan:
 
 def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
     hops = list(plan.hops)
-    hops[index] = replace(hops[index], **changes)  # type: ignore[arg-type]
+    hops[index] = hops[index]._replace(**changes)  # type: ignore[arg-type]
     return deriving(plan, hops=tuple(hops))
 
 
@@ -99,7 +99,7 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "empty tile": (
         lambda p: with_tile(p, 1, micro_batches=()),
-        "plan 0: rank 1 has units [2, 4) and samples none; a tile is not empty",
+        "plan 0: rank 1 has units [2, 4) and samples none; a tile has both or nothing",
     ),
     "outside": (
         lambda p: with_tile(p, 3, units=Span(2, 5)),

@@ -38,7 +38,7 @@ def step_of(lanes: Sequence[Lane], costs: list[float], topology: Topology) -> tu
     samples = max(lane.micro_batches[-1].hi for lane in lanes)
     workload = chain(len(costs), samples, costs=costs)
     times = LaneTimes(workload, topology)
-    schedule = {r: order for lane in lanes for r, order in zip(lane.ranks, times.whole(lane).orders, strict=True)}
+    schedule = {r: order for lane in lanes for r, order in zip(lane.ranks, times.of(lane, {}).orders, strict=True)}
     return plan_work(workload, topology, lanes, schedule), schedule
 
 

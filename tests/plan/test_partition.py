@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
 
@@ -33,15 +32,13 @@ def test_it_is_as_fast_as_the_best_of_all_and_sends_least_among_those(
 ) -> None:
     costs, speeds, crossing, most = problem
 
-    def fits(stage: int, units: Span) -> bool:
-        return len(units) <= most + stage % 2
-
+    reach = [[min(len(costs), lo + most + stage % 2) for lo in range(len(costs))] for stage in range(len(speeds))]
     allowed = [
         b
         for b in all_borders(len(costs), len(speeds))
-        if all(fits(s, Span(lo, hi)) for s, (lo, hi) in enumerate(pairwise(b)))
+        if all(hi <= reach[stage][lo] for stage, (lo, hi) in enumerate(pairwise(b)))
     ]
-    found = minimax(costs, speeds, fits, crossing)
+    found = minimax(costs, speeds, reach, crossing)
     if not allowed:
         assert found is None
         return

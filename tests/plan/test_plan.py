@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
-from elaswave_fx.plan.tiling import Lane
+from elaswave_fx.plan.tiling import Lane, Tile
 from elaswave_fx.plan.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
 
@@ -73,11 +75,13 @@ def test_the_json_of_a_plan(golden: Golden) -> None:
     golden("plan_1x2.json", make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "two").to_json())
 
 
-def test_a_rank_without_a_tile_is_named() -> None:
+def test_a_rank_in_no_lane_has_an_empty_tile() -> None:
     workload = chain(2, 4)
     plan = make_plan(local_topology(3), workload, even_lanes(workload, 1, 2, 2), "one rank is spare")
-    with pytest.raises(PlanError, match="plan 0: rank 2 has no tile"):
-        plan.tile(Rank(2))
+    check_plan(plan)
+    assert plan.tile(Rank(2)) == Tile(Rank(2), Span(0, 0), ()) and not plan.hops_of(Rank(2))
+    with pytest.raises(PlanError, match="plan 0: rank 3 has no tile"):
+        plan.tile(Rank(3))
 
 
 UNIT = UnitCost(1.0, 1.0)

@@ -189,3 +189,9 @@ def test_a_topology_of_another_size_is_an_error() -> None:
 def test_a_stage_wider_than_the_batch_is_an_error() -> None:
     with pytest.raises(PlanError, match="3 ranks side by side leave ranks without samples; there are 2 granules"):
         plan_lanes(chain(4, 2), local_topology(4), [(3, 1)])
+
+
+def test_lanes_that_end_together_have_no_granule_to_hand_over() -> None:
+    """With one more sample these would be faster: nine smaller micro-batches pass sooner than eight."""
+    plan = uniform(chain(9, 48), 2, 4)
+    assert [t.sample_count for t in plan.tiles] == [24] * 8

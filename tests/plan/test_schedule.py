@@ -13,6 +13,7 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.schedule import (
     Action,
@@ -86,8 +87,8 @@ def test_bounds_hold(found: tuple[Workload, tuple[Lane, ...]]) -> None:
     workload, lanes = found
     for each in lanes:
         kind = kind_of(each)
-        bounds = first_bounds(workload, kind)
-        schedule = find_schedule(lane_work(workload, kind), bounds)
+        bounds = first_bounds(ValueRoutes(workload), kind)
+        schedule = find_schedule(lane_work(ValueRoutes(workload), kind), bounds)
         counts = [count for stage in each.stages for count in stage.deal]
         assert all(1 <= most_in_flight(schedule[p]) <= min(bounds[p], count) for p, count in enumerate(counts))
 
@@ -95,9 +96,9 @@ def test_bounds_hold(found: tuple[Workload, tuple[Lane, ...]]) -> None:
 def test_a_narrow_stage_holds_what_a_wide_one_behind_it_runs() -> None:
     workload, pieces = chain(4, 16), tuple(Span(i, i + 1) for i in range(16))
     widening = lane([((0,), (0, 2)), ((1, 2, 3), (2, 4))], pieces)
-    assert first_bounds(workload, kind_of(widening)) == {0: 5, 1: 1, 2: 1, 3: 1}
+    assert first_bounds(ValueRoutes(workload), kind_of(widening)) == {0: 5, 1: 1, 2: 1, 3: 1}
     narrowing = lane([((0, 1, 2), (0, 2)), ((3,), (2, 4))], pieces)
-    assert first_bounds(workload, kind_of(narrowing)) == {0: 3, 1: 3, 2: 3, 3: 1}
+    assert first_bounds(ValueRoutes(workload), kind_of(narrowing)) == {0: 3, 1: 3, 2: 3, 3: 1}
 
 
 def test_lanes_of_a_kind_are_run_once() -> None:
@@ -105,7 +106,7 @@ def test_lanes_of_a_kind_are_run_once() -> None:
     first, second = even_lanes(workload, 2, 2, 2)
     assert kind_of(first) == kind_of(second)
     times = LaneTimes(workload, local_topology(4))
-    assert times.of(first, 0) is times.of(second, 0)
+    assert times.of(first, {}) is times.of(second, {})
 
 
 def test_independent_towers_do_not_wait_for_each_other() -> None:
@@ -126,7 +127,7 @@ def test_a_circle_of_needs_is_reported() -> None:
 
 def test_orders_that_block_each_other_are_reported() -> None:
     workload = chain(2, 4)
-    work = lane_work(workload, kind_of(even_lanes(workload, 1, 2, 2)[0]))
+    work = lane_work(ValueRoutes(workload), kind_of(even_lanes(workload, 1, 2, 2)[0]))
     late = {
         0: (("F", 0), ("B", 0), ("F", 1), ("B", 1)),
         1: (("F", 1), ("B", 1), ("F", 0), ("B", 0)),
@@ -139,8 +140,8 @@ def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
     """(n + p - 1) micro-batches of forward and backward when stages are equal and links are free."""
     workload = Workload(chain(4).units, chain(4).values, (), 16)
     kind = kind_of(even_lanes(workload, 1, 4, 2)[0])
-    work = lane_work(workload, kind)
-    schedule = find_schedule(work, first_bounds(workload, kind))
+    work = lane_work(ValueRoutes(workload), kind)
+    schedule = find_schedule(work, first_bounds(ValueRoutes(workload), kind))
     one = sum(u.forward_s * 2 + u.backward_s * 2 + 2 * u.fixed_s for u in workload.units[:1])
     assert makespan_s(work, schedule, lambda a, b: Link(bytes_per_s=1e30)) == pytest.approx((8 + 4 - 1) * one, rel=1e-5)
 
@@ -153,7 +154,7 @@ def test_pieces_take_their_time_on_the_link_of_their_hosts() -> None:
 
     def seconds(topology: Topology) -> float:
         kind = LaneKind.of(each, topology)
-        return makespan_s(lane_work(workload, kind), schedule, kind.link)
+        return makespan_s(lane_work(ValueRoutes(workload), kind), schedule, kind.link)
 
     fast = replace(local_topology(2, 1), between_hosts=Link(bytes_per_s=1e30))
     assert seconds(fast) == pytest.approx(9.0)

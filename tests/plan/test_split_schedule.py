@@ -14,6 +14,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, fits_memory, plan_uniform
 from elaswave_fx.plan.replan import replan
@@ -186,7 +187,7 @@ def test_orders_are_nearly_as_short_as_can_be(
     workload = pipeline(stages, samples, "split", share, costs)
     plan = planned(workload)
     (lane,) = even_lanes(workload, 1, stages, 1)
-    work = lane_work(workload, LaneKind.of(lane, local_topology(stages)), split=True)
+    work = lane_work(ValueRoutes(workload), LaneKind.of(lane, local_topology(stages)), split=True)
     best_s = optimum_s(work)
     assert best_s >= shortest_s(work) * (1 - 1e-6)
     assert plan.predicted.pipeline_s <= 1.03 * best_s
