@@ -17,6 +17,7 @@ BENCHES = {
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
     "policies": "a step after one, two and three losses by every policy, on emulated ranks of one runtime",
+    "planner": "processor time of plans by kinds, with every rank's part, and after one loss, against what was wanted",
     "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }
 TAKES = {
@@ -30,6 +31,7 @@ TAKES = {
     "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
     "policies": {"repeats", "tiny", "only"},
+    "planner": {"repeats", "tiny"},
     "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
 }
 """The options that a benchmark knows, besides --json."""
@@ -79,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--repeats",
         type=_positive,
         metavar="N",
-        help="paired runs; if not said 20, of startup 5, of executor by size, of recovery 24 points of a step",
+        help="paired runs; if not said 20, of startup 5, planner 9, executor by size, of recovery 24 points of a step",
     )
     parser.add_argument("--ranks", type=_numbers, metavar="N,…", help="numbers of ranks, where a benchmark has several")
     parser.add_argument(

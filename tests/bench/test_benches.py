@@ -130,6 +130,18 @@ def test_startup(tmp_path: Path) -> None:
     assert sum(memory["parts"].values()) == pytest.approx(memory["peer"])
 
 
+def test_planner(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "planner", "--tiny", "--repeats", "1")
+    assert [(entry["name"], entry["unit"], entry["peer"]) for entry in entries] == [
+        ("16 ranks by kinds", "ms", 10.0),
+        ("16 ranks by kinds, memory at its peak", "MiB", pytest.approx(1e9 / 2**20)),
+        ("16 ranks, every part", "ms", 20.0), ("16 ranks, every part, bounded", "ms", 20.0),
+        ("16 ranks, after a loss", "ms", 20.0), ("16 ranks, after a loss, bounded", "ms", 20.0),
+    ]  # fmt: skip
+    assert all(entry["ratio"] == pytest.approx(entry["peer"] / entry["ours"]) for entry in entries)
+    assert "not timed: the independent checker" in shown
+
+
 def test_parts_of_a_start_are_read_off_what_it_prints() -> None:
     said = [
         (12.0, "building"),
