@@ -164,6 +164,8 @@ class LaneShaper:
         for _ in range(MOVES):
             last = max(range(len(shares)), key=lambda i: seconds[i])
             first = min(range(len(shares)), key=lambda i: seconds[i])
+            if first == last:
+                return shares
             for amount in amounts:
                 if shares[last] - amount < sketches[last].width:
                     continue
