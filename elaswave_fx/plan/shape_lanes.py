@@ -26,7 +26,11 @@ MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
 
 MOVES = 32
-"""Granules are handed from the slowest lane to the fastest at most so often; mostly a few times do."""
+"""Granules are handed from the slowest lane to a faster one at most so often; mostly a few times do."""
+
+RECEIVERS = 3
+"""So many lanes that end first, each with a share of its own, are tried: the very first may be a slow one, which would
+end last with a granule more."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class LaneShaper:
     def _balanced(
         self, sketches: Sketches, borders: Sequence[tuple[int, ...]], shares: list[int], size: int
     ) -> list[int]:
-        """Granules go from the lane that ends last to the one that ends first, by their simulated runs, as long as
+        """Granules go from the lane that ends last to one of those that end first, by their simulated runs, as long as
         that makes the last one end earlier."""
         if len(sketches) == 1:
             return shares
@@ -163,11 +167,10 @@ class LaneShaper:
         amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
         for _ in range(MOVES):
             last = max(range(len(shares)), key=lambda i: seconds[i])
-            first = min(range(len(shares)), key=lambda i: seconds[i])
-            if first == last:
-                return shares
-            for amount in amounts:
-                if shares[last] - amount < sketches[last].width:
+            by_end = {(seconds[i], shares[i]): i for i in reversed(range(len(shares)))}
+            for amount, end in itertools.product(amounts, heapq.nsmallest(RECEIVERS, by_end)):
+                first = by_end[end]
+                if shares[last] - amount < sketches[last].width or seconds[first] == seconds[last]:
                     continue
                 less = self._seconds(sketches[last], borders[last], shares[last] - amount, size)
                 more = self._seconds(sketches[first], borders[first], shares[first] + amount, size)
