@@ -52,6 +52,10 @@ fuzz: $(STAMPS)/ready ## Give a million damaged inputs to every parser of outsid
 	$(ON_PATH) cmake --build build/native-test-address --target fuzz_parsers
 	$(RUN) -m tests.fuzz --native build/native-test-address/tests/fuzz_parsers $(ARGS)
 
+.PHONY: proofs
+proofs: $(STAMPS)/ready ## Compare plans with brute force, and run real steps on 200 random clusters (ARGS='--only shares')
+	$(RUN) -m tests.plan.campaign $(ARGS)
+
 .PHONY: disk
 disk: $(STAMPS)/ready ## Fail one write after another of a real run with EIO or ENOSPC (ARGS='--every 20')
 	$(RUN) -m tests.disk.campaign $(ARGS)

@@ -1,8 +1,9 @@
 """The independent checker: whether a plan is valid, by definition and not by how it was made.
 
-It shares no code with the planner, the derivation or the scheduler. In: a plan (and, if wanted, the instruction
-lists that its ranks will execute; by default those of `step.py`). Out: nothing, or a PlanError that names the first
-violation in one line.
+It shares no code with the planner, the derivation or the scheduler: only types come from there, and what follows from
+lanes is derived once more (`check_lanes.py`), to be compared with what the plan says and what its ranks will execute.
+In: a plan (and, if wanted, the instruction lists of its ranks; by default those of `step.py`). Out: nothing, or a
+PlanError that names the first violation in one line.
 
     check_plan(plan)
     PlanError: plan 0: unit 3 x samples [4, 8) is covered by no tile; tiles cover the plane exactly once
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
+from elaswave_fx.plan.check_lanes import due_hops, lane_tiles
 from elaswave_fx.plan.check_steps import run_instructions
 from elaswave_fx.plan.hops import Hop
 from elaswave_fx.plan.plan import Plan
@@ -31,32 +33,39 @@ MOST_SPANS = 8
 def check_plan(plan: Plan) -> None:
     """PlanError with the first violation of a rule of plans, none if the plan is valid."""
     for violation in plan_violations(plan):
-        raise PlanError(f"plan {plan.epoch}: {violation}")
+        raise PlanError(f"plan {plan.topology.epoch}: {violation}")
+    if plan.terminal_reason:
+        return
+    ranks = sorted(tile.rank for tile in lane_tiles(plan))
     for name, lower in (("training", step_program), ("evaluation", eval_program)):
-        check_instructions(plan, {r: lower(plan, r).instructions for r in plan.ranks}, name)
+        check_instructions(plan, {r: lower(plan, r).instructions for r in ranks}, name)
 
 
 def check_instructions(plan: Plan, lists: Mapping[Rank, Sequence[Instruction]], name: str = "training") -> None:
     """PlanError if the instruction lists of all ranks, executed together, break a rule or do not end."""
     violation = run_instructions(plan, lists, train=name == "training")
     if violation:
-        raise PlanError(f"plan {plan.epoch}: {name}: {violation}")
+        raise PlanError(f"plan {plan.topology.epoch}: {name}: {violation}")
 
 
 def plan_violations(plan: Plan) -> Iterator[str]:
     """All violations of the plan itself, its instruction lists aside; later ones may follow from earlier ones."""
+    tiles = lane_tiles(plan)
     yield from _lanes(plan)
-    yield from _tiles(plan)
-    yield from _plane(plan)
-    yield from _micro_batches(plan)
-    yield from _boxes(plan)
-    yield from _hops(plan)
-    yield from _schedules(plan)
-    yield from _memory(plan)
-    yield from _clocks(plan)
+    yield from _tiles(plan, tiles)
+    yield from _plane(plan, tiles)
+    yield from _micro_batches(plan, tiles)
+    yield from _derived_tiles(plan, tiles)
+    yield from _boxes(plan, tiles)
+    yield from _hops(plan, tiles)
+    yield from _schedules(plan, tiles)
+    yield from _memory(plan, tiles)
+    yield from _clocks(plan, tiles)
 
 
 def _lanes(plan: Plan) -> Iterator[str]:
+    if plan.terminal_reason and plan.lanes:
+        yield f"{len(plan.lanes)} lanes, and no step can be taken: {plan.terminal_reason}; nobody computes then"
     for number, lane in enumerate(plan.lanes):
         position = 0
         for stage in lane.stages:
@@ -75,19 +84,20 @@ def _lanes(plan: Plan) -> Iterator[str]:
             yield f"lane {number} ends at unit {position} of {len(plan.workload.units)}; a lane has all units"
 
 
-def _tiles(plan: Plan) -> Iterator[str]:
+def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     alive = {m.rank for m in plan.topology.members}
-    for rank, count in Counter(t.rank for t in plan.tiles).items():
+    for rank, count in Counter(t.rank for t in tiles).items():
         if count > 1:
             yield f"rank {rank} has {count} tiles; a rank has one"
         if rank not in alive:
             yield f"rank {rank} has a tile but is not alive; ranks of a plan are in its topology"
-    for tile in plan.tiles:
-        samples = _text(tile.micro_batches)
-        if bool(tile.units) != any(tile.micro_batches):
-            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile has both or nothing"
-        elif not tile.units:
+    placed = {rank for lane in plan.lanes for stage in lane.stages for rank in stage.ranks}
+    for tile in tiles:
+        if tile.rank not in placed:
             continue
+        samples = _text(tile.micro_batches)
+        if not tile.units or not any(tile.micro_batches):
+            yield f"rank {tile.rank} has units {tile.units} and samples {samples}; the tile of a lane is not empty"
         elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > plan.workload.global_batch:
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile lies in the plane"
         spans = 1 + sum(a.hi != b.lo for a, b in itertools.pairwise(tile.micro_batches))
@@ -95,27 +105,57 @@ def _tiles(plan: Plan) -> Iterator[str]:
             yield f"rank {tile.rank} has {spans} separate spans of samples; a vote has room for {MOST_SPANS}"
 
 
-def _plane(plan: Plan) -> Iterator[str]:
+def _derived_tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    """The plan's tiles are those of its lanes; who is in no lane may have an empty one."""
+    due = {tile.rank: tile for tile in tiles}
+    ranks = [tile.rank for tile in plan.tiles]
+    if ranks != sorted(set(ranks)):
+        yield f"tiles are of ranks {ranks}; each rank has one, in rank order"
+    for rank in sorted(due.keys() - set(ranks)):
+        yield f"rank {rank} is in a lane and has no tile; tiles follow from lanes"
+    for tile in plan.tiles:
+        want = due.get(tile.rank)
+        if want is None:
+            yield f"rank {tile.rank} has a tile but is in no lane and not alive; tiles follow from lanes"
+        elif tile != want:
+            yield (
+                f"rank {tile.rank} has a tile of units {tile.units} and samples {_text(tile.micro_batches)}, and its "
+                f"lane gives it units {want.units} and samples {_text(want.micro_batches)}; tiles follow from lanes"
+            )
+
+
+def _plane(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    if plan.terminal_reason:
+        return
     whole = Span(0, plan.workload.global_batch)
+    known: dict[tuple[Span, ...], list[tuple[Span, int]]] = {}
     for unit in range(len(plan.workload.units)):
-        spans = [s for t in plan.tiles if t.units.lo <= unit < t.units.hi for s in t.spans]
-        for span, count in _cover_faults(whole, spans):
+        spans = tuple(s for t in tiles if t.units.lo <= unit < t.units.hi for s in t.micro_batches)
+        if spans not in known:
+            known[spans] = list(_cover_faults(whole, spans))
+        for span, count in known[spans]:
             times = f"{count} tiles" if count else "no tile"
             yield f"unit {unit} x samples {span} is covered by {times}; tiles cover the plane exactly once"
 
 
 def _cover_faults(whole: Span, spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
     """Parts of `whole` that are not covered exactly once, with the number of times."""
-    borders = sorted({whole.lo, whole.hi, *(b for s in spans for b in (s.lo, s.hi) if whole.lo < b < whole.hi)})
-    for lo, hi in itertools.pairwise(borders):
-        count = sum(s.lo <= lo and hi <= s.hi for s in spans)
+    change = Counter({whole.lo: 0, whole.hi: 0})
+    for span in spans:
+        lo, hi = max(span.lo, whole.lo), min(span.hi, whole.hi)
+        if lo < hi:
+            change[lo] += 1
+            change[hi] -= 1
+    count = 0
+    for lo, hi in itertools.pairwise(sorted(change)):
+        count += change[lo]
         if count != 1:
             yield Span(lo, hi), count
 
 
-def _micro_batches(plan: Plan) -> Iterator[str]:
-    granule = plan.workload.granule
-    for tile in plan.tiles:
+def _micro_batches(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    granule, single = plan.workload.granule, plan.workload.batch_coupled or plan.workload.exact
+    for tile in tiles:
         position = 0
         for index, piece in enumerate(tile.micro_batches):
             if piece.lo < position or piece.hi <= piece.lo:
@@ -128,7 +168,7 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
                     f"micro-batch {index} of rank {tile.rank} is {piece}; micro-batches begin and end at granules "
                     f"of {granule}"
                 )
-            if plan.workload.single_granules and len(piece) != granule:
+            if single and len(piece) != granule:
                 yield (
                     f"micro-batch {index} of rank {tile.rank} has {len(piece)} samples; batch-coupled programs and "
                     f"exact sums take one granule of {granule} at a time"
@@ -136,10 +176,10 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
             position = piece.hi
 
 
-def _boxes(plan: Plan) -> Iterator[str]:
-    buckets, ranks = plan.workload.buckets, {t.rank for t in plan.tiles}
+def _boxes(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    buckets, ranks = plan.workload.buckets, {t.rank for t in tiles}
     spans: dict[int, list[Span]] = {index: [] for index in range(len(buckets))}
-    users = [tuple(sorted(t.rank for t in plan.tiles if _runs_any(t, bucket.users))) for bucket in buckets]
+    users = [tuple(sorted(t.rank for t in tiles if _runs_any(t, bucket.users))) for bucket in buckets]
     for number, box in enumerate(plan.boxes):
         if box.bucket not in spans:
             yield f"box {number} is of bucket {box.bucket}; there are buckets 0..{len(buckets) - 1}"
@@ -184,29 +224,25 @@ def _replica_faults(box: Box, ranks: set[Rank]) -> Iterator[str]:
         yield f"is awaited by {box.catching_up} and held by {box.holders}; those that catch up are holders, each once"
 
 
-def _hops(plan: Plan) -> Iterator[str]:
-    tiles = {t.rank: t for t in plan.tiles}
-    incoming: dict[tuple[int, Rank, int], list[Hop]] = {}
+def _hops(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    of_rank = {t.rank: t for t in tiles}
+    due = {(h.value, h.target, h.target_micro_batch): h for h in due_hops(plan.workload, tiles)}
+    arrived: Counter[tuple[int, Rank, int]] = Counter()
     for hop in plan.hops:
-        fault = _hop_fault(plan, tiles, hop)
+        fault = _hop_fault(plan, of_rank, due, hop)
         if fault:
             yield f"hop of value {_name(plan, hop.value)} from rank {hop.source} to rank {hop.target}: {fault}"
         else:
-            incoming.setdefault((hop.value, hop.target, hop.target_micro_batch), []).append(hop)
-    for index, value in enumerate(plan.workload.values):
-        users = (value.producer, *value.consumers)
-        for tile in plan.tiles:
-            wanted = any(tile.units.lo <= u < tile.units.hi for u in value.consumers)
-            if not wanted or tile.units.lo <= value.producer:
-                continue
-            before = max(u for u in users if u < tile.units.lo)
-            for mb in range(len(tile.micro_batches)):
-                hops = incoming.get((index, tile.rank, mb), [])
-                yield from _delivery_faults(plan, tiles, index, tile, mb, before, hops)
+            arrived[hop.value, hop.target, hop.target_micro_batch] += 1
+    for (value, rank, mb), count in ((place, arrived[place]) for place in due):
+        if count != 1:
+            yield f"value {_name(plan, value)} into micro-batch {mb} of rank {rank} arrives {count} times; once is due"
 
 
-def _hop_fault(plan: Plan, tiles: Mapping[Rank, Tile], hop: Hop) -> str | None:
-    """Why the hop makes no sense by itself, None if it does."""
+def _hop_fault(
+    plan: Plan, tiles: Mapping[Rank, Tile], due: Mapping[tuple[int, Rank, int], Hop], hop: Hop
+) -> str | None:
+    """Why the hop makes no sense, None if it is due."""
     if not 0 <= hop.value < len(plan.workload.values):
         return f"there are values 0..{len(plan.workload.values) - 1}"
     if hop.source not in tiles or hop.target not in tiles or hop.source == hop.target:
@@ -217,35 +253,18 @@ def _hop_fault(plan: Plan, tiles: Mapping[Rank, Tile], hop: Hop) -> str | None:
             return f"rank {rank} has no micro-batch {mb}"
         if pieces[mb] != hop.samples:
             return f"samples {hop.samples} are not those of micro-batch {mb} of rank {rank}, {pieces[mb]}"
-    value, target = plan.workload.values[hop.value], tiles[hop.target]
-    if not any(target.units.lo <= u < target.units.hi for u in value.consumers) or target.units.lo <= value.producer:
+    want = due.get((hop.value, hop.target, hop.target_micro_batch))
+    if want is None:
         return "the target needs no piece of it"
+    if want != hop:
+        return f"it is due from rank {want.source}; hops join neighbouring users"
     return None
 
 
-def _delivery_faults(
-    plan: Plan,
-    tiles: Mapping[Rank, Tile],
-    index: int,
-    tile: Tile,
-    mb: int,
-    before: int,
-    hops: Sequence[Hop],
-) -> Iterator[str]:
-    """What is wrong with the pieces that micro-batch `mb` of `tile` receives; `before` is the user before the tile."""
-    place = f"value {_name(plan, index)} into micro-batch {mb} of rank {tile.rank}"
-    for hop in hops:
-        source = tiles[hop.source]
-        if not source.units.lo <= before < source.units.hi:
-            yield (
-                f"{place} comes from rank {hop.source}, which does not run unit {before}; hops join neighbouring users"
-            )
-    if len(hops) != 1:
-        yield f"{place} arrives {len(hops)} times; it arrives once"
-
-
-def _schedules(plan: Plan) -> Iterator[str]:
-    for tile in plan.tiles:
+def _schedules(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
+    for rank in sorted(set(plan.schedule) - {t.rank for t in tiles}):
+        yield f"rank {rank} has a schedule and no tile"
+    for tile in tiles:
         order = plan.schedule.get(tile.rank, ())
         kinds = "FIW" if any(kind in "IW" for kind, _ in order) else "FB"
         want = Counter((kind, mb) for mb in range(len(tile.micro_batches)) for kind in kinds)
@@ -292,18 +311,20 @@ def _most_kept(order: Sequence[Action], saved: int, held: int) -> int:
     return most
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     work = plan.workload
     limits = {m.rank: m.memory_bytes for m in plan.topology.members}
-    for tile in plan.tiles:
+    kept: Counter[Rank] = Counter()
+    for box in plan.boxes:
+        kept.update(dict.fromkeys((box.owner, *box.holders), box.span.hi - box.span.lo))
+    for tile in tiles:
         limit = limits.get(tile.rank)
         if limit is None:
             continue
         units = range(tile.units.lo, tile.units.hi)
         largest = max((len(m) for m in tile.micro_batches), default=0)
-        kept = [b.span for b in plan.boxes if tile.rank in b.replica_ranks]
-        need = sum(work.state_bytes_per_element * (span.hi - span.lo) for span in kept)
-        costs = [work.units[unit] for unit in units]
+        need = work.state_bytes_per_element * kept[tile.rank]
+        costs = work.units[tile.units.lo : tile.units.hi]
         need += sum(cost.param_bytes for cost in costs) + largest * _most_kept(
             plan.schedule.get(tile.rank, ()), sum(c.saved_bytes for c in costs), sum(c.held_bytes for c in costs)
         )
@@ -321,16 +342,17 @@ def _text(spans: Sequence[Span]) -> str:
     return " ".join(str(span) for span in spans) or "none"
 
 
-def _clocks(plan: Plan) -> Iterator[str]:
+def _clocks(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     power = plan.topology.power
     if power is None:
         if plan.clocks:
             yield f"rank {min(plan.clocks)} has a clock, and no device has operating points"
         return
-    for rank in plan.ranks if not plan.terminal_reason else ():
-        if plan.clocks.get(rank) not in power.points:
-            yield f"rank {rank} has the clock {plan.clocks.get(rank)}; a rank has one of the operating points"
-    for rank in sorted(set(plan.clocks) - set(plan.ranks)):
+    for tile in tiles:
+        clock = plan.clocks.get(tile.rank)
+        if clock not in power.points and (tile.units or clock is not None):
+            yield f"rank {tile.rank} has the clock {clock}; a rank has one of the operating points"
+    for rank in sorted(set(plan.clocks) - {t.rank for t in tiles}):
         yield f"rank {rank} has a clock and no tile"
     drawn_w = sum(point.watts for point in plan.clocks.values())
     if power.cap_w is not None and drawn_w > power.cap_w * (1 + 1e-6):

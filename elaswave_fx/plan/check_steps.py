@@ -2,7 +2,7 @@
 
 Part of the independent checker. Ranks advance in turn, each strictly in order; RECV and SEND do not block, FORWARD,
 BACKWARD, its first half and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in
-order.
+order. Tiles, and what has to travel between them, are those of `check_lanes.py`.
 
     run_instructions(plan, {0: [("FORWARD", 0, 0), ...], 1: [...]}, train=True)  ->  None, or one line
 """
@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from elaswave_fx.plan.check_lanes import due_hops, lane_tiles, ways
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction
 from elaswave_fx.plan.tiling import Tile
@@ -45,14 +46,21 @@ class _Broken(Exception):
 
 
 @dataclass
-class _Post:
-    """A posted receive: samples [lo, hi) of the micro-batch."""
+class _Piece:
+    """Samples [lo, hi) of a value, or of its gradient, as one of two ranks names them: by its own micro-batch."""
 
     wire: Wire
+    value: int
+    mb: int
+    grad: int
     lo: int
     hi: int
     size: int
     arrived: bool = False
+
+    def name(self, names: Sequence[str]) -> str:
+        what = "the gradient of " if self.grad else ""
+        return f"samples [{self.lo}, {self.hi}) of {what}{names[self.value]}"
 
 
 @dataclass
@@ -62,7 +70,7 @@ class _Worker:
     tile: Tile
     instructions: Sequence[Instruction]
     position: int = 0
-    posts: dict[Key, list[_Post]] = field(default_factory=lambda: defaultdict(list))
+    posts: dict[Key, list[_Piece]] = field(default_factory=lambda: defaultdict(list))
     begun: set[int] = field(default_factory=set)
     forward: set[tuple[int, int]] = field(default_factory=set)
     backward: set[tuple[int, int]] = field(default_factory=set)
@@ -84,12 +92,13 @@ class _Run:
         self._plan = plan
         self._train = train
         self._work = plan.workload
-        self._workers = {t.rank: _Worker(t, lists.get(t.rank, ())) for t in plan.tiles}
-        self._sent: dict[Wire, list[int]] = defaultdict(list)
-        self._awaited: dict[Wire, list[_Post]] = defaultdict(list)
+        tiles = lane_tiles(plan)
+        self._workers = {t.rank: _Worker(t, lists.get(t.rank, ())) for t in tiles}
+        self._sent: dict[Wire, list[_Piece]] = defaultdict(list)
+        self._awaited: dict[Wire, list[_Piece]] = defaultdict(list)
         self._owned = {(box.owner, box.bucket) for box in plan.boxes}
-        self._concerns = {tile.rank: self._buckets_of(tile) for tile in plan.tiles}
-        self._served = Counter((h.value, h.source, h.source_micro_batch) for h in plan.hops)
+        self._concerns = {tile.rank: self._buckets_of(tile) for tile in tiles}
+        self._sources, self._targets = ways(list(due_hops(plan.workload, tiles)))
         self._read: dict[int, list[int]] = defaultdict(list)
         self._made: dict[int, list[int]] = defaultdict(list)
         for index, value in enumerate(self._work.values):
@@ -152,41 +161,56 @@ class _Run:
             raise _Broken(f"[{lo}, {hi}) is not within the {length} samples of the micro-batch")
         if peer not in self._workers or peer == rank:
             raise _Broken(f"rank {peer} is no peer")
-        if grad and not (spec.has_grad and self._train):
+        if grad not in (0, 1) or (grad and not (spec.has_grad and self._train)):
             raise _Broken("the value has no gradient here")
-        size = (hi - lo) * spec.bytes_per_sample
+        there = self._other_end(rank, value, mb, sending=opcode == "SEND", grad=bool(grad))
+        if there is None or there[0] != peer:
+            raise _Broken(
+                f"the {_what(grad)} {spec.name} of micro-batch {mb} {'comes from' if opcode == 'RECV' else 'goes to'} "
+                f"{'nobody' if there is None else f'rank {there[0]}'}; values go from user to user"
+            )
+        wire = (Rank(peer), rank, tag) if opcode == "RECV" else (rank, Rank(peer), tag)
+        piece = _Piece(wire, value, mb, grad, lo, hi, (hi - lo) * spec.bytes_per_sample)
         if opcode == "RECV":
-            if not grad and (
-                spec.producer in worker.tile.units
-                or any(u in worker.tile.units and (u, mb) in worker.forward for u in spec.consumers)
-            ):
-                raise _Broken("the value is made here or was read already")
-            post = _Post((Rank(peer), rank, tag), lo, hi, size)
-            worker.posts[value, mb, grad].append(post)
-            if not grad:
-                worker.begun.add(mb)
-            self._awaited[post.wire].append(post)
-            self._match(post.wire)
-            bound = self._plan.predicted.ranks[rank].in_flight + 1
-            if self._train and worker.live() > bound:
-                raise _Broken(f"{worker.live()} micro-batches are posted or in flight; the bound is {bound}")
+            self._receive(rank, worker, piece)
             return True
         ready = self._gradient_ready(worker, value, mb) if grad else self._value_ready(worker, value, mb)
         if ready:
-            wire = (rank, Rank(peer), tag)
-            self._sent[wire].append(size)
+            self._sent[wire].append(piece)
             self._match(wire)
         return ready
+
+    def _other_end(self, rank: Rank, value: int, mb: int, sending: bool, grad: bool) -> tuple[Rank, int] | None:
+        """The rank that a rank exchanges a value, or its gradient, with, and that one's micro-batch."""
+        return (self._targets if sending != grad else self._sources).get((value, rank, mb))
+
+    def _receive(self, rank: Rank, worker: _Worker, post: _Piece) -> None:
+        spec = self._work.values[post.value]
+        if not post.grad and any(u in worker.tile.units and (u, post.mb) in worker.forward for u in spec.consumers):
+            raise _Broken("the value was read already")
+        worker.posts[post.value, post.mb, post.grad].append(post)
+        if not post.grad:
+            worker.begun.add(post.mb)
+        self._awaited[post.wire].append(post)
+        self._match(post.wire)
+        bound = self._plan.predicted.ranks[rank].in_flight + 1
+        if self._train and worker.live() > bound:
+            raise _Broken(f"{worker.live()} micro-batches are posted or in flight; the bound is {bound}")
 
     def _match(self, wire: Wire) -> None:
         """Hand over in order what has been sent and is awaited."""
         while self._sent[wire] and self._awaited[wire]:
-            size, post = self._sent[wire].pop(0), self._awaited[wire].pop(0)
-            if size != post.size:
-                raise _Broken(
-                    f"rank {wire[0]} sends {size} bytes to rank {wire[1]} under tag {wire[2]}, "
-                    f"which expects {post.size}; both sides agree on sizes"
-                )
+            sent, post = self._sent[wire].pop(0), self._awaited[wire].pop(0)
+            place = f"rank {wire[0]} sends {{}} to rank {wire[1]} under tag {wire[2]}, which expects {{}}; both sides "
+            if sent.size != post.size:
+                raise _Broken(place.format(f"{sent.size} bytes", post.size) + "agree on sizes")
+            there = self._other_end(wire[0], sent.value, sent.mb, sending=True, grad=bool(sent.grad))
+            names = [value.name for value in self._work.values]
+            if (sent.value, sent.grad, sent.lo, sent.hi) != (post.value, post.grad, post.lo, post.hi):
+                raise _Broken(place.format(sent.name(names), post.name(names)) + "agree on what travels")
+            if there != (wire[1], post.mb):
+                text = f"{sent.name(names)} of its micro-batch {sent.mb}", f"that of its micro-batch {post.mb}"
+                raise _Broken(place.format(*text) + "mean the same samples")
             post.arrived = True
 
     def _pieces(self, worker: _Worker, key: Key, length: int) -> bool:
@@ -198,9 +222,8 @@ class _Run:
                 break
             position = post.hi
         if position != length or sum(p.hi - p.lo for p in posts) != length:
-            what = "gradient of value" if key[2] else "value"
             raise _Broken(
-                f"the {what} {self._work.values[key[0]].name} of micro-batch {key[1]} is not posted exactly "
+                f"the {_what(key[2])} {self._work.values[key[0]].name} of micro-batch {key[1]} is not posted exactly "
                 "once; every sample is received before it is read"
             )
         return all(p.arrived for p in posts)
@@ -216,21 +239,11 @@ class _Run:
         return self._pieces(worker, (value, mb, 0), length)
 
     def _later_ready(self, worker: _Worker, value: int, mb: int) -> bool:
-        """Whether the gradient of a value has come from later stages."""
-        spec = self._work.values[value]
-        if spec.sample_axis is None:
-            owed = self._served[value, worker.tile.rank, mb]
-            if len(worker.posts[value, mb, 1]) != owed:
-                raise _Broken(
-                    f"the gradient of value {spec.name} of micro-batch {mb} has "
-                    f"{len(worker.posts[value, mb, 1])} receives posted; {owed} micro-batches return it"
-                )
-            return all(p.arrived for p in worker.posts[value, mb, 1])
-        if not any(u >= worker.tile.units.hi for u in spec.consumers):
-            if worker.posts[value, mb, 1]:
-                raise _Broken(f"the gradient of value {spec.name} comes from no later stage")
+        """Whether the gradient of a value has come from a later stage, if one is to return it."""
+        if (value, worker.tile.rank, mb) not in self._targets:
             return True
-        return self._pieces(worker, (value, mb, 1), len(worker.tile.micro_batches[mb]))
+        length = 1 if self._work.values[value].sample_axis is None else len(worker.tile.micro_batches[mb])
+        return self._pieces(worker, (value, mb, 1), length)
 
     def _gradient_ready(self, worker: _Worker, value: int, mb: int) -> bool:
         spec = self._work.values[value]
@@ -335,6 +348,10 @@ class _Run:
             if posts:
                 return f"rank {wire[1]} awaits under tag {wire[2]} what rank {wire[0]} never sends; pieces match"
         return None
+
+
+def _what(grad: int) -> str:
+    return "gradient of value" if grad else "value"
 
 
 def _text(instruction: Instruction) -> str:

@@ -29,7 +29,11 @@ MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
 
 MOVES = 32
-"""Granules are handed from the slowest lane to the fastest at most so often; mostly a few times do."""
+"""Granules are handed from the slowest lane to a faster one at most so often; mostly a few times do."""
+
+RECEIVERS = 3
+"""So many lanes that end first, each with a share of its own, are tried: the very first may be a slow one, which would
+end last with a granule more."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +365,7 @@ class LaneShaper:
         return share_by_kind(self._workload.granules, kinds)
 
     def _balanced(self, parts: list[Part], size: int) -> list[Part]:
-        """Granules go from the lane that ends last to the one that ends first, by their simulated runs, as long as
+        """Granules go from the lane that ends last to one of those that end first, by their simulated runs, as long as
         that makes the last one end earlier."""
         if sum(part.count for part in parts) == 1:
             return parts
@@ -369,9 +373,11 @@ class LaneShaper:
         amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
         for _ in range(MOVES):
             last = max(range(len(parts)), key=lambda i: seconds[i])
-            first = min(range(len(parts)), key=lambda i: seconds[i])
-            for amount in amounts if last != first else ():
-                if parts[last].granules - amount < parts[last].run.sketch.width:
+            by_end = {(seconds[i], parts[i].granules): i for i in reversed(range(len(parts)))}
+            for amount, end in itertools.product(amounts, heapq.nsmallest(RECEIVERS, by_end)):
+                first = by_end[end]
+                too_few = parts[last].granules - amount < parts[last].run.sketch.width
+                if too_few or seconds[first] == seconds[last]:
                     continue
                 less = parts[last]._replace(granules=parts[last].granules - amount, count=1)
                 more = parts[first]._replace(granules=parts[first].granules + amount, count=1)

@@ -13,8 +13,10 @@ from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_instructions, check_plan, plan_violations
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.replan import terminal_plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
-from elaswave_fx.plan.topology import Member, Rank, local_topology
+from elaswave_fx.plan.tiling import Stage, Tile
+from elaswave_fx.plan.topology import Host, Member, Rank, local_topology
 from tests.plan.samples import chain, even_lanes, lane, wide_lane
 
 
@@ -39,6 +41,15 @@ def deriving(plan: Plan, **wrong: object) -> Plan:
 def with_lane(plan: Plan, number: int, **changes: object) -> Plan:
     lanes = tuple(replace(e, **changes) if i == number else e for i, e in enumerate(plan.lanes))  # type: ignore[arg-type]
     return replace(plan, lanes=lanes)
+
+
+def with_member(plan: Plan, rank: int) -> Plan:
+    members = (*plan.topology.members, Member(Rank(rank), Host(1)))
+    return replace(plan, topology=replace(plan.topology, members=members))
+
+
+def of_two_ranks(stage: Stage, deal: tuple[int, int]) -> Stage:
+    return replace(stage, ranks=(*stage.ranks, Rank(4)), deal=deal)
 
 
 def with_hop(plan: Plan, index: int, **changes: object) -> Plan:
@@ -86,36 +97,62 @@ def in_halves() -> Plan:
     return make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "halves")
 
 
-SPANS_OF_3 = (Span(0, 3), Span(3, 6), Span(6, 8))
-
 PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "two tiles": (
         lambda p: deriving(p, tiles=(*p.tiles, p.tiles[0])),
-        "plan 0: rank 0 has 2 tiles; a rank has one",
+        "plan 0: tiles are of ranks [0, 1, 2, 3, 0]; each rank has one, in rank order",
     ),
     "dead rank": (
         lambda p: replace(p, topology=replace(p.topology, members=p.topology.members[:3])),
         "plan 0: rank 3 has a tile but is not alive",
     ),
     "empty tile": (
-        lambda p: with_tile(p, 1, micro_batches=()),
-        "plan 0: rank 1 has units [2, 4) and samples none; a tile has both or nothing",
+        lambda p: with_lane(
+            with_member(p, 4), 0, stages=(of_two_ranks(p.lanes[0].stages[0], (0, 4)), p.lanes[0].stages[1])
+        ),
+        "plan 0: rank 0 has units [0, 2) and samples none; the tile of a lane is not empty",
+    ),
+    "tile of no units": (
+        lambda p: with_lane(with_member(p, 4), 0, stages=(*p.lanes[0].stages, Stage(Span(4, 4), (Rank(4),), (4,)))),
+        "plan 0: rank 4 has units [4, 4) and samples [0, 2) [2, 4) [4, 6) [6, 8); the tile of a lane is not empty",
     ),
     "outside": (
-        lambda p: with_tile(p, 3, units=Span(2, 5)),
-        "plan 0: rank 3 has units [2, 5) and samples [8, 10) [10, 12) [12, 14) [14, 16); a tile lies in the plane",
+        lambda p: with_lane(p, 1, micro_batches=(*p.lanes[1].micro_batches[:3], Span(14, 18))),
+        "plan 0: rank 2 has units [0, 2) and samples [8, 10) [10, 12) [12, 14) [14, 18); a tile lies in the plane",
     ),
     "hole": (
-        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 4), Span(4, 6))),
-        "plan 0: unit 0 x samples [6, 8) is covered by no tile; tiles cover the plane exactly once",
+        lambda p: with_lane(p, 0, micro_batches=(*p.lanes[0].micro_batches[:3], Span(6, 7))),
+        "plan 0: unit 0 x samples [7, 8) is covered by no tile; tiles cover the plane exactly once",
     ),
     "overlap": (
-        lambda p: with_tile(p, 1, units=Span(1, 4)),
-        "plan 0: unit 1 x samples [0, 8) is covered by 2 tiles",
+        lambda p: with_lane(p, 0, micro_batches=(*p.lanes[0].micro_batches[:3], Span(6, 9))),
+        "plan 0: unit 0 x samples [8, 9) is covered by 2 tiles",
     ),
     "micro-batches out of order": (
-        lambda p: with_tile(p, 0, micro_batches=(Span(2, 4), Span(0, 2), Span(4, 6), Span(6, 8))),
+        lambda p: with_lane(p, 0, micro_batches=(Span(2, 4), Span(0, 2), Span(4, 6), Span(6, 8))),
         "plan 0: micro-batch 1 of rank 0 is [0, 2), after one that ends at 4; micro-batches ascend",
+    ),
+    "rank in two lanes": (
+        lambda p: with_lane(p, 1, stages=(replace(p.lanes[1].stages[0], ranks=(Rank(1),)), p.lanes[1].stages[1])),
+        "plan 0: rank 1 has 2 tiles; a rank has one",
+    ),
+    "tile that no lane gives": (
+        lambda p: with_tile(p, 0, micro_batches=(Span(0, 2), Span(2, 4), Span(4, 6))),
+        "plan 0: rank 0 has a tile of units [0, 2) and samples [0, 2) [2, 4) [4, 6), and its lane gives it units "
+        "[0, 2) and samples [0, 2) [2, 4) [4, 6) [6, 8); tiles follow from lanes",
+    ),
+    "tiles of each other": (
+        lambda p: with_tile(with_tile(p, 0, units=Span(2, 4)), 1, units=Span(0, 2)),
+        "plan 0: rank 0 has a tile of units [2, 4) and samples [0, 2) [2, 4) [4, 6) [6, 8), and its lane gives it "
+        "units [0, 2)",
+    ),
+    "tile of a stranger": (
+        lambda p: deriving(p, tiles=(*p.tiles, replace(p.tiles[0], rank=Rank(9)))),
+        "plan 0: rank 9 has a tile but is in no lane and not alive; tiles follow from lanes",
+    ),
+    "tile left out": (
+        lambda p: deriving(p, tiles=p.tiles[:3]),
+        "plan 0: rank 3 is in a lane and has no tile; tiles follow from lanes",
     ),
     "stages apart": (
         lambda p: with_lane(p, 1, stages=(p.lanes[1].stages[0], replace(p.lanes[1].stages[1], units=Span(3, 4)))),
@@ -175,7 +212,7 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "missing hop": (
         lambda p: without_hop(p, 0),
-        "plan 0: value h1 into micro-batch 0 of rank 1 arrives 0 times; it arrives once",
+        "plan 0: value h1 into micro-batch 0 of rank 1 arrives 0 times; once is due",
     ),
     "repeated hop": (
         lambda p: deriving(p, hops=(p.hops[0], *p.hops)),
@@ -196,6 +233,22 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "unneeded hop": (
         lambda p: with_hop(p, 0, value=0),
         "plan 0: hop of value h0 from rank 0 to rank 1: the target needs no piece of it",
+    ),
+    "hop of another lane": (
+        lambda p: with_hop(p, 0, source=Rank(2)),
+        "plan 0: hop of value h1 from rank 2 to rank 1: samples [0, 2) are not those of micro-batch 0 of rank 2, [8,",
+    ),
+    "hop backwards": (
+        lambda p: with_hop(p, 0, source=Rank(1), target=Rank(0)),
+        "plan 0: hop of value h1 from rank 1 to rank 0: the target needs no piece of it",
+    ),
+    "schedule of a stranger": (
+        lambda p: replace(p, schedule={**p.schedule, Rank(9): ()}),
+        "plan 0: rank 9 has a schedule and no tile",
+    ),
+    "lanes at the end": (
+        lambda p: replace(p, terminal_reason="no ranks"),
+        "plan 0: 2 lanes, and no step can be taken: no ranks; nobody computes then",
     ),
     "micro-batch left out": (
         lambda p: with_schedule(p, 1, "F0 B0 F1 B1 F2 B2"),
@@ -285,7 +338,7 @@ def test_a_tile_has_no_more_spans_than_a_vote_has_room_for() -> None:
 
 
 def test_granules_are_not_split() -> None:
-    plan = with_tile(good(granule=2), 0, micro_batches=SPANS_OF_3)
+    plan = with_lane(good(granule=2), 0, micro_batches=(Span(0, 3), Span(3, 4), Span(4, 6), Span(6, 8)))
     assert next(plan_violations(plan)) == (
         "micro-batch 0 of rank 0 is [0, 3); micro-batches begin and end at granules of 2"
     )
@@ -294,7 +347,8 @@ def test_granules_are_not_split() -> None:
 def test_batch_coupled_programs_run_one_granule_at_a_time() -> None:
     plan = good(granule=2, batch_coupled=True)
     check_plan(plan)
-    joined = with_tile(plan, 0, micro_batches=(Span(0, 4), Span(4, 6), Span(6, 8)))
+    three = tuple(replace(stage, deal=(3,)) for stage in plan.lanes[0].stages)
+    joined = with_lane(plan, 0, stages=three, micro_batches=(Span(0, 4), Span(4, 6), Span(6, 8)))
     assert next(plan_violations(joined)) == (
         "micro-batch 0 of rank 0 has 4 samples; batch-coupled programs and exact sums take one granule of 2 at a time"
     )
@@ -315,9 +369,37 @@ def test_hops_join_neighbouring_users() -> None:
     plan = make_plan(local_topology(4), workload, even_lanes(workload, 1, 4, 8), "deep")
     skip = next(i for i, v in enumerate(workload.values) if v.name == "skip")
     last = next(i for i, h in enumerate(plan.hops) if (h.value, h.target) == (skip, 3))
-    with pytest.raises(PlanError, match="value skip into micro-batch 0 of rank 3 comes from rank 0, which does not "
-                       "run unit 2; hops join neighbouring users"):  # fmt: skip
+    with pytest.raises(PlanError, match="hop of value skip from rank 0 to rank 3: it is due from rank 2; hops join"):
         check_plan(with_hop(plan, last, source=Rank(0)))
+
+
+def with_idle_member(plan: Plan, *tile: Tile, schedule: str = "") -> Plan:
+    """One more member, in no lane, with this tile."""
+    found = with_schedule(with_member(plan, 7), 7, schedule)
+    return deriving(found, tiles=(*plan.tiles, *tile))
+
+
+def test_a_member_in_no_lane_has_an_empty_tile() -> None:
+    nothing = Tile(Rank(7), Span(0, 0), ())
+    assert list(plan_violations(with_idle_member(good(), nothing))) == []
+    lists = {rank: step_program(good(), rank).instructions for rank in good().ranks}
+    check_instructions(with_idle_member(good(), nothing), {**lists, Rank(7): (("FOLD",), ("VOTE",), ("SNAPSHOT",))})
+    with pytest.raises(PlanError, match="rank 7 ends without SNAPSHOT"):
+        check_instructions(with_idle_member(good(), nothing), lists)
+    for units, samples, words in ((Span(0, 2), (), "none"), (Span(0, 0), (Span(0, 2),), r"\[0, 2\)")):
+        (message,) = plan_violations(with_idle_member(good(), Tile(Rank(7), units, samples)))
+        assert re.match(f"rank 7 has a tile of units .* and samples {words}, and its lane gives it units", message)
+    assert list(plan_violations(with_idle_member(good(), nothing, schedule="F0 B0"))) == [
+        "schedule of rank 7 has B0 1 times; every micro-batch goes forward once and backward once, whole or in halves"
+    ]
+
+
+def test_the_last_plan_of_a_job_has_nobody_who_computes() -> None:
+    plan = good()
+    last = terminal_plan(plan, (Rank(0), Rank(2)), {n: (Rank(2),) for n in range(len(plan.boxes))}, "the end")  # type: ignore[misc]
+    check_plan(last)
+    with pytest.raises(PlanError, match="unit 0 x samples .* is covered by no tile"):
+        check_plan(replace(last, terminal_reason=""))
 
 
 Edit = Callable[[list[Instruction]], None]
@@ -366,7 +448,7 @@ EDITS: dict[str, tuple[int, Edit, str]] = {
     "backward first": (1, _move_to(0, "BACKWARD", 3), "each unit of the tile runs backward once, after its forward"),
     "gradient too early": (1, _move_to(7, "SEND", 1, 0, 0, 2 << 56 | 1 << 32), "leaves before unit 2 has added to it"),
     "gradient not awaited": (0, _drop("RECV", 1), "the gradient of value h1 of micro-batch 0 is not posted exactly"),
-    "bias not awaited": (0, _drop("RECV", 5), "the gradient of value bias of micro-batch 0 has 0 receives posted; 1 "),
+    "bias not awaited": (0, _drop("RECV", 5), "the gradient of value bias of micro-batch 0 is not posted exactly once"),
     "mask has no gradient": (0, _insert(0, "RECV", 4, 0, 1, 5, 0, 2, 1), "the value has no gradient here"),
     "reduce too early": (0, _move_to(9, "REDUCE", 0), "unit 0 has yet to add micro-batch"),
     "reduce left out": (0, _drop("REDUCE", 4), "reduction of every bucket (missing: [4])"),
@@ -399,6 +481,44 @@ def test_a_planted_fault_in_an_instruction_list_is_named(kind: str) -> None:
     check_instructions(plan, lists)
     edit(lists[Rank(rank)])
     with pytest.raises(PlanError, match="^plan 0: training: .*" + re.escape(message)):
+        check_instructions(plan, lists)
+
+
+def test_what_both_sides_agree_on_is_still_what_is_due() -> None:
+    """Ranks 0 and 2 send the values of their first micro-batches to the second ranks of each other's lanes, and those
+    expect them there."""
+    plan = good()
+    lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
+    peers = {0: (1, 3), 1: (0, 2), 2: (3, 1), 3: (2, 0)}
+    for rank, (own, other) in peers.items():
+        at = _at(lists[Rank(rank)], "SEND" if rank in (0, 2) else "RECV", 1, 0, own)
+        lists[Rank(rank)][at] = tuple(other if i == 3 else each for i, each in enumerate(lists[Rank(rank)][at]))
+    with pytest.raises(PlanError, match="the value h1 of micro-batch 0 goes to rank 1; values go from user to user"):
+        check_instructions(plan, lists)
+
+
+def test_equal_tags_of_other_samples_are_found() -> None:
+    """The first two micro-batches swap their tags on the way; they are equally large, and everything arrives."""
+    plan = make_plan(local_topology(2), chain(4, 8), even_lanes(chain(4, 8), 1, 2, 2), "one pipeline")
+    lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
+    first, second = (_at(lists[Rank(0)], "SEND", 1, mb) for mb in (0, 1))
+    a, b = lists[Rank(0)][first], lists[Rank(0)][second]
+    lists[Rank(0)][first], lists[Rank(0)][second] = (*a[:4], b[4], *a[5:]), (*b[:4], a[4], *b[5:])
+    with pytest.raises(PlanError, match=r"rank 0 sends samples \[0, 2\) of h1 of its micro-batch 1 to rank 1 under tag "
+                       r".*, which expects that of its micro-batch 0; both sides mean the same samples"):  # fmt: skip
+        check_instructions(plan, lists)
+
+
+def test_equal_tags_of_other_values_are_found() -> None:
+    """Two values of equally many bytes change places on the way."""
+    workload = replace(chain(4, 8), values=tuple(replace(v, bytes_per_sample=100) for v in chain(4, 8).values))
+    plan = make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "one pipeline")
+    lists = {r: list(step_program(plan, r).instructions) for r in plan.ranks}
+    first, second = _at(lists[Rank(0)], "SEND", 1, 0), _at(lists[Rank(0)], "SEND", 3, 0)
+    a, b = lists[Rank(0)][first], lists[Rank(0)][second]
+    lists[Rank(0)][first], lists[Rank(0)][second] = (*a[:4], b[4], *a[5:]), (*b[:4], a[4], *b[5:])
+    with pytest.raises(PlanError, match=r"rank 0 sends samples \[0, 2\) of .* to rank 1 under tag .*, which expects "
+                       r"samples \[0, 2\) of .*; both sides agree on what travels"):  # fmt: skip
         check_instructions(plan, lists)
 
 

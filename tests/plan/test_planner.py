@@ -48,6 +48,13 @@ def test_ranks_go_down_the_pipeline_first() -> None:
     ]
 
 
+@pytest.mark.parametrize(("dp", "pp", "batch"), [(2, 2, 56), (2, 4, 36), (4, 2, 112)])
+def test_equal_lanes_keep_equal_shares(dp: int, pp: int, batch: int) -> None:
+    """Though a lane's step would be shorter with a granule more, and with a granule less: its last micro-batches would
+    be smaller."""
+    assert {t.sample_count for t in uniform(chain(pp, batch), dp, pp).tiles} == {batch // dp}
+
+
 def test_remaining_granules_go_to_the_first_lanes() -> None:
     plan = uniform(chain(4, 22, granule=2), 3, 2)
     assert [t.sample_count for t in plan.tiles] == [8, 8, 8, 8, 6, 6]

@@ -1,0 +1,136 @@
+"""Real steps of a small GPT by any plan, in exact mode, all ranks as threads of one process.
+
+job = TinyJob(folder)                    built once; job.workload is what plans are made of
+job.run(plan).digests == job.alone.digests
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch  # noqa: F401  the native module is linked against it
+
+from elaswave_fx import _native
+from elaswave_fx.build.builder import build, update_program
+from elaswave_fx.checkpoint.initial_state import InitialState
+from elaswave_fx.devices import make_device
+from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
+from elaswave_fx.passes.assign_stages import make_workload
+from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import plan_lanes
+from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
+from elaswave_fx.worker.feed import InputFeed
+from tests.runs import small_config
+
+STEPS = 2
+TIMEOUT_S = 60.0
+"""Far more than anything takes."""
+
+WORDS = ("model.layers=4", "model.width=16", "model.dropout=0.1", "seq_len=8", "global_batch=12", "exact=true")
+
+
+@dataclass(frozen=True)
+class Bits:
+    """What is compared: by step loss and norm, and the digest of each bucket's state after the last one."""
+
+    sums: tuple[tuple[str, str], ...]
+    digests: tuple[int, ...]
+
+
+class TinyJob:
+    """A model of some units, with dropout, that was captured and lowered; steps of it from the beginning."""
+
+    def __init__(self, folder: Path) -> None:
+        self._config = small_config("gpt_stdlib", *WORDS, f"steps={STEPS}", f"cache.dir={folder / 'cache'}")
+        make_device("cpu").set_up(threads=1, deterministic=True)
+        built = build(self._config, folder)
+        assert built.state is not None
+        self._source, self._initial = built.source, InitialState(built.state)
+        self._artifact, self._constants = load_artifact(built.folder)
+        self._update = update_program(self._config)
+        assert self._artifact.is_split, "backward passes may be in halves"
+        self.workload: Workload = make_workload(self._artifact, self._config.global_batch, 2, exact=True)
+
+    @cached_property
+    def alone(self) -> Bits:
+        """Of one rank with all units and samples."""
+        return self.run(plan_lanes(self.workload, local_topology(1), [(1,)], copies=0))
+
+    def run(self, plan: Plan) -> Bits:
+        """The first steps by a plan, whose ranks begin with all that it says they keep; all of them see the same."""
+        endpoints = {rank: _native.Endpoint(rank, "token", host_id="host") for rank in plan.ranks}
+        ports = {int(rank): ("127.0.0.1", each.port, "host") for rank, each in endpoints.items()}
+        sums: dict[Rank, list[tuple[str, str]]] = {}
+        states: list[tuple[int, int]] = []
+
+        def rank_of(rank: Rank) -> Callable[[], None]:
+            def body() -> None:
+                endpoints[rank].connect(ports, TIMEOUT_S)
+                sums[rank], found = self._steps(plan, rank, endpoints[rank])
+                states.extend(found)
+
+            return body
+
+        in_threads([rank_of(rank) for rank in plan.ranks])
+        assert all(each == sums[plan.ranks[0]] for each in sums.values()), "ranks saw other sums"
+        digests: dict[int, int] = defaultdict(int)
+        for bucket, digest in states:
+            digests[bucket] = (digests[bucket] + digest) % (1 << 128)
+        return Bits(tuple(sums[plan.ranks[0]]), tuple(digests[bucket] for bucket in sorted(digests)))
+
+    def _steps(
+        self, plan: Plan, rank: Rank, endpoint: _native.Endpoint
+    ) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
+        """(loss, norm) of each step, and (bucket, digest of the state) of each box that the rank owns."""
+        optimizer = make_optimizer(self._config.optimizer)
+        engine = RankEngine(
+            engine_job(self._config, self._artifact),
+            self._constants, self._initial, rank, endpoint if len(plan.ranks) > 1 else None, optimizer, self._update,
+            plan, 0,
+        )  # fmt: skip
+        feed = InputFeed(self._config, self._artifact, plan, rank, self._source, 0)
+        found = []
+        try:
+            for step in range(STEPS):
+                fed = feed.next_batch(step)
+                options = _native.StepOptions(TIMEOUT_S, self._config.clip_norm, content=fed.content)
+                hypers = step_hypers(optimizer, step, self._config.optimizer.lr)
+                result = engine.native.step(step, fed.inputs, hypers, options)
+                found.append((float(result.loss).hex(), float(result.grad_norm).hex()))
+            engine.native.sync(TIMEOUT_S)
+        finally:
+            feed.close()
+        return found, [(box.bucket, self._digest(engine, n)) for n, box in numbered(plan.boxes) if box.owner == rank]
+
+    def _digest(self, engine: RankEngine, number: int) -> int:
+        state = engine.native.read(number)
+        assert state is not None, "an owner has the state"
+        low, high = state.digest
+        return low | high << 64
+
+
+def in_threads(bodies: list[Callable[[], None]]) -> None:
+    """Run them all at once; the first error of any of them."""
+    errors: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,174 @@
+"""Plans do not depend on the numbers of ranks and hosts: with other numbers they are the same but for these."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import BoxId
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import plan_lanes
+from elaswave_fx.plan.replan import replan
+from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, Topology
+from tests.plan.random_topologies import copies_left, first_plan, random_topology, random_widths, random_workload
+
+Numbers = Mapping[Rank, Rank]
+Hosts = Mapping[Host, Host]
+Renumber = Callable[[random.Random, Sequence[int]], list[int]]
+
+
+def ascending(rng: random.Random, numbers: Sequence[int]) -> list[int]:
+    """Others in the same order."""
+    return sorted(rng.sample(range(3 * len(numbers) + 3), len(numbers)))
+
+
+def shuffled(rng: random.Random, numbers: Sequence[int]) -> list[int]:
+    """The same in any order."""
+    return rng.sample(list(numbers), len(numbers))
+
+
+def numbers_of(rng: random.Random, topology: Topology, renumber: Renumber) -> tuple[Numbers, Hosts]:
+    hosts = sorted({m.host for m in topology.members})
+    ranks = dict(zip(topology.ranks, map(Rank, renumber(rng, topology.ranks)), strict=True))
+    return ranks, dict(zip(hosts, map(Host, renumber(rng, hosts)), strict=True))
+
+
+def renumbered_topology(topology: Topology, ranks: Numbers, hosts: Hosts) -> Topology:
+    members = [replace(m, rank=ranks[m.rank], host=hosts[m.host]) for m in topology.members]
+    links = [
+        HostLink((hosts[each.hosts[0]], hosts[each.hosts[1]]), each.link)
+        for each in topology.links
+        if all(host in hosts for host in each.hosts)
+    ]
+    return replace(topology, members=tuple(sorted(members, key=lambda m: m.rank)), links=tuple(links))
+
+
+def renumbered(plan: Plan, ranks: Numbers, hosts: Hosts) -> Plan:
+    def of(old: Sequence[Rank]) -> tuple[Rank, ...]:
+        return tuple(ranks[rank] for rank in old)
+
+    def in_order(values: Mapping[Rank, object]) -> dict:
+        return dict(sorted((ranks[rank], value) for rank, value in values.items()))
+
+    return replace(
+        plan,
+        topology=renumbered_topology(plan.topology, ranks, hosts),
+        lanes=tuple(
+            replace(lane, stages=tuple(replace(s, ranks=of(s.ranks)) for s in lane.stages)) for lane in plan.lanes
+        ),
+        boxes=tuple(
+            replace(
+                b, owner=ranks[b.owner], holders=of(b.holders), catching_up=of(b.catching_up),
+                readers=tuple(sorted(of(b.readers))),
+            )
+            for b in plan.boxes
+        ),
+        schedule=in_order(plan.schedule),
+        predicted=replace(plan.predicted, ranks=in_order(plan.predicted.ranks)),
+    )  # fmt: skip
+
+
+def without_words(plan: Plan) -> Plan:
+    """Reasons name ranks; seconds of the exchange are added up in the order of sets of ranks, so they are rounded."""
+    exchange_s = float(f"{plan.predicted.exchange_s:.12g}")
+    return replace(plan, reason="", predicted=replace(plan.predicted, exchange_s=exchange_s))
+
+
+def job(rng: random.Random) -> tuple[Plan, int] | None:
+    """A first plan of up to 16 ranks, and how many copies it has."""
+    ranks, copies = rng.randint(2, 16), rng.randint(0, 2)
+    plan = first_plan(rng, random_workload(rng, ranks), random_topology(rng, ranks), copies)
+    return None if plan is None else (plan, copies)
+
+
+def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: Hosts) -> list[tuple[Plan, Plan]]:
+    """After each of three losses: the plan, and that of the job with the other numbers from the same plan before."""
+    found = []
+    for _ in range(3):
+        alive = plan.topology.ranks
+        if len(alive) < 2:
+            break
+        members = tuple(sorted(rng.sample(alive, len(alive) - 1)))
+        have = copies_left(rng, plan, members)
+        others: dict[BoxId, tuple[Rank, ...]] = {n: tuple(ranks[r] for r in old) for n, old in have.items()}
+        before = renumbered(plan, ranks, hosts)
+        try:
+            plan = replan(plan, members, have, copies)
+        except PlanError as error:
+            with pytest.raises(PlanError, match=str(error).split(":")[0]):
+                replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
+            break
+        other = replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
+        found.append((plan, other))
+    return found
+
+
+def test_numbers_in_the_same_order_change_nothing_else() -> None:
+    tried = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        made = job(rng)
+        if made is None:
+            continue
+        plan, copies = made
+        ranks, hosts = numbers_of(rng, plan.topology, ascending)
+        for after, other in losses(rng, plan, copies, ranks, hosts):
+            hosts_left = {m.host: hosts[m.host] for m in plan.topology.members}
+            assert without_words(other) == without_words(renumbered(after, ranks, hosts_left)), seed
+            tried += 1
+    assert tried > 40
+
+
+def test_a_first_plan_has_the_ranks_in_their_order_whatever_their_numbers() -> None:
+    tried = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        count = rng.randint(2, 16)
+        workload, topology = random_workload(rng, count), random_topology(rng, count)
+        widths = random_widths(rng, count, len(workload.units), workload.granules)
+        if widths is None:
+            continue
+        ranks, hosts = numbers_of(rng, topology, ascending)
+        plan = plan_lanes(workload, topology, widths)
+        other = plan_lanes(workload, renumbered_topology(topology, ranks, hosts), widths)
+        assert without_words(other) == without_words(renumbered(plan, ranks, hosts)), seed
+        tried += 1
+    assert tried > 30
+
+
+def test_who_is_where_does_not_matter_among_equals() -> None:
+    """Ranks in any order take over each other's places, with what they have and can: the next lanes are the same in
+    these places. (Of holders that would do equally well, the one with the lowest number is taken.)"""
+    tried = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        made = job(rng)
+        if made is None:
+            continue
+        plan, copies = made
+        ranks, hosts = numbers_of(rng, plan.topology, shuffled)
+        for after, other in losses(rng, plan, copies, ranks, hosts):
+            assert other.lanes == renumbered(after, ranks, hosts).lanes, seed
+            assert other.predicted.pipeline_s == pytest.approx(after.predicted.pipeline_s, rel=1e-12)
+            tried += 1
+    assert tried > 40
+
+
+def test_equal_members_on_any_hosts_get_equal_lanes() -> None:
+    """Where links are alike, hosts say who is lost together, and not who computes what."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        count = rng.randint(2, 16)
+        workload, topology = random_workload(rng, count), random_topology(rng, count)
+        widths = random_widths(rng, count, len(workload.units), workload.granules)
+        if widths is None:
+            continue
+        topology = replace(topology, links=(), between_hosts=Link())
+        hosts = shuffled(rng, [m.host for m in topology.members])
+        moved = tuple(replace(m, host=Host(host)) for m, host in zip(topology.members, hosts, strict=True))
+        plans = [plan_lanes(workload, each, widths) for each in (topology, replace(topology, members=moved))]
+        assert plans[0].lanes == plans[1].lanes and plans[0].schedule == plans[1].schedule, seed
