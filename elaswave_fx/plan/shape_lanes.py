@@ -189,6 +189,8 @@ class LaneShaper:
     def least_cut_s(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> float:
         """The same of lanes whose cuts are known: no stage ends before the stages in front of it have taken a
         micro-batch, which may be smaller than `size`, and it has taken all of its own."""
+        if len(runs) == 1 and runs[0].count == 1:
+            return self._alone_s(runs[0].sketch, borders[0], size)
         granules, rate = float(self._workload.granules), 0.0
         for run, cut, (share, _) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
             whole = share * self._workload.granule // size
@@ -196,6 +198,18 @@ class LaneShaper:
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
         return granules / rate
+
+    def _alone_s(self, sketch: Sketch, cut: Sequence[int], size: int) -> float:
+        """Of a lane that has all samples: whole micro-batches are dealt to the ranks of its stages."""
+        sizes = piece_sizes(self._workload.granules, size, self._workload.granule, sketch.width)
+        costs = self.costs(min(sizes))
+        before_s = latest_s = 0.0
+        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
+            taken_s = sum(costs[lo:hi])
+            busiest = max(n / member.speed for n, member in zip(deal(len(sizes), stage), stage, strict=True))
+            latest_s = max(latest_s, before_s + busiest * taken_s)
+            before_s += self._waits * taken_s / max(member.speed for member in stage)
+        return latest_s
 
     def _latest_stage(
         self, sketch: Sketch, cut: Sequence[int], size: int, share: int, part: float
