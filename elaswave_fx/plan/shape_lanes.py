@@ -189,15 +189,14 @@ class LaneShaper:
     def least_cut_s(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> float:
         """The same of lanes whose cuts are known: no stage ends before the stages in front of it have taken a
         micro-batch, which may be smaller than `size`, and it has taken all of its own."""
-        if len(runs) == 1 and runs[0].count == 1:
-            return self._alone_s(runs[0].sketch, borders[0], size)
         granules, rate = float(self._workload.granules), 0.0
         for run, cut, (share, _) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
             whole = share * self._workload.granule // size
             pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share, whole / (whole + 1))
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
-        return granules / rate
+        is_alone = len(runs) == 1 and runs[0].count == 1
+        return max(granules / rate, self._alone_s(runs[0].sketch, borders[0], size) if is_alone else 0.0)
 
     def _alone_s(self, sketch: Sketch, cut: Sequence[int], size: int) -> float:
         """Of a lane that has all samples: whole micro-batches are dealt to the ranks of its stages."""
