@@ -89,7 +89,7 @@ class UnitSums:
             for user in bucket.users:
                 every[user] += bucket.numel
         self._params = _prefix([u.param_bytes for u in workload.units])
-        self._saved = _prefix([u.saved_bytes for u in workload.units])
+        self.saved_until = _prefix([u.saved_bytes for u in workload.units])
         self._held = _prefix([u.held_bytes for u in workload.units])
         self._first = _prefix(first)
         self._touched = _prefix(every)
@@ -101,7 +101,7 @@ class UnitSums:
 
     def saved(self, units: Span) -> int:
         """Bytes kept per sample from forward to backward."""
-        return _between(self._saved, units)
+        return _between(self.saved_until, units)
 
     def held(self, units: Span) -> int:
         """Bytes kept per sample between the halves of backward."""
@@ -127,7 +127,7 @@ class UnitSums:
             self._params[hi] - self._params[lo]
             + work.sum_bytes * first
             + work.state_bytes_per_element * -(-first // ranks)
-            + samples * (self._saved[hi] - self._saved[lo])
+            + samples * (self.saved_until[hi] - self.saved_until[lo])
         )  # fmt: skip
 
     def without_state(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:
@@ -136,7 +136,7 @@ class UnitSums:
         return (
             self._params[hi] - self._params[lo]
             + self.workload.sum_bytes * self._touched_by(lo, hi)
-            + micro_batch * (in_flight * (self._saved[hi] - self._saved[lo]) + per_sample)
+            + micro_batch * (in_flight * (self.saved_until[hi] - self.saved_until[lo]) + per_sample)
             + fixed
         )  # fmt: skip
 
@@ -178,6 +178,7 @@ class MemoryTable:
         self._held_inside = min(copies, owners - 1)
         self._held_outside = min(copies, ranks - 1) - self._held_inside
         self._reach: dict[tuple[int, int, int], list[int]] = {}
+        self._known: dict[int, dict[int, int]] = {}  # by micro-batch and place: bytes without saved activations
 
     def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
         """Bytes of a tile, as `tile_memory` counts them; shards rounded up."""
@@ -188,12 +189,20 @@ class MemoryTable:
         key = (micro_batch, in_flight, limit)
         if key not in self._reach:
             count, end = len(self._workload.units), 0
+            saved, known = self._sums.saved_until, self._known.setdefault(micro_batch, {})
             ends: list[int] = []
+
+            def fits(lo: int, hi: int) -> bool:
+                place = lo * (count + 1) + hi
+                if place not in known:
+                    known[place] = self._total(lo, hi, micro_batch, 0)
+                return known[place] + in_flight * micro_batch * (saved[hi] - saved[lo]) <= limit
+
             for lo in range(count):
                 end = max(end, lo)
-                while end > lo and self._total(lo, end, micro_batch, in_flight) > limit:
+                while end > lo and not fits(lo, end):
                     end -= 1
-                while end < count and self._total(lo, end + 1, micro_batch, in_flight) <= limit:
+                while end < count and fits(lo, end + 1):
                     end += 1
                 ends.append(end)
             self._reach[key] = ends

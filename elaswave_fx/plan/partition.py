@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from elaswave_fx.plan.cost import Workload, value_samples
 
@@ -39,12 +40,12 @@ def minimax(
     minimax layer partition.
     """
     prefix = list(accumulate(costs, initial=0.0))
-    every = [len(costs)] * len(costs)
-    ends = [every if ends is None else ends for ends in reach or [None] * len(speeds)]
-    slowest = _slowest_stage(prefix, speeds, ends)
+    reach = reach or [None] * len(speeds)
+    stages = [_stage(len(costs), speed, ends) for speed, ends in zip(speeds, reach, strict=True)]
+    slowest = _slowest_stage(prefix, stages)
     if math.isinf(slowest):
         return None
-    return _cheapest_borders(prefix, speeds, ends, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
+    return _cheapest_borders(prefix, stages, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
 
 
 def slowest_stage(costs: Sequence[float], speeds: Sequence[float], borders: Sequence[int]) -> float:
@@ -62,14 +63,31 @@ def crossing_bytes(workload: Workload) -> tuple[int, ...]:
     return tuple(totals)
 
 
-def _slowest_stage(prefix: Sequence[float], speeds: Sequence[float], reach: Sequence[Sequence[int]]) -> float:
+class _Stage(NamedTuple):
+    """`ends`: by first unit, of the longest run that it can hold; `firsts`: by end, of the longest that ends there."""
+
+    speed: float
+    ends: Sequence[int]
+    firsts: Sequence[int]
+
+
+def _stage(units: int, speed: float, ends: Sequence[int] | None) -> _Stage:
+    if ends is None:
+        return _Stage(speed, [units] * units, [0] * (units + 1))
+    firsts = list(range(units + 1))
+    for lo in reversed(range(units)):
+        firsts[lo + 1 : ends[lo] + 1] = [lo] * (ends[lo] - lo)
+    return _Stage(speed, ends, firsts)
+
+
+def _slowest_stage(prefix: Sequence[float], stages: Sequence[_Stage]) -> float:
     """The least possible time of the slowest stage; infinite if nothing fits."""
     units = len(prefix) - 1
     best = [0.0] + [math.inf] * units
-    for stage, (speed, ends) in enumerate(zip(speeds, reach, strict=True)):
+    for stage, (speed, ends, firsts) in enumerate(stages):
         extended = [math.inf] * (units + 1)
-        for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
-            for lo in range(hi - 1, stage - 1, -1):
+        for hi in range(stage + 1, units - (len(stages) - stage - 1) + 1):
+            for lo in range(hi - 1, max(stage, firsts[hi]) - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed
                 if seconds >= extended[hi]:
                     break
@@ -81,21 +99,17 @@ def _slowest_stage(prefix: Sequence[float], speeds: Sequence[float], reach: Sequ
 
 
 def _cheapest_borders(
-    prefix: Sequence[float],
-    speeds: Sequence[float],
-    reach: Sequence[Sequence[int]],
-    crossing: Sequence[int],
-    limit_s: float,
+    prefix: Sequence[float], stages: Sequence[_Stage], crossing: Sequence[int], limit_s: float
 ) -> tuple[int, ...]:
     """Borders with the least (bytes, unevenness) among the partitions whose stages all stay within `limit_s`."""
     units = len(prefix) - 1
     never: _Choice = (math.inf, math.inf, ())
     start: _Choice = (0.0, 0.0, (0,))
     best: list[_Choice] = [start, *([never] * units)]
-    for stage, (speed, ends) in enumerate(zip(speeds, reach, strict=True)):
+    for stage, (speed, ends, firsts) in enumerate(stages):
         extended: list[_Choice] = [never] * (units + 1)
-        for hi in range(stage + 1, units - (len(speeds) - stage - 1) + 1):
-            for lo in range(hi - 1, stage - 1, -1):
+        for hi in range(stage + 1, units - (len(stages) - stage - 1) + 1):
+            for lo in range(hi - 1, max(stage, firsts[hi]) - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed
                 if seconds > limit_s:
                     break

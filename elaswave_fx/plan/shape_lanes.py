@@ -199,7 +199,20 @@ class LaneShaper:
             pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share, whole / (whole + 1))
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
-        return granules / rate
+        is_alone = len(runs) == 1 and runs[0].count == 1
+        return max(granules / rate, self._alone_s(runs[0].sketch, borders[0], size) if is_alone else 0.0)
+
+    def _alone_s(self, sketch: Sketch, cut: Sequence[int], size: int) -> float:
+        """Of a lane that has all samples: whole micro-batches are dealt to the ranks of its stages."""
+        sizes = piece_sizes(self._workload.granules, size, self._workload.granule, sketch.width)
+        costs = self.costs(min(sizes))
+        before_s = latest_s = 0.0
+        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
+            taken_s = sum(costs[lo:hi])
+            busiest = max(n / member.speed for n, member in zip(deal(len(sizes), stage), stage, strict=True))
+            latest_s = max(latest_s, before_s + busiest * taken_s)
+            before_s += self._waits * taken_s / max(member.speed for member in stage)
+        return latest_s
 
     def _latest_stage(
         self, sketch: Sketch, cut: Sequence[int], size: int, share: int, part: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from elaswave_fx.plan.compact import CompactPlan, Fleet, plan_compact
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import eval_program, step_program
-from elaswave_fx.plan.topology import Host, Member, Rank
+from elaswave_fx.plan.topology import Host, Member, Rank, local_topology
 from tests.plan.samples import chain, two_towers
 
 
@@ -97,6 +98,31 @@ def test_few_ranks_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan.boxes
         found.append(len(seen))
     assert found[0] == found[1] < 300
+
+
+def calls_of(lanes: int) -> int:
+    """Python functions called to plan so many lanes of eight stages, and to derive the part of every rank."""
+    count = 0
+
+    def called(frame: object, event: str, what: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    workload, topology = chain(16, 16 * lanes), local_topology(8 * lanes)
+    sys.setprofile(called)
+    try:
+        plan = plan_uniform(workload, topology, Parallel(lanes, 8))
+        for rank in plan.ranks:
+            step_program(plan, rank)
+            eval_program(plan, rank)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_with_every_part_the_work_grows_as_the_ranks_do() -> None:
+    calls_of(8)  # what is known for good afterwards
+    assert calls_of(32) < 4.1 * calls_of(8)
 
 
 def test_what_cannot_work_is_refused() -> None:

@@ -422,3 +422,47 @@ def test_reasons_say_what_was_lost_chosen_and_beaten() -> None:
     after = lose(uniform(2, 2, two_towers(16)), 1)
     words: Iterable[str] = ("lost rank 1", "units cut anew", "predicted step", "; beaten: ", "another owner")
     assert all(word in after.reason for word in words), after.reason
+
+
+def numbered_anew(plan: Plan, number: dict[Rank, Rank]) -> tuple[object, ...]:
+    """What the plan says, for ranks with other numbers."""
+    lanes = [
+        ([(s.units, tuple(number[r] for r in s.ranks), s.deal) for s in lane.stages], lane.micro_batches)
+        for lane in plan.lanes
+    ]
+    boxes = [
+        (b.bucket, b.span, number[b.owner], *(tuple(number[r] for r in ranks) for ranks in (b.holders, b.catching_up)))
+        for b in plan.boxes
+    ]
+    return lanes, boxes, {number[r]: order for r, order in plan.schedule.items()}, plan.predicted.step_s
+
+
+@settings(deadline=None, max_examples=30)
+@given(jobs(), st.integers(1, 5), st.integers(0, 900))
+def test_a_plan_does_not_depend_on_the_numbers_of_ranks(
+    job: tuple[Plan, list[int], int], step: int, first: int
+) -> None:
+    plan, order, count = job
+    number = {rank: Rank(first + step * rank) for rank in plan.ranks}
+    members = tuple(replace(m, rank=number[m.rank]) for m in plan.topology.members)
+    other = replace(
+        plan,
+        topology=replace(plan.topology, members=members),
+        lanes=tuple(
+            replace(lane, stages=tuple(replace(s, ranks=tuple(number[r] for r in s.ranks)) for s in lane.stages))
+            for lane in plan.lanes
+        ),
+        boxes=tuple(
+            replace(b, owner=number[b.owner], holders=tuple(number[r] for r in b.holders),
+                    readers=tuple(number[r] for r in b.readers))
+            for b in plan.boxes
+        ),
+        schedule={number[r]: order for r, order in plan.schedule.items()},
+    )  # fmt: skip
+    left = without(plan, order[0])
+    have = {n: tuple(r for r in ranks if r in left) or left for n, ranks in caught_up(plan).items()}
+    after = replan(plan, left, have, count)
+    renamed = replan(
+        other, tuple(number[r] for r in left), {n: tuple(number[r] for r in r_s) for n, r_s in have.items()}, count
+    )
+    assert numbered_anew(after, number) == numbered_anew(renamed, {rank: rank for rank in renamed.ranks})
