@@ -35,7 +35,9 @@ class Predictions:
         self._modelled_s = self._overslept_s = 0.0
 
     def step(self, plan: Plan, result: _native.StepResult, seconds: float) -> None:
-        """A committed step that took `seconds`."""
+        """A committed step that took `seconds`. One that was finished after it had been left is not counted."""
+        if not result.seconds:
+            return
         if self._plan is None or plan.epoch != self._plan.epoch:
             self.__init__()
             self._plan = plan

@@ -1,50 +1,29 @@
-"""The emulated device: durations by the plan, costs by `emulated.unit_ms`, and what a run says of its faithfulness."""
+"""The emulated device: durations by the plan, costs by `emulated.unit_ms`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from elaswave_fx.build.builder import build, plan_of, topology_of
 from elaswave_fx.devices import make_device
-from elaswave_fx.devices.emulated import Faithfulness, kernels, paces
+from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Epoch, Host, HostLink, Link, Rank, local_topology
+from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, local_topology
 from tests.plan.samples import chain, even_lanes
 from tests.runs import small_config
 
 
-def plan_2x2(epoch: int = 0) -> Plan:
+def plan_2x2() -> Plan:
     """Four units of 1, 2, 3, 4 ms; rank 1 is half as fast as the others."""
     workload = chain(costs=[1e-3, 2e-3, 3e-3, 4e-3])
-    topology = local_topology(4, epoch=Epoch(epoch))
+    topology = local_topology(4)
     members = tuple(dataclasses.replace(member, speed=0.5 if member.rank == 1 else 1.0) for member in topology.members)
     return make_plan(dataclasses.replace(topology, members=members), workload, even_lanes(workload, 2, 2, 4), "")
-
-
-class OtherRanks:
-    """A group whose other members have written `rows`."""
-
-    def __init__(self, rows: list[list[float]]) -> None:
-        self._rows = torch.tensor(rows, dtype=torch.float64)
-
-    def all_gather(self, tensor: torch.Tensor, intervals: list[tuple[int, int]], timeout_s: float) -> None:
-        assert intervals == [(0, 4), (4, 8), (8, 12), (12, 16)]
-        own = tensor.view(4, 4)
-        tensor.copy_(torch.where(own != 0, own, self._rows).view(-1))
-
-
-def taken(span_s: float, modelled_s: float = 0.0, overslept_s: float = 0.0, count: int = 8) -> Any:
-    """The part of a step's result that is looked at."""
-    times = SimpleNamespace(kernels=count, modelled_s=modelled_s, overslept_s=overslept_s, span_s=span_s)
-    return SimpleNamespace(emulated=times)
 
 
 def test_its_memory_is_the_cpus() -> None:
@@ -102,28 +81,3 @@ def test_costs_are_scaled_and_keep_their_proportions() -> None:
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
     assert ratios[0] > 1
     assert artifact == build(config, None).artifact  # nothing of it is kept
-
-
-def test_the_report_is_of_the_slowest_rank() -> None:
-    plan, found = plan_2x2(), Faithfulness()
-    predicted_s = plan.predicted.pipeline_s
-    for seconds in (0.5, 0.2, 0.2):  # the first step waits for others to start
-        found.step(plan, taken(predicted_s, modelled_s=0.1, overslept_s=0.001), seconds)
-    others = [[0.0] * 4, [0.25, 1.5 * predicted_s, 0.3, 0.003], [0.1, 0.1, 0.3, 0.0], [0.1, 0.1, 0.3, 0.0]]
-    report = found.report(plan, Rank(0), OtherRanks(others))
-    assert report["pipeline_over_predicted"] == 1.5
-    assert report["step_ms"] == 250.0
-    assert report["step_over_predicted"] == pytest.approx(0.25 / predicted_s, abs=1e-4)
-    assert report["overslept_share"] == pytest.approx(0.006 / 1.2)
-    assert (report["ranks"], report["steps"], report["epoch"]) == (4, 3, 0)
-
-
-def test_only_the_newest_epoch_counts() -> None:
-    old, new, found = plan_2x2(), plan_2x2(epoch=1), Faithfulness()
-    found.step(old, taken(1.0), 1.0)
-    found.step(new, taken(2.0), 2.0)
-    found.step(new, taken(0.0, count=0), 9.0)  # finished after it had been left
-    others = OtherRanks([[0.0] * 4] * 4)
-    report = found.report(new, Rank(2), others)
-    assert (report["steps"], report["epoch"], report["step_ms"], report["pipeline_ms"]) == (1, 1, 2000.0, 2000.0)
-    assert found.report(plan_2x2(epoch=2), Rank(2), others) == {}

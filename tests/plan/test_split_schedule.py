@@ -208,7 +208,7 @@ def test_recycle_after_a_loss_is_nearly_as_short_as_can_be(size: int, share: flo
     check_plan(after)
     assert "stages keep their units" in after.reason
     kinds = {LaneKind.of(lane, after.topology) for lane in after.lanes}
-    best_s = max(optimum_s(lane_work(after.workload, kind, split=True)) for kind in kinds)
+    best_s = max(optimum_s(lane_work(after.routes, kind, split=True)) for kind in kinds)
     assert after.predicted.pipeline_s <= 1.03 * best_s + 1e-8, "values take a third of a nanosecond each"
 
 
