@@ -104,6 +104,7 @@ class FileStore:
         self._run_dir, self._link = run_dir, run_dir / "control"
         self.folder = folder or self._link.resolve()
         self._register = self.folder / "register.json"
+        self._known: tuple[bytes, _Saved] | None = None  # the register as it was read last
         self._committed = self.folder / "committed.json"
         self._lock = self.folder / "lock"
         self._ledger = run_dir / "ledger.jsonl"
@@ -264,7 +265,7 @@ class FileStore:
 
     def _read(self) -> _Saved:
         try:
-            saved = msgspec.json.decode(self._register.read_bytes(), type=_Saved)
+            saved = self._decoded(self._register.read_bytes())
             text = self._committed.read_bytes() if self._committed.exists() else b""
             since = msgspec.json.decode(text, type=_Since) if text else None
         except (msgspec.MsgspecError, ValueError, PlanError, RecursionError) as error:
@@ -274,6 +275,12 @@ class FileStore:
             return saved
         newer = replace(register, committed=since.committed, previous=since.previous, last=since.last)
         return _Saved(newer, since.lines, saved.fingerprint)
+
+    def _decoded(self, text: bytes) -> _Saved:
+        """What the register says: it is read with every heartbeat, and changes with epochs only."""
+        if self._known is None or self._known[0] != text:
+            self._known = text, msgspec.json.decode(text, type=_Saved)
+        return self._known[1]
 
     def _write_since(self, register: Register, lines: _Lines) -> None:
         news = _Since(register.epoch, register.committed, register.previous, register.last, lines)
