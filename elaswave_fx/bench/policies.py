@@ -15,13 +15,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
 from elaswave_fx.bench.workload import Workload
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
 
 MICRO_BATCH = 4
@@ -104,17 +105,21 @@ Phases = tuple[Phase, ...]
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """All cases, all ways."""
+    """All cases, all ways. Raises ConfigError where no case has the name that was asked for."""
     cases = CASES
     if options.tiny:
         cases = (Case(2, 2, 2, lost=(3,), layers=6, step_s=0.2),)
+    chosen = [case for case in cases if options.only in case.name]
+    if not chosen:
+        raise ConfigError(
+            f"--only {options.only}: no case has this in its name; there are {'; '.join(case.name for case in cases)}"
+        )
     entries: list[Entry] = []
     notes: list[str] = []
-    for case in cases:
-        if options.only in case.name:
-            found, lines = _case(case, progress, options.repeats or 1)
-            entries += found
-            notes += ["", *lines]
+    for case in chosen:
+        found, lines = _case(case, progress, options.repeats or 1)
+        entries += found
+        notes += ["", *lines]
     return Outcome(entries, notes)
 
 
@@ -184,8 +189,8 @@ def _entries(case: Case, plain: Phase, runs: Mapping[str, Sequence[Phases]]) -> 
 
 def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator[str]:
     """Of the first turn: what each did, and what TorchFT's answer would be."""
-    text = replace(case.workload, ranks_per_host=1).text()
-    yield f"{case.name}: {text}; {memory_mb:g} MiB a rank; ranks {', '.join(map(str, case.lost))} are lost"
+    victims = ", ".join(map(str, case.lost))
+    yield f"{case.name}: {case.workload.text()}; {memory_mb:g} MiB a rank; ranks {victims} are lost"
     for name, phases in runs.items():
         for lost, phase in enumerate(phases):
             if lost or name == "ours":

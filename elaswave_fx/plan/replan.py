@@ -24,7 +24,7 @@ from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.lane_candidates import Candidate, new_lanes
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
-from elaswave_fx.plan.policies import candidates
+from elaswave_fx.plan.policies import NO_ANSWER, candidates
 from elaswave_fx.plan.shape_lanes import LaneShaper, Outline, Part, Run, SideBySide, Sketches
 from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
@@ -38,10 +38,6 @@ SLACK = 0.98
 
 BEATEN = 3
 """Candidates that the reason of a plan names besides the one that was taken."""
-
-_MOVES_NO_UNITS = "it moves no units to other ranks"
-_BOUND = {"elaswave": _MOVES_NO_UNITS, "recycle": _MOVES_NO_UNITS, "drop_replica": "no lane is whole"}
-"""Policy -> why it may have no answer."""
 
 Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""
@@ -331,7 +327,7 @@ def _too_few(plan: Plan, topology: Topology) -> str:
     is_bound = workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes)
     if is_bound and not any(True for _ in candidates(plan, topology)):
         axes = f", planner.axes={listed(workload.axes)}" if workload.policy == "elaswave" else ""
-        why = _BOUND.get(workload.policy, "no shape is left")
+        why = NO_ANSWER[workload.policy]
         return f"replan: policy={workload.policy}{axes} has no answer to this loss: {why}"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
     needs = [most_memory(p) for p in _without_copies(plan, unbounded)]

@@ -358,4 +358,5 @@ def test_policies(tmp_path: Path) -> None:
     assert {"1 lost: recycle", "1 lost: drop_replica", "1 lost: restart", "1 lost: ours without graph"} <= set(names)
     assert "1 lost, drop_replica: " in shown and "the hurt lanes leave" in shown
     assert "1 lost, whole lanes with a smaller batch (worked out): 0.667 of proportional" in shown
+    assert "--only 5x5: no case has this in its name; there are 4x4, m=4; " in refused("policies", "--only", "5x5")
     assert refused("policies", "--ranks", "4").strip().endswith("--ranks: policies does not take it")

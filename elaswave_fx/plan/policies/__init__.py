@@ -20,6 +20,14 @@ POLICIES: Mapping[str, Callable[[Plan, Topology], Iterator[Candidate]]] = {
     "restart": restart.candidates,
 }
 
+NO_ANSWER: Mapping[str, str] = {
+    "elaswave": "it moves no units to other ranks",  # without the axes that would
+    "recycle": "it moves no units to other ranks",
+    "drop_replica": "no lane is whole",
+    "restart": "no shape is left",
+}
+"""Why a policy may have no candidate at all."""
+
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """Those of the plan's policy."""
