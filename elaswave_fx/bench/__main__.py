@@ -17,6 +17,7 @@ BENCHES = {
     "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
     "policies": "a step after one, two and three losses by every policy, on emulated ranks of one runtime",
+    "frequency": "energy of a sample and length of a step: a clock for every rank against fixed ones, emulated",
     "planner": "processor time of plans by kinds, with every rank's part, and after one loss, against what was wanted",
     "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }
@@ -31,6 +32,7 @@ TAKES = {
     "startup": {"repeats", "tiny"},
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
     "policies": {"repeats", "tiny", "only"},
+    "frequency": {"repeats", "tiny"},
     "planner": {"repeats", "tiny"},
     "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
 }

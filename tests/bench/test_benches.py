@@ -360,3 +360,15 @@ def test_policies(tmp_path: Path) -> None:
     assert "1 lost, whole lanes with a smaller batch (worked out): 0.667 of proportional" in shown
     assert "--only 5x5: no case has this in its name; there are 4x4, m=4; " in refused("policies", "--only", "5x5")
     assert refused("policies", "--ranks", "4").strip().endswith("--ranks: policies does not take it")
+
+
+def test_frequency(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "frequency", "--tiny", "--repeats", "1")
+    assert [entry["name"] for entry in entries] == [
+        "1x2, m=2: a step",
+        "1x2, m=2: a sample",
+        "1x2, m=2, 600 W: a step",
+        "1x2, m=2, 600 W: a sample",
+    ]
+    assert all(entry["ours"] > 0 and entry["peer"] > 0 for entry in entries)
+    assert "they draw 600 W at most" in shown and "of 600 W at most" in shown

@@ -94,6 +94,25 @@ def test_it_looks_at_the_clock_more_often_while_there_is_something_to_do() -> No
     assert job.driver.pause_s == TICK_S
 
 
+def test_it_plans_ahead_again_when_copies_have_come() -> None:
+    job = Job()
+    job.beats(0.1)
+    job.lose(3, 0.2)
+    assert any(box.catching_up for box in job.register.activation.assignment.boxes)
+
+    def think(complete: bool) -> float:
+        for rank in job.register.members:
+            job.feed(Heartbeat(rank, Epoch(1), Version(3), "reduce", None, None, False, complete, (), None), 1.0)
+        job.driver.think_ahead(1.0 + THINK_AFTER_S)
+        return job.driver.pause_s
+
+    job.driver.think_ahead(1.0)
+    asked = [think(complete=False) for _ in range(WORLD)]
+    assert asked == [*(WORLD - 1) * [TICK_S], IDLE_S], "all losses are planned for"
+    assert think(complete=False) == IDLE_S
+    assert think(complete=True) == TICK_S, "a loss may be answered with more copies"
+
+
 def test_without_a_plan_the_job_is_over() -> None:
     job = Job(ToyPlanning(least=WORLD))
     job.beats(0.1)

@@ -53,6 +53,7 @@ class CoordinatorDriver:
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
         self._moves: tuple[int, bool] | None = None
+        self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and copies for which all losses are planned
         self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
         self._turn_s = now_s
         self._steady_s = 0.0
@@ -133,12 +134,16 @@ class CoordinatorDriver:
         if now_s - self._steady_s < THINK_AFTER_S:
             return
         heard = self.state.detector.heard
-        complete = {rank for rank, last in heard.items() if last.heartbeat.complete}
+        complete = frozenset(rank for rank, last in heard.items() if last.heartbeat.complete)
+        about = self.register.key.plan_hash, complete
+        if about == self._thought_of:
+            return
         held = {
             box_id: tuple(rank for rank in box.replica_ranks if rank not in box.catching_up or rank in complete)
             for box_id, box in numbered(self.register.activation.assignment.boxes)
         }
         self._thinks = self._plan_cache.precompute_next(self.plan(self.register.key.plan_hash), held)
+        self._thought_of = None if self._thinks else about
 
     def _with_plan(self, action: membership.Act) -> membership.Act:
         """The same value for every rank, so that it is encoded once."""

@@ -58,6 +58,9 @@ SURE_S = 0.5
 PAUSED_S = 1.0
 """A look at the clock that comes so late says that this process did not run."""
 
+FLUSH_S = 1.0
+"""Lines of the ledger may wait so long in the store before they go to the disk together."""
+
 LAST_ERRANDS_S = 5.0
 """At its end a coordinator waits so long for the disk. What is not written then stays in the store."""
 
@@ -133,7 +136,7 @@ class Service:
         self._spec, self._socket, self._channel = spec, socket, channel
         self._store = FileStore(spec.address.store, spec.address.folder)
         self._errands = Errands()
-        self._unwritten = True  # The store may hold what the thread has not been asked to write yet.
+        self._flush_at_s = 0.0  # The store may hold what the thread has not been asked to write yet.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
@@ -182,15 +185,15 @@ class Service:
     def _tick(self, now: float) -> None:
         self._feed(Tick())
         self._driver.think_ahead(now)
-        self._look_after_disk()
+        self._look_after_disk(now)
         if now - self._alive_s > ALIVE_S:
             self._alive_s = now
             self._tell("alive")
 
-    def _look_after_disk(self) -> None:
-        """The ledger follows with the next look at the clock after a swap."""
-        if self._unwritten:
-            self._unwritten = False
+    def _look_after_disk(self, now: float) -> None:
+        """After a swap plans and checkpoints follow with the next look at the clock, lines of the ledger later."""
+        if now >= self._flush_at_s:
+            self._flush_at_s = math.inf
             self._errands.do(self._flush)
         if self._trouble != self._told_trouble:
             self._told_trouble = self._trouble
@@ -259,13 +262,18 @@ class Service:
             if isinstance(action, Swap):
                 self._write_plan(action.new)
                 register = self._store.swap(action)
-                self._unwritten = True
+                self._flush_at_s = min(self._flush_at_s, time.monotonic() + self._may_wait_s(action.new))
             else:
                 register = self._store.read()
         except OSError as error:
             self._errands.do(partial(print, f"{time.monotonic():.3f} store: not reached ({error})", flush=True))
             return
         self._feed(StoreReply(register))
+
+    def _may_wait_s(self, new: Register) -> float:
+        old = self._driver.state.register
+        only_lines = old is not None and (old.epoch, old.checkpoint) == (new.epoch, new.checkpoint)
+        return FLUSH_S if only_lines else 0.0
 
     # --- In the thread of the errands ---
 
@@ -274,7 +282,7 @@ class Service:
             self._store.flush()
             self._trouble = None
         except OSError as error:
-            self._unwritten = True
+            self._flush_at_s = 0.0
             self._trouble = f"store: not written ({error}); what is missing is kept until it can be"
 
     def _settle(self) -> None:
