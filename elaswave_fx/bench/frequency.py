@@ -1,8 +1,9 @@
 """frequency: energy of a sample and length of a step, with the planner's clocks over fixed ones, on emulated ranks.
 
 Every run is one of `train` with real processes and messages, whose kernels are waited for (docs/emulation.md) and take
-longer or shorter by the clock of their rank. Fixed: all ranks at the nominal clock. At equal step time ours may choose
-lower clocks, nothing higher; under the cap, which is what all ranks draw at nominal clocks, higher ones too.
+longer or shorter by the clock of their rank. Fixed: all ranks at the nominal clock. Ours chooses among lower and higher
+ones, once under the cap that all ranks draw at nominal clocks, and once under the least cap by which its plan promises
+a step that is as short as the fixed one.
 
 Step times are measured. Joules are not: they are the watts of a rank's clock for the time that its plan says it
 computes, and `IDLE_W` for the rest of the measured step, by the same rule on both sides.
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
 from elaswave_fx.bench.workload import Workload
+from elaswave_fx.plan.frequency import ROUNDING, clock_words, with_clocks
+from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
 
 MICRO_BATCH = 4
@@ -26,11 +29,18 @@ STEP_S = 1.0
 """About a step at nominal clocks."""
 
 STEPS, SKIPPED = 8, 2
-REPEATS = 3
-NOMINAL = "{mhz: 1500, speed: 1, watts: 300}"
-LOWER = "{mhz: 900, speed: 0.6, watts: 120}, {mhz: 1200, speed: 0.8, watts: 190}"
-HIGHER = "{mhz: 1800, speed: 1.2, watts: 480}"
-NOMINAL_W, IDLE_W = 300, 60
+REPEATS = 2
+POINTS = (
+    OperatingPoint(1050, 0.7, 162),
+    OperatingPoint(1200, 0.8, 198),
+    OperatingPoint(1350, 0.9, 243),
+    OperatingPoint(1500, 1.0, 300),
+    OperatingPoint(1650, 1.1, 370),
+    OperatingPoint(1800, 1.2, 453),
+)
+NOMINAL, IDLE_W = Power(POINTS).nominal, 60.0
+CAP_STEP = 0.02
+"""Of the cap, by which it is lowered while the step stays as short."""
 
 WANTED_STEP = 0.99
 """Equal, but for noise."""
@@ -38,12 +48,13 @@ WANTED_STEP = 0.99
 
 @dataclass(frozen=True)
 class Case:
-    """dp lanes of pp stages with m micro-batches each, at these speeds; so many layers do not divide evenly."""
+    """dp lanes of pp stages with m micro-batches each, at these speeds. A model has two units for each layer, and two
+    more, which need not divide evenly."""
 
     dp: int
     pp: int
     m: int
-    layers: int = 9
+    layers: int = 4
     speeds: tuple[float, ...] = ()
     step_s: float = STEP_S
 
@@ -68,31 +79,25 @@ class Case:
         speeds = f"emulated.speeds=[{','.join(map(str, self.speeds))}]"
         return (
             "device=emulated", f"emulated.unit_ms={unit_ms}", "parallel.granule=1", f"steps={STEPS}",
-            f"power.idle_w={IDLE_W}", *((speeds,) if self.speeds else ()),
+            f"power.idle_w={IDLE_W:g}", *((speeds,) if self.speeds else ()),
         )  # fmt: skip
 
     @property
-    def sides(self) -> Mapping[str, tuple[str, ...]]:
-        """What each is told of clocks."""
-        return {
-            "fixed": (f"power.points=[{NOMINAL}]",),
-            "ours": (f"power.points=[{LOWER}, {NOMINAL}]",),
-            "ours, capped": (
-                f"power.points=[{LOWER}, {NOMINAL}, {HIGHER}]", f"power.cap_w={NOMINAL_W * self.dp * self.pp}",
-            ),
-        }  # fmt: skip
+    def nominal_w(self) -> float:
+        """What all ranks draw at nominal clocks."""
+        return NOMINAL.watts * self.dp * self.pp
 
 
-CASES = (Case(2, 4, 4), Case(2, 4, 16), Case(2, 4, 4, speeds=(1, 1, 0.7, 1, 1, 1, 1, 1)))
+CASES = (Case(2, 4, 16), Case(2, 4, 4), Case(2, 4, 16, layers=6, speeds=(1, 1, 0.7, 1, 1, 1, 1, 1)))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A step and a sample of one run; `reason`: of its plan."""
+    """A step and a sample of one run."""
 
     step_ms: float
     sample_j: float
-    reason: str
+    plan: Plan
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
@@ -102,37 +107,50 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as cache:
         for case in cases:
+            words = (*case.words, f"cache.dir={cache}")
+            progress(f"{case.name}: fixed, to know its plan")
+            equal_w = _least_cap_w(_run(case, (*words, *_clocks((NOMINAL,)))).plan, case.nominal_w)
             sides = {
-                name: partial(_run, case, (*case.words, f"cache.dir={cache}", *clocks))
-                for name, clocks in case.sides.items()
+                "fixed": partial(_run, case, (*words, *_clocks((NOMINAL,)))),
+                "capped": partial(_run, case, (*words, *_clocks(POINTS, case.nominal_w))),
+                "equal": partial(_run, case, (*words, *_clocks(POINTS, equal_w))),
             }
             runs = in_turns(sides, options.repeats or REPEATS, progress, f"{case.name}: all sides, turn")
-            entries += _entries(case, runs)
+            entries += _entries(f"{case.name}, {case.nominal_w:g} W", runs["capped"], runs["fixed"])
+            entries += _entries(f"{case.name}, {equal_w:g} W", runs["equal"], runs["fixed"])
             notes += ["", f"{case.name}: {case.workload.text()}"]
-            notes += [f"  {name}: {found[0].reason}" for name, found in runs.items()]
+            notes += [f"  {name}: {'; '.join(clock_words(found[0].plan))}" for name, found in runs.items()]
     return Outcome(entries, notes)
+
+
+def _clocks(points: Sequence[OperatingPoint], cap_w: float | None = None) -> tuple[str, ...]:
+    listed = ", ".join(f"{{mhz: {each.mhz:g}, speed: {each.speed:g}, watts: {each.watts:g}}}" for each in points)
+    return f"power.points=[{listed}]", *(() if cap_w is None else (f"power.cap_w={cap_w:g}",))
+
+
+def _least_cap_w(fixed: Plan, cap_w: float) -> float:
+    """The least cap by which the same layout has a step as short as `fixed`, to `CAP_STEP`."""
+    limit_s = fixed.predicted.step_s * (1 + ROUNDING)
+    least_w = len(fixed.ranks) * Power(POINTS).least_w
+    while (lower_w := round(cap_w * (1 - CAP_STEP))) > least_w:
+        topology = replace(fixed.topology, power=Power(POINTS, lower_w, IDLE_W))
+        if with_clocks(replace(fixed, topology=topology)).predicted.step_s > limit_s:
+            break
+        cap_w = lower_w
+    return cap_w
 
 
 def _run(case: Case, words: Sequence[str]) -> Measured:
     with run_folder(case.workload.config(*words)) as folder:
         lines = lines_of(folder / "metrics.jsonl")[SKIPPED:]
-        reason = Plan.from_json((folder / "plan-0.json").read_text()).reason
+        plan = Plan.from_json((folder / "plan-0.json").read_text())
     return Measured(
         statistics.median(line["step_ms"] for line in lines),
         statistics.median(line["energy_per_token_j"] for line in lines),
-        reason,
+        plan,
     )
 
 
-def _entries(case: Case, runs: Mapping[str, Sequence[Measured]]) -> Iterator[Entry]:
-    def step(name: str) -> list[float]:
-        return [each.step_ms for each in runs[name]]
-
-    def joules(name: str) -> list[float]:
-        return [each.sample_j for each in runs[name]]
-
-    cap = f"{case.name}, {NOMINAL_W * case.dp * case.pp} W"
-    yield paired(f"{case.name}: a step", step("ours"), step("fixed"), "ms", WANTED_STEP)
-    yield paired(f"{case.name}: a sample", joules("ours"), joules("fixed"), "J")
-    yield paired(f"{cap}: a step", step("ours, capped"), step("fixed"), "ms", WANTED_STEP)
-    yield paired(f"{cap}: a sample", joules("ours, capped"), joules("fixed"), "J")
+def _entries(name: str, ours: Sequence[Measured], fixed: Sequence[Measured]) -> Iterator[Entry]:
+    yield paired(f"{name}: a step", [m.step_ms for m in ours], [m.step_ms for m in fixed], "ms", WANTED_STEP)
+    yield paired(f"{name}: a sample", [m.sample_j for m in ours], [m.sample_j for m in fixed], "J")

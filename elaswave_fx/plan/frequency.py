@@ -31,6 +31,9 @@ from elaswave_fx.words import number_ranges
 ROUNDING = 1e-9
 """Relative slack when two lengths of a step are compared."""
 
+PACES = 6
+"""So many common paces of all ranks are tried under a cap before single ranks are moved."""
+
 TASKS_MOST = 50_000
 """So many tasks are run abstractly for one plan, at most, in search of better clocks than the greedy ones."""
 
@@ -236,15 +239,39 @@ class _Group:
     # --- Greedy: raised as far as the cap admits, then lowered as far as the step allows
 
     def _greedy(self, floor_s: float) -> _Choice:
-        count = len(self.ranks)
-        uniform = [at for at in range(len(self.watts)) if self.admits(count * self.watts[at], 0)]
-        choice = (uniform[-1] if uniform else self.watts.index(self._power.least_w),) * count
+        """The better of what one clock for all, and the best common pace, lead to."""
+        paced = sorted(self._paced(), key=lambda start: max(floor_s, self.seconds(start)))[:1]
+        found = [self._improved(start, floor_s) for start in (self._uniform(), *paced)]
+        return min(found, key=lambda choice: max(floor_s, self.seconds(choice)))
+
+    def _improved(self, choice: _Choice, floor_s: float) -> _Choice:
         while True:
             lowered = self._lowered(choice, floor_s)
             raised = self._raised(lowered, floor_s)
             if raised is None:
                 return lowered
             choice = raised
+
+    def _uniform(self) -> _Choice:
+        """All at the highest point at which the cap admits all."""
+        count = len(self.ranks)
+        admitted = [at for at in range(len(self.watts)) if self.admits(count * self.watts[at], 0)]
+        return (admitted[-1] if admitted else self.watts.index(self._power.least_w),) * count
+
+    def _paced(self) -> list[_Choice]:
+        """Every rank just fast enough to do its work in the same time, for the shortest such times under the cap: a
+        stage with many units is raised, and those with few are lowered, which pays for it."""
+        found: list[_Choice] = []
+        if not self._is_capped:
+            return found
+        for pace_s in sorted({busy * slow for busy in self._busy for slow in self._slowdown}):
+            limit_s = pace_s * (1 + ROUNDING)
+            enough = [[at for at, slow in enumerate(self._slowdown) if busy * slow <= limit_s] for busy in self._busy]
+            if len(found) == PACES or not self.spare:
+                break
+            if all(enough) and self.admits(math.fsum(self.watts[points[0]] for points in enough), 0):
+                found.append(tuple(points[0] for points in enough))
+        return found
 
     def _lowered(self, choice: _Choice, floor_s: float) -> _Choice:
         """Ranks of equal work together, then each rank, at the point of least energy at which the step is no longer."""

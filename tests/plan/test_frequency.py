@@ -160,6 +160,23 @@ def test_many_ranks_are_chosen_for_within_bounds() -> None:
     assert capped.seconds < nominal.seconds
 
 
+def test_a_cap_raises_all_stages_with_many_units_at_once() -> None:
+    """One of two that are nearly as slow is no shorter a step, so that moving single ranks would end at once."""
+    points = (
+        OperatingPoint(1050, 0.7, 162),
+        OperatingPoint(1200, 0.8, 198),
+        NOMINAL,
+        OperatingPoint(1650, 1.1, 370),
+        OperatingPoint(1800, 1.2, 453),
+    )
+    costs = [0.03, 0.02, 0.019, 0.029]
+    nominal = clocks_of(costs, Power((NOMINAL,)), dp=8)
+    found = clocks_of(costs, Power(points, cap_w=32 * 300.0), dp=8)
+    assert found.seconds < 0.98 * nominal.seconds
+    for stage in range(4):
+        assert len({found.points[Rank(rank)] for rank in range(stage, 32, 4)}) == 1, "lanes are alike"
+
+
 def test_a_cap_that_nothing_keeps_is_refused() -> None:
     with pytest.raises(PlanError, match="clocks: 2 ranks draw at least 240 W, and all may draw 239 W together"):
         clocks_of([0.01, 0.01], replace(POWER, cap_w=239.0))
