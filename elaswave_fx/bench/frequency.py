@@ -19,12 +19,11 @@ from functools import partial
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
-from elaswave_fx.bench.workload import Workload
+from elaswave_fx.bench.workload import EmulatedLanes
 from elaswave_fx.plan.frequency import ROUNDING, clock_words, with_clocks
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
 
-MICRO_BATCH = 4
 STEP_S = 1.0
 """About a step at nominal clocks."""
 
@@ -47,40 +46,18 @@ WANTED_STEP = 0.99
 
 
 @dataclass(frozen=True)
-class Case:
-    """dp lanes of pp stages with m micro-batches each, at these speeds. A model has two units for each layer, and two
-    more, which need not divide evenly."""
+class Case(EmulatedLanes):
+    """With ranks of these speeds. Units of so few layers need not divide evenly."""
 
-    dp: int
-    pp: int
-    m: int
     layers: int = 4
-    speeds: tuple[float, ...] = ()
     step_s: float = STEP_S
+    speeds: tuple[float, ...] = ()
 
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         """Such as 2x4, m=4, rank 2 at 0.7."""
         slow = [f", rank {rank} at {speed:g}" for rank, speed in enumerate(self.speeds) if speed != 1]
-        return f"{self.dp}x{self.pp}, m={self.m}{''.join(slow)}"
-
-    @property
-    def workload(self) -> Workload:
-        """A GPT so small that its parameters take no time."""
-        return Workload(
-            layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * MICRO_BATCH,
-            ranks=self.dp * self.pp, stages=self.pp, micro_batch=MICRO_BATCH, clip_norm=None,
-        )  # fmt: skip
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The overrides of every side."""
-        unit_ms = 1e3 * self.step_s * self.pp / ((self.m + self.pp - 1) * (2 * self.layers + 2) * MICRO_BATCH)
-        speeds = f"emulated.speeds=[{','.join(map(str, self.speeds))}]"
-        return (
-            "device=emulated", f"emulated.unit_ms={unit_ms}", "parallel.granule=1", f"steps={STEPS}",
-            f"power.idle_w={IDLE_W:g}", *((speeds,) if self.speeds else ()),
-        )  # fmt: skip
+        return f"{self.name}{''.join(slow)}"
 
     @property
     def nominal_w(self) -> float:
@@ -107,18 +84,19 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as cache:
         for case in cases:
-            words = (*case.words, f"cache.dir={cache}")
-            progress(f"{case.name}: fixed, to know its plan")
+            speeds = (f"emulated.speeds=[{','.join(map(str, case.speeds))}]",) if case.speeds else ()
+            words = (*case.words, *speeds, f"steps={STEPS}", f"power.idle_w={IDLE_W:g}", f"cache.dir={cache}")
+            progress(f"{case.title}: fixed, to know its plan")
             equal_w = _least_cap_w(_run(case, (*words, *_clocks((NOMINAL,)))).plan, case.nominal_w)
             sides = {
                 "fixed": partial(_run, case, (*words, *_clocks((NOMINAL,)))),
                 "capped": partial(_run, case, (*words, *_clocks(POINTS, case.nominal_w))),
                 "equal": partial(_run, case, (*words, *_clocks(POINTS, equal_w))),
             }
-            runs = in_turns(sides, options.repeats or REPEATS, progress, f"{case.name}: all sides, turn")
-            entries += _entries(f"{case.name}, {case.nominal_w:g} W", runs["capped"], runs["fixed"])
-            entries += _entries(f"{case.name}, {equal_w:g} W", runs["equal"], runs["fixed"])
-            notes += ["", f"{case.name}: {case.workload.text()}"]
+            runs = in_turns(sides, options.repeats or REPEATS, progress, f"{case.title}: all sides, turn")
+            entries += _entries(f"{case.title}, {case.nominal_w:g} W", runs["capped"], runs["fixed"])
+            entries += _entries(f"{case.title}, {equal_w:g} W", runs["equal"], runs["fixed"])
+            notes += ["", f"{case.title}: {case.workload.text()}"]
             notes += [f"  {name}: {'; '.join(clock_words(found[0].plan))}" for name, found in runs.items()]
     return Outcome(entries, notes)
 

@@ -15,18 +15,15 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
-from elaswave_fx.bench.workload import Workload
+from elaswave_fx.bench.workload import EmulatedLanes
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
-
-MICRO_BATCH = 4
-"""Samples, each of them a granule."""
 
 ROOM = 1.5
 """Memory of each rank, over what it needs while nobody is lost: a lane one stage shallower needs about 4/3 of it."""
@@ -54,37 +51,16 @@ NOISE = 0.99
 
 
 @dataclass(frozen=True)
-class Case:
-    """dp lanes of pp stages with m micro-batches each; who is lost, one after another."""
+class Case(EmulatedLanes):
+    """Who is lost, one after another."""
 
-    dp: int
-    pp: int
-    m: int
-    lost: tuple[int, ...]
     layers: int = 24
     step_s: float = STEP_S
-
-    @property
-    def name(self) -> str:
-        """Such as 4x4, m=8."""
-        return f"{self.dp}x{self.pp}, m={self.m}"
-
-    @property
-    def workload(self) -> Workload:
-        """A GPT so small that its parameters take no time."""
-        return Workload(
-            layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * MICRO_BATCH,
-            ranks=self.dp * self.pp, stages=self.pp, micro_batch=MICRO_BATCH, clip_norm=None,
-        )  # fmt: skip
-
-    @property
-    def unit_ms(self) -> float:
-        """By which a 1F1B step takes about `step_s`; the program has two units for each layer, and two more."""
-        return 1e3 * self.step_s * self.pp / ((self.m + self.pp - 1) * (2 * self.layers + 2) * MICRO_BATCH)
+    lost: tuple[int, ...] = field(kw_only=True)
 
 
 CASES = tuple(
-    Case(dp, pp, times * pp, lost)
+    Case(dp, pp, times * pp, lost=lost)
     for dp, pp, lost in ((4, 4, (5, 10, 7)), (2, 8, (10, 13, 15)))
     for times in (1, 2, 4, 8)
 )
@@ -126,8 +102,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 def _case(case: Case, progress: Callable[[str], None], repeats: int) -> tuple[list[Entry], list[str]]:
     with tempfile.TemporaryDirectory(prefix="elaswave-bench-") as cache:
         words = (
-            "device=emulated", f"emulated.unit_ms={case.unit_ms}", "parallel.granule=1", f"cache.dir={cache}",
-            f"steps={STEPS * (len(case.lost) + 1)}",
+            *case.words, f"cache.dir={cache}", f"steps={STEPS * (len(case.lost) + 1)}",
         )  # fmt: skip
         progress(f"{case.name}: 1f1b, undisturbed")
         plain, memory_mb = _undisturbed(case, (*words, f"steps={STEPS}", "parallel.schedule=1f1b"))

@@ -24,6 +24,9 @@ LINK_GBIT_S = 10.0
 
 VOCABULARY = 256
 
+EMULATED_MICRO_BATCH = 4
+"""Samples of a micro-batch of emulated ranks, each of them a granule."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -89,6 +92,37 @@ class Workload:
             f"GPT of {self.layers} layers, width {self.width}, {self.heads} heads; {self.global_batch} samples of "
             f"{self.seq_len} tokens a step; {self.ranks} ranks, {layout}; AdamW, fp32"
         )
+
+
+@dataclass(frozen=True)
+class EmulatedLanes:
+    """dp lanes of pp stages with m micro-batches each, on emulated ranks; an undisturbed step takes about `step_s`. The
+    model has two units for each layer, and two more."""
+
+    dp: int
+    pp: int
+    m: int
+    layers: int
+    step_s: float
+
+    @property
+    def name(self) -> str:
+        """Such as 4x4, m=8."""
+        return f"{self.dp}x{self.pp}, m={self.m}"
+
+    @property
+    def workload(self) -> Workload:
+        """A GPT so small that its parameters take no time."""
+        return Workload(
+            layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * EMULATED_MICRO_BATCH,
+            ranks=self.dp * self.pp, stages=self.pp, micro_batch=EMULATED_MICRO_BATCH, clip_norm=None,
+        )  # fmt: skip
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The overrides that make ranks emulated ones, and samples granules."""
+        units = (self.m + self.pp - 1) * (2 * self.layers + 2) * EMULATED_MICRO_BATCH
+        return "device=emulated", f"emulated.unit_ms={1e3 * self.step_s * self.pp / units}", "parallel.granule=1"
 
 
 COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
