@@ -109,6 +109,9 @@ class UnitSequence:
         self, values: Sequence[Any], gradients: int, loss: int, loss_gradient: int
     ) -> tuple[list[Any], list[Any], list[float], list[float], list[float]]: ...
 
+def update_seconds(program: Mapping[str, Any], numbers: Sequence[float], elements: int, runs: int) -> float:
+    """Of the optimizer's program on so many elements, as engines run it: the fastest of `runs`, above 0."""
+
 CommitAction = tuple[str, int | None, int | None, int | None, int]
 """What the commit machine wants done: (kind, box, peer, version, how many boxes from `box` on); kinds and their meaning
 in `native/commit/types.h`, `Action::Kind`, here in lower case with underscores: "send_part", "expect_part", ..."""

@@ -7,7 +7,8 @@ steps between two losses, but for the first ones, which are done again or wait f
 
 Proportional is the undisturbed step of the same run, times ranks before over ranks left. Memory of a rank is what the
 undisturbed 1F1B plan needs at most, times `ROOM`. What TorchFT does, whole lanes with a smaller batch, needs no run: it
-takes the undisturbed step for the samples of the lanes that are whole, and stands in the notes.
+takes the undisturbed step for the samples of the lanes that are whole, and stands in the notes. So does what ReCycle's
+staggered optimizer would bring to `recycle`, which is simulated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from elaswave_fx.bench.whole_run import lines_of, run_folder
 from elaswave_fx.bench.workload import EmulatedLanes
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.staggered import staggered_step_s
 
 ROOM = 1.5
 """Memory of each rank, over what it needs while nobody is lost: a lane one stage shallower needs about 4/3 of it."""
@@ -72,8 +74,12 @@ class Phase:
     """The steps between two losses."""
 
     step_ms: float
-    predicted_ms: float
-    reason: str
+    plan: Plan
+
+    @property
+    def predicted_ms(self) -> float:
+        """The plan's step."""
+        return 1e3 * self.plan.predicted.step_s
 
 
 Phases = tuple[Phase, ...]
@@ -137,8 +143,7 @@ def _phases(folder: Path) -> Phases:
     for steps in by_size.values():
         plan = Plan.from_json((folder / f"plan-{steps[-1][1]}.json").read_text())
         counted = steps[SKIPPED:] or steps
-        median_ms = statistics.median(ms for ms, _ in counted)
-        found.append(Phase(median_ms, 1e3 * plan.predicted.step_s, plan.reason))
+        found.append(Phase(statistics.median(ms for ms, _ in counted), plan))
     return tuple(found)
 
 
@@ -170,9 +175,12 @@ def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator
         for lost, phase in enumerate(phases):
             if lost or name == "ours":
                 over = phase.step_ms / phase.predicted_ms
-                yield f"  {lost} lost, {name}: {phase.step_ms:.0f} ms, {over:.3f} of predicted; {phase.reason}"
+                yield f"  {lost} lost, {name}: {phase.step_ms:.0f} ms, {over:.3f} of predicted; {phase.plan.reason}"
         if len(phases) <= len(case.lost):
             yield f"  {len(phases)} lost, {name}: no answer, the run ended"
+    for lost, phase in enumerate(runs["recycle"]):
+        gain = phase.plan.predicted.step_s / staggered_step_s(phase.plan)
+        yield f"  {lost} lost, recycle with its staggered optimizer (simulated): {gain:.3f} of recycle's throughput"
     for lost in range(1, len(case.lost) + 1):
         left = case.dp - len({rank // case.pp for rank in case.lost[:lost]})
         ranks = case.dp * case.pp

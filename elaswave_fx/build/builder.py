@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from elaswave_fx import _native
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.checkpoint.folder import set_aside
@@ -43,7 +44,7 @@ from elaswave_fx.models.build import build_model
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
-from elaswave_fx.optim.optimizer import make_optimizer, trace_update
+from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, trace_update
 from elaswave_fx.passes import assign_stages
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
@@ -61,6 +62,12 @@ from elaswave_fx.worker.checkpoints import check_start, contents_of, start_field
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
 """What torch says when a tensor is too large."""
+
+_UPDATED = 1 << 22
+"""Elements on which the optimizer is measured: no cache of a core holds them."""
+
+_UPDATES = 3
+"""How many times."""
 
 Batch = dict[str, torch.Tensor]
 Planner = Callable[[Config, Artifact], Plan]
@@ -181,12 +188,26 @@ def update_program(config: Config) -> Mapping[str, Any]:
 
         return json.dumps(lower_graph("update", trace_update(optimizer)))
 
+    return json.loads(_cached_of(optimizer, config, "update", make))
+
+
+def update_seconds(config: Config) -> float:
+    """In which the optimizer updates an element, as engines do it; from the cache as its program is."""
+    optimizer = make_optimizer(config.optimizer)
+
+    def make() -> str:
+        numbers = hyper_row(optimizer, 0, 1e-3, "decay")
+        taken_s = _native.update_seconds(update_program(config), numbers, _UPDATED, _UPDATES)
+        return json.dumps(taken_s / _UPDATED)
+
+    return float(json.loads(_cached_of(optimizer, config, "update_seconds", make)))
+
+
+def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[], str]) -> str:
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
     code = Path(optimizer_module.__file__).read_bytes()
-    return json.loads(
-        cached_text(folder, "update", digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
-    )
+    return cached_text(folder, name, digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:
@@ -208,7 +229,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         config.policy,
         config.planner.axes,
     )
-    plan = stages.apply(artifact, topology, config.global_batch, state_tensors)
+    plan = stages.apply(artifact, topology, config.global_batch, state_tensors, update_seconds(config))
     has_clocks = config.power.points and "frequency" in config.planner.axes
     return _clocks_of(config).apply(plan) if has_clocks else plan
 

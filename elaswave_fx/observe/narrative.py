@@ -13,7 +13,7 @@ from elaswave_fx.words import rank_words
 
 Fields = Mapping[str, Any]
 
-_PARTS = ("pipeline", "exchange", "step")
+_PARTS = ("pipeline", "exchange", "update", "step")
 """Of a step, in `predicted`."""
 
 

@@ -111,7 +111,7 @@ class UnitRanks(Sequence[Rank]):
 @dataclass(frozen=True)
 class CompactPlan:
     """Who does what, by kinds. `pipeline_s` runs the schedule of the slowest lane, `exchange_s` estimates reduce, copy
-    and gather with every bucket owned evenly."""
+    and gather, and `update_s` the update, with every bucket owned evenly."""
 
     fleet: Fleet
     workload: Workload
@@ -119,12 +119,13 @@ class CompactPlan:
     copies: int
     pipeline_s: float
     exchange_s: float
+    update_s: float
     reason: str
 
     @property
     def step_s(self) -> float:
         """Seconds of a whole step, exchange not overlapped."""
-        return self.pipeline_s + self.exchange_s
+        return self.pipeline_s + self.exchange_s + self.update_s
 
     @property
     def lanes(self) -> Iterator[Lane]:
@@ -270,7 +271,8 @@ def _compact(
     exchange_s = ExchangeEstimate(workload, fleet.topology(groups[0].lane.ranks)).seconds(stages, parallel.copies)
     pipeline_s = max(group.run.seconds for group in groups)
     reason = f"{parallel.dp} x {parallel.pp} lanes of {len(groups)} kind{'s' if len(groups) > 1 else ''}"
-    return CompactPlan(fleet, workload, tuple(groups), parallel.copies, pipeline_s, exchange_s, reason)
+    update_s = workload.update_s * kept
+    return CompactPlan(fleet, workload, tuple(groups), parallel.copies, pipeline_s, exchange_s, update_s, reason)
 
 
 def _fits(plan: CompactPlan, shaper: LaneShaper) -> bool:

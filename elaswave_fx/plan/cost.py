@@ -66,6 +66,7 @@ class Workload:
     `batch_coupled`: the model computes with the samples of a micro-batch together, and `exact`: the bits of the result
     do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
     samples, if any.
+    `update_s`: seconds in which a rank updates one element that it owns or holds.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
     `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then.
@@ -79,6 +80,7 @@ class Workload:
     batch_coupled: bool = False
     state_bytes_per_element: int = 16
     work_bytes_per_element: int = 4
+    update_s: float = 0.0
     micro_batch: int | None = None
     least_elements: int = 1
     exact: bool = False

@@ -72,7 +72,12 @@ def make_plan(
         )
         for rank, cost in sorted(places.items())
     }
-    predicted = Predicted(max(run.seconds for run in runs), _exchange_s(topology, phases), costs)
+    predicted = Predicted(
+        pipeline_s=max(run.seconds for run in runs),
+        exchange_s=_exchange_s(topology, phases),
+        ranks=costs,
+        update_s=workload.update_s * max(kept.values(), default=0),
+    )
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
     because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
     plan = Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)

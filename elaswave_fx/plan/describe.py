@@ -37,6 +37,7 @@ HEADINGS = (
 def describe(plan: Plan) -> str:
     """The plan's reason, a row per rank, its schedule and the predicted step; ends with a newline."""
     work, predicted = plan.workload, plan.predicted
+    update = f", update {_seconds(predicted.update_s)}" if work.update_s else ""
     lines = [
         f"plan of epoch {plan.epoch}: {len(work.units)} units x {work.global_batch} samples "
         f"(granule {work.granule}) on {len(plan.tiles)} ranks",
@@ -47,7 +48,7 @@ def describe(plan: Plan) -> str:
         *_schedule_lines(plan),
         "",
         f"predicted step {_seconds(predicted.step_s)}: pipeline {_seconds(predicted.pipeline_s)}, "
-        f"reduce, copy and gather {_seconds(predicted.exchange_s)} if nothing overlaps",
+        f"reduce, copy and gather {_seconds(predicted.exchange_s)} if nothing overlaps{update}",
         f"{len(plan.hops)} hops of {len(work.values)} values, "
         f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
         _box_line(plan),

@@ -23,7 +23,7 @@ from functools import cached_property
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.lane_times import plan_work
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
-from elaswave_fx.plan.plan import Plan, Predicted
+from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.schedule import Place, Schedule, Work, makespan_s
 from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import number_ranges
@@ -87,7 +87,7 @@ def with_clocks(plan: Plan) -> Plan:
         rank: replace(cost, busy_s=nominal_s[rank] * power.slowdown(clocks.points[rank]))
         for rank, cost in plan.predicted.ranks.items()
     }
-    predicted = Predicted(clocks.seconds, plan.predicted.exchange_s, costs, clocks.energy_j)
+    predicted = replace(plan.predicted, pipeline_s=clocks.seconds, ranks=costs, energy_j=clocks.energy_j)
     points = {Rank(rank): point for rank, point in clocks.points.items()}
     return replace(plan, clocks=points, predicted=predicted)
 

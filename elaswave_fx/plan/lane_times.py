@@ -87,9 +87,17 @@ class LaneTimes:
             return self._run_whole(kind)
         return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
 
-    def _run(self, kind: LaneKind, limits: Sequence[int | None], kept: Sequence[int]) -> LaneRun:
+    def rooms(self, lane: Lane, kept: Mapping[Rank, int]) -> tuple[Room, ...]:
+        """By place: what there is for activations, beside the elements of state that the rank keeps."""
+        limits, elements = [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks]
+        return self._rooms(LaneKind.of(lane, self._topology), limits, elements)
+
+    def _rooms(self, kind: LaneKind, limits: Sequence[int | None], kept: Sequence[int]) -> tuple[Room, ...]:
         stage_of = [number for number, stage in enumerate(kind.stages) for _ in stage.deal]
-        rooms = tuple(self._room(kind, *place) for place in zip(stage_of, limits, kept, strict=True))
+        return tuple(self._room(kind, *place) for place in zip(stage_of, limits, kept, strict=True))
+
+    def _run(self, kind: LaneKind, limits: Sequence[int | None], kept: Sequence[int]) -> LaneRun:
+        rooms = self._rooms(kind, limits, kept)
         if (kind, rooms) not in self._known:
             self._known[kind, rooms] = self._choose(kind, rooms)
         return self._known[kind, rooms]
@@ -97,7 +105,7 @@ class LaneTimes:
     def _choose(self, kind: LaneKind, rooms: Sequence[Room]) -> LaneRun:
         """With whole backward passes, in halves, or the faster that fits."""
         whole = self._run_whole(kind)
-        whole = replace(whole, fits=_fits(whole.orders, rooms))
+        whole = replace(whole, fits=all(map(fits, whole.orders, rooms)))
         split = self._run_split(kind, rooms, whole)
         if split is None:
             return replace(whole, refused="no schedule of the split kind runs to its end")
@@ -152,7 +160,7 @@ class LaneTimes:
         least_s = shortest_s(work)
         for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), kind.link):
             found = _lane_run(work, schedule, makespan_s(work, schedule, kind.link), whole.seconds)
-            found = replace(found, fits=_fits(found.orders, rooms))
+            found = replace(found, fits=all(map(fits, found.orders, rooms)))
             if best is None or (found.fits and (not best.fits or found.seconds < WORTHWHILE * best.seconds)):
                 best = found
             if best.fits and WORTHWHILE * best.seconds <= least_s:
@@ -178,14 +186,14 @@ class LaneTimes:
         return Room(saved, held, None if left >= len(kind.sizes) * (saved + held) else left // step * step)
 
 
-def plan_work(workload: Workload, topology: Topology, lanes: Sequence[Lane], schedule: Schedule) -> Work:
-    """The step of all lanes in the orders of `schedule`, with ranks for places."""
+def plan_work(workload: Workload, topology: Topology, lanes: Sequence[Lane], schedule: Schedule | None = None) -> Work:
+    """The step of all lanes in the orders of `schedule`, with ranks for places; None: in any order of halves."""
     routes = ValueRoutes(workload)
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
     seconds: dict[Task, float] = {}
     for lane in lanes:
-        split = any(kind == "W" for rank in lane.ranks for kind, _ in schedule[rank])
+        split = schedule is None or any(kind == "W" for rank in lane.ranks for kind, _ in schedule[rank])
         work = lane_work(routes, LaneKind.of(lane, topology), split)
         by_rank = {task: (lane.ranks[task[0]], *task[1:]) for task in work.tasks}
         tasks += by_rank.values()
@@ -201,9 +209,7 @@ def _lane_run(work: Work, schedule: Schedule, seconds: float, whole_s: float) ->
     return LaneRun(tuple(schedule[place] for place in range(len(busy))), tuple(busy), seconds, whole_s)
 
 
-def _fits(orders: Sequence[Sequence[Action]], rooms: Sequence[Room]) -> bool:
-    """Whether what every rank keeps for its backward passes has room."""
-    return all(
-        room.bytes is None or max((a * room.saved + b * room.held for a, b in levels(order)), default=0) <= room.bytes
-        for order, room in zip(orders, rooms, strict=True)
-    )
+def fits(order: Sequence[Action], room: Room) -> bool:
+    """Whether what a rank keeps for its backward passes has room."""
+    most = max((a * room.saved + b * room.held for a, b in levels(order)), default=0)
+    return room.bytes is None or most <= room.bytes

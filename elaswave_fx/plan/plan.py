@@ -52,7 +52,8 @@ class RankCost:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers.
+    """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers,
+    `update_s` is the update on the rank that keeps most elements.
 
     `energy_j`: of all ranks during the pipeline, where operating points are known.
     """
@@ -61,11 +62,12 @@ class Predicted:
     exchange_s: float
     ranks: Mapping[Rank, RankCost]
     energy_j: float = 0.0
+    update_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         """Seconds of a whole step, exchange not overlapped."""
-        return self.pipeline_s + self.exchange_s
+        return self.pipeline_s + self.exchange_s + self.update_s
 
 
 @dataclass(frozen=True)

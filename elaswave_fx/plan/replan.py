@@ -244,7 +244,7 @@ class _Search:
         kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
         pipeline_s = max(shaper.times.about(shaper.kind(p, size), p.run.sketch.members, kept).seconds for p in parts)
         moved = self._exchange.moved(self._had, _units_of(idea.candidate.sketches, parts))
-        step_s = pipeline_s + self._exchange.seconds(stages, copies)
+        step_s = pipeline_s + self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
         stall_s = self._exchange.seconds_of(moved)
         least_s = shaper.least_s(idea.candidate.sketches, size)
         return _Draft(idea, parts, step_s, sum(moved.values()), stall_s, least_s)

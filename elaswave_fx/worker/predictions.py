@@ -4,9 +4,9 @@
     predictions.step(plan, result, seconds)          after every committed step
     predictions.report(plan, rank, group)            -> {"pipeline_ms": 812.3, "predicted_pipeline_ms": 804.0, ...}
 
-The *pipeline* goes from the first unit to the last one of a step, the *exchange* is the rest of it: sums, the vote, the
-update, copies, parameters, and what the worker does between two steps. The plan's exchange is that of the messages
-alone, one after another and not overlapped.
+The *pipeline* goes from the first unit to the last one of a step, the *update* is the optimizer's, of owned boxes and
+copies, and the *exchange* is the rest: sums, the vote, copies, parameters, and what the worker does between two steps.
+The plan's exchange is that of the messages alone, one after another and not overlapped.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 
 _REPORT_S = 60.0
+_COLUMNS = 5
+"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds."""
 
 
 class Predictions:
@@ -32,6 +34,7 @@ class Predictions:
         self._plan: Plan | None = None
         self._steps_s: list[float] = []
         self._pipelines_s: list[float] = []
+        self._updates_s: list[float] = []
         self._modelled_s = self._overslept_s = 0.0
 
     def step(self, plan: Plan, result: _native.StepResult, seconds: float) -> None:
@@ -43,6 +46,7 @@ class Predictions:
             self._plan = plan
         self._steps_s.append(seconds)
         self._pipelines_s.append(result.pipeline_seconds)
+        self._updates_s.append(result.timings["UPDATE"].seconds)
         self._modelled_s += result.emulated.modelled_s
         self._overslept_s += result.emulated.overslept_s
 
@@ -52,23 +56,24 @@ class Predictions:
         Raises CommError when one of them is lost.
         """
         counts = self._plan is not None and self._plan.epoch == plan.epoch
-        own = [0.0] * 4
+        rows = torch.zeros(len(plan.ranks), _COLUMNS, dtype=torch.float64)
         if counts:
-            medians = [statistics.median(self._steps_s), statistics.median(self._pipelines_s)]
+            medians = (statistics.median(times) for times in (self._steps_s, self._pipelines_s, self._updates_s))
             own = [*medians, self._modelled_s, self._overslept_s]
-        rows = torch.zeros(len(plan.ranks), 4, dtype=torch.float64)
-        rows[plan.ranks.index(rank)] = torch.tensor(own, dtype=torch.float64)
-        group.all_gather(rows.view(-1), [(4 * place, 4 * place + 4) for place in range(len(rows))], _REPORT_S)
+            rows[plan.ranks.index(rank)] = torch.tensor(own, dtype=torch.float64)
+        parts = [(_COLUMNS * place, _COLUMNS * (place + 1)) for place in range(len(rows))]
+        group.all_gather(rows.view(-1), parts, _REPORT_S)
         if not counts:
             return {}
         return _report(plan, len(self._steps_s), rows.tolist())
 
 
 def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """`rows`: per rank the median step and pipeline, and sums of modelled and overslept time, in seconds."""
+    """`rows`: per rank its columns."""
     predicted = plan.predicted
-    step_s, pipeline_s = max(row[0] for row in rows), max(row[1] for row in rows)
-    modelled_s, overslept_s = math.fsum(row[2] for row in rows), math.fsum(row[3] for row in rows)
+    steps_s, pipelines_s, updates_s, modelled, overslept = zip(*rows, strict=True)
+    step_s, pipeline_s, update_s = max(steps_s), max(pipelines_s), max(updates_s)
+    modelled_s, overslept_s = math.fsum(modelled), math.fsum(overslept)
     found = {
         "ranks": len(rows),
         "epoch": plan.epoch,
@@ -76,7 +81,9 @@ def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> dict[str
         "predicted_pipeline_ms": _ms(predicted.pipeline_s),
         "pipeline_ms": _ms(pipeline_s),
         "predicted_exchange_ms": _ms(predicted.exchange_s),
-        "exchange_ms": _ms(step_s - pipeline_s),
+        "exchange_ms": _ms(step_s - pipeline_s - update_s),
+        "predicted_update_ms": _ms(predicted.update_s),
+        "update_ms": _ms(update_s),
         "predicted_step_ms": _ms(predicted.step_s),
         "step_ms": _ms(step_s),
         "pipeline_over_predicted": round(pipeline_s / predicted.pipeline_s, 4),

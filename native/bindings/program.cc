@@ -2,12 +2,17 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/plain_data.h"
+#include "exec/below_autograd_guard.h"
+#include "exec/memory.h"
+#include "exec/optimizer.h"
 #include "exec/read_program.h"
 #include "exec/unit_sequence.h"
 
@@ -82,6 +87,34 @@ py::tuple step(UnitSequence& units, const py::sequence& values, std::size_t grad
                         result.weights_s);
 }
 
+// Runs before the first one that counts: they touch all memory.
+constexpr int kWarmUp = 1;
+
+double update_seconds(const py::dict& data, const std::vector<float>& numbers, std::int64_t elements, int runs) {
+  exec::UnitProgram program(exec::read_program(exec::Reader(plain_data(data), "program")));
+  const py::gil_scoped_release release;
+  const exec::BelowAutogradGuard guard;
+  exec::Optimizer optimizer(program);
+  exec::BoxSpec box;
+  box.bucket = BucketId(0);
+  box.hi = elements;
+  const auto ones = [elements] { return exec::host_empty({elements}, at::kFloat).fill_(1.0F); };
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < program.num_outputs(); ++i) tensors.push_back(ones());
+  exec::ShardState state = exec::make_state(box, std::move(tensors));
+  const at::Tensor gradient = ones();
+  std::vector<at::Tensor> hyper;
+  for (const float number : numbers) hyper.push_back(exec::host_empty({}, at::kFloat).fill_(number));
+  std::vector<double> taken_s;
+  for (int run = -kWarmUp; run < runs; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    optimizer.update(box, state, gradient, hyper);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    if (run >= 0) taken_s.push_back(taken.count());
+  }
+  return *std::min_element(taken_s.begin(), taken_s.end());
+}
+
 }  // namespace
 
 void bind_program(py::module_& module) {
@@ -98,6 +131,8 @@ void bind_program(py::module_& module) {
            py::arg("gradients"))
       .def("step", &step, py::arg("values"), py::arg("gradients"), py::arg("loss"), py::arg("loss_gradient"),
            "All values, all gradients, and seconds of each unit: forward, backward, of it for weights.");
+  module.def("update_seconds", &update_seconds, py::arg("program"), py::arg("numbers"), py::arg("elements"),
+             py::arg("runs"), "Of the optimizer's program on so many elements, as engines run it: the fastest run.");
 }
 
 }  // namespace elaswave

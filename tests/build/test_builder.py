@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from elaswave_fx import _native
 from elaswave_fx.build import builder as build
-from elaswave_fx.build.builder import update_program
+from elaswave_fx.build.builder import update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
@@ -55,6 +55,16 @@ def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytes
     found = _native.Program(program).run([param, grad, *ours.init(param), *hyper])
     expected, state = ours.update(param, grad, ours.init(param), tuple(hyper[1:]))
     assert all(torch.equal(a, b) for a, b in zip(found, (expected, *state), strict=True))
+
+
+def test_an_update_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"cache.dir={tmp_path}", "optimizer=sgd"]
+    taken_s = update_seconds(load_config(words))
+    assert 1e-11 < taken_s < 1e-6
+    monkeypatch.setattr(_native, "update_seconds", lambda *how: pytest.fail("measured again"))
+    assert update_seconds(load_config(words)) == taken_s
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        update_seconds(load_config([*words, "optimizer.weight_decay=0.2"]))
 
 
 def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.copies import kept_elements
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
@@ -133,6 +134,22 @@ def test_a_topology_has_links() -> None:
             Topology(topology.members, between_hosts=bad)
         with pytest.raises(PlanError, match="a latency is at least 0 and a rate above 0"):
             Topology(topology.members, links=(HostLink((Host(0), Host(1)), bad),))
+
+
+def test_the_update_is_part_of_the_step() -> None:
+    workload = replace(chain(4, 8), update_s=1e-3)
+    plans = [make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 2), "", n) for n in (0, 1)]
+    for plan in plans:
+        most = max(kept_elements(plan.boxes).values())
+        assert plan.predicted.update_s == pytest.approx(1e-3 * most)
+        assert plan.predicted.step_s == pytest.approx(
+            plan.predicted.pipeline_s + plan.predicted.exchange_s + 1e-3 * most
+        )
+    elements = sum(bucket.numel for bucket in workload.buckets)
+    assert plans[1].predicted.update_s >= 2 * 1e-3 * elements / 4 > plans[0].predicted.update_s / 2
+    assert ", update " in describe(plans[0]) and ", update " not in describe(
+        plan_uniform(chain(6), local_topology(4), Parallel(2, 2))
+    )
 
 
 def test_links_are_part_of_the_plan() -> None:

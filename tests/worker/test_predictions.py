@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.plan.samples import chain, even_lanes
 
 
 def plan_2x2(epoch: int = 0) -> Plan:
-    workload = chain()
+    workload = replace(chain(), update_s=1e-5)
     return make_plan(local_topology(4, epoch=Epoch(epoch)), workload, even_lanes(workload, 2, 2, 4), "")
 
 
@@ -27,15 +28,19 @@ class OtherRanks:
         self._rows = torch.tensor(rows, dtype=torch.float64)
 
     def all_gather(self, tensor: torch.Tensor, intervals: list[tuple[int, int]], timeout_s: float) -> None:
-        assert intervals == [(0, 4), (4, 8), (8, 12), (12, 16)]
-        own = tensor.view(4, 4)
+        assert intervals == [(0, 5), (5, 10), (10, 15), (15, 20)]
+        own = tensor.view(4, 5)
         tensor.copy_(torch.where(own != 0, own, self._rows).view(-1))
+
+
+UPDATE_S = 0.01
 
 
 def taken(pipeline_s: float, modelled_s: float = 0.0, overslept_s: float = 0.0, seconds: float = 1.0) -> Any:
     """The part of a step's result that is looked at."""
     times = SimpleNamespace(modelled_s=modelled_s, overslept_s=overslept_s)
-    return SimpleNamespace(emulated=times, pipeline_seconds=pipeline_s, seconds=seconds)
+    timings = {"UPDATE": SimpleNamespace(seconds=UPDATE_S)}
+    return SimpleNamespace(emulated=times, pipeline_seconds=pipeline_s, seconds=seconds, timings=timings)
 
 
 def test_the_report_is_of_the_slowest_rank() -> None:
@@ -43,13 +48,16 @@ def test_the_report_is_of_the_slowest_rank() -> None:
     predicted_s = plan.predicted.pipeline_s
     for seconds in (0.5, 0.2, 0.2):  # the first step waits for others to start
         found.step(plan, taken(predicted_s, modelled_s=0.1, overslept_s=0.001), seconds)
-    others = [[0.0] * 4, [0.25, 1.5 * predicted_s, 0.3, 0.003], [0.1, 0.1, 0.3, 0.0], [0.1, 0.1, 0.3, 0.0]]
+    slow, quick = [0.25, 1.5 * predicted_s, 0.02, 0.3, 0.003], [0.1, 0.1, 0.01, 0.3, 0.0]
+    others = [[0.0] * 5, slow, quick, quick]
     report = found.report(plan, Rank(0), OtherRanks(others))
     assert report["pipeline_over_predicted"] == 1.5
     assert report["step_ms"] == 250.0
     assert report["step_over_predicted"] == pytest.approx(0.25 / plan.predicted.step_s, abs=1e-4)
-    assert report["exchange_ms"] == pytest.approx(250.0 - report["pipeline_ms"], abs=2e-3)
+    assert report["update_ms"] == 20.0
+    assert report["exchange_ms"] == pytest.approx(250.0 - report["pipeline_ms"] - report["update_ms"], abs=2e-3)
     assert report["predicted_exchange_ms"] == pytest.approx(1e3 * plan.predicted.exchange_s, abs=1e-3)
+    assert report["predicted_update_ms"] == pytest.approx(1e3 * plan.predicted.update_s, abs=1e-3) != 0.0
     assert report["overslept_share"] == pytest.approx(0.006 / 1.2)
     assert (report["ranks"], report["steps"], report["epoch"]) == (4, 3, 0)
 
@@ -59,7 +67,7 @@ def test_only_the_newest_epoch_counts() -> None:
     found.step(old, taken(1.0), 1.0)
     found.step(new, taken(2.0), 2.0)
     found.step(new, taken(0.0, seconds=0.0), 9.0)  # finished after it had been left
-    others = OtherRanks([[0.0] * 4] * 4)
+    others = OtherRanks([[0.0] * 5] * 4)
     report = found.report(new, Rank(2), others)
     assert (report["steps"], report["epoch"], report["step_ms"], report["pipeline_ms"]) == (1, 1, 2000.0, 2000.0)
     assert found.report(plan_2x2(2), Rank(2), others) == {}
