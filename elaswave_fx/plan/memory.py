@@ -94,6 +94,7 @@ class UnitSums:
         self._first = _prefix(first)
         self._touched = _prefix(every)
         self._arriving: dict[int, list[tuple[int, int]]] = {}
+        self._lean: dict[tuple[int, int, int], int] = {}
 
     def params(self, units: Span) -> int:
         """Bytes of working copies."""
@@ -139,6 +140,13 @@ class UnitSums:
             + micro_batch * (in_flight * (self.saved_until[hi] - self.saved_until[lo]) + per_sample)
             + fixed
         )  # fmt: skip
+
+    def lean(self, lo: int, hi: int, micro_batch: int) -> int:
+        """The same with nothing kept for backward."""
+        key = lo, hi, micro_batch
+        if key not in self._lean:
+            self._lean[key] = self.without_state(lo, hi, micro_batch, 0)
+        return self._lean[key]
 
     def _touched_by(self, lo: int, hi: int) -> int:
         twice = sum(b.numel * max(0, sum(lo <= u < hi for u in b.users) - 1) for b in self._tied)
@@ -195,7 +203,7 @@ class MemoryTable:
             def fits(lo: int, hi: int) -> bool:
                 place = lo * (count + 1) + hi
                 if place not in known:
-                    known[place] = self._total(lo, hi, micro_batch, 0)
+                    known[place] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
                 return known[place] + in_flight * micro_batch * (saved[hi] - saved[lo]) <= limit
 
             for lo in range(count):
@@ -209,8 +217,10 @@ class MemoryTable:
         return self._reach[key]
 
     def _total(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:
-        state = self._workload.state_bytes_per_element * self._kept(-(-self._sums.first_within(lo, hi) // self._owners))
-        return state + self._sums.without_state(lo, hi, micro_batch, in_flight)
+        return self._state(lo, hi) + self._sums.without_state(lo, hi, micro_batch, in_flight)
+
+    def _state(self, lo: int, hi: int) -> int:
+        return self._workload.state_bytes_per_element * self._kept(-(-self._sums.first_within(lo, hi) // self._owners))
 
     def _kept(self, owned: int) -> int:
         """Elements owned and held by a rank that owns `owned`."""

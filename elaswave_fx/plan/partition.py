@@ -5,6 +5,7 @@ minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from itertools import accumulate
@@ -41,8 +42,14 @@ def minimax(
     """
     prefix = list(accumulate(costs, initial=0.0))
     reach = reach or [None] * len(speeds)
-    stages = [_stage(len(costs), speed, ends) for speed, ends in zip(speeds, reach, strict=True)]
-    slowest = _slowest_stage(prefix, stages)
+    known: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # of lists that stages share
+    for ends in reach:
+        known.setdefault(id(ends), _runs(len(costs), ends))
+    stages = [_Stage(speed, *known[id(ends)]) for speed, ends in zip(speeds, reach, strict=True)]
+    # Without a bound on memory the slowest stage has about a unit more than its share, at most.
+    limit_s = prefix[-1] / sum(speeds) + max(costs) / min(speeds)
+    while (slowest := _slowest_stage(prefix, stages, limit_s)) > limit_s:
+        limit_s = slowest
     if math.isinf(slowest):
         return None
     return _cheapest_borders(prefix, stages, crossing or [0] * (len(costs) + 1), slowest * (1 + ROUNDING))
@@ -71,23 +78,43 @@ class _Stage(NamedTuple):
     firsts: Sequence[int]
 
 
-def _stage(units: int, speed: float, ends: Sequence[int] | None) -> _Stage:
+def _runs(units: int, ends: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
+    """Ends and firsts of a stage."""
     if ends is None:
-        return _Stage(speed, [units] * units, [0] * (units + 1))
+        return [units] * units, [0] * (units + 1)
     firsts = list(range(units + 1))
     for lo in reversed(range(units)):
         firsts[lo + 1 : ends[lo] + 1] = [lo] * (ends[lo] - lo)
-    return _Stage(speed, ends, firsts)
+    return ends, firsts
 
 
-def _slowest_stage(prefix: Sequence[float], stages: Sequence[_Stage]) -> float:
-    """The least possible time of the slowest stage; infinite if nothing fits."""
+def _windows(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) -> list[tuple[int, int]]:
+    """By border, from 0 to the last: the least and the largest place that it has in any partition whose stages all stay
+    within `limit_s`; or a little less and more, for rounding. A later first unit never makes a run end earlier."""
+    units, count, slack = len(prefix) - 1, len(stages), ROUNDING * prefix[-1]
+    most, least = [0], [units]
+    for number, (speed, ends, _) in enumerate(stages):
+        lo = most[-1]
+        farthest = min(bisect.bisect_right(prefix, prefix[lo] + limit_s * speed + slack) - 1, ends[lo])
+        most.append(min(farthest, units - (count - number - 1)))
+    for number, (speed, _, firsts) in reversed(list(enumerate(stages))):
+        hi = least[-1]
+        nearest = max(bisect.bisect_left(prefix, prefix[hi] - limit_s * speed - slack), firsts[hi])
+        least.append(max(nearest, number))
+    return list(zip(reversed(least), most, strict=True))
+
+
+def _slowest_stage(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) -> float:
+    """The least possible time of the slowest stage if that is within `limit_s`, else of some partition, or infinite if
+    none was found."""
     units = len(prefix) - 1
+    windows = _windows(prefix, stages, limit_s)
     best = [0.0] + [math.inf] * units
     for stage, (speed, ends, firsts) in enumerate(stages):
         extended = [math.inf] * (units + 1)
-        for hi in range(stage + 1, units - (len(stages) - stage - 1) + 1):
-            for lo in range(hi - 1, max(stage, firsts[hi]) - 1, -1):
+        (first, last), (least, most) = windows[stage], windows[stage + 1]
+        for hi in range(max(least, stage + 1), most + 1):
+            for lo in range(min(hi - 1, last), max(first, firsts[hi]) - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed
                 if seconds >= extended[hi]:
                     break
@@ -103,13 +130,15 @@ def _cheapest_borders(
 ) -> tuple[int, ...]:
     """Borders with the least (bytes, unevenness) among the partitions whose stages all stay within `limit_s`."""
     units = len(prefix) - 1
+    windows = _windows(prefix, stages, limit_s)
     never: _Choice = (math.inf, math.inf, ())
     start: _Choice = (0.0, 0.0, (0,))
     best: list[_Choice] = [start, *([never] * units)]
     for stage, (speed, ends, firsts) in enumerate(stages):
         extended: list[_Choice] = [never] * (units + 1)
-        for hi in range(stage + 1, units - (len(stages) - stage - 1) + 1):
-            for lo in range(hi - 1, max(stage, firsts[hi]) - 1, -1):
+        (first, last), (least, most) = windows[stage], windows[stage + 1]
+        for hi in range(max(least, stage + 1), most + 1):
+            for lo in range(min(hi - 1, last), max(first, firsts[hi]) - 1, -1):
                 seconds = (prefix[hi] - prefix[lo]) / speed
                 if seconds > limit_s:
                     break

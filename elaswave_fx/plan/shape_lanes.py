@@ -146,13 +146,17 @@ class LaneShaper:
         self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
         self._costs: dict[int, tuple[float, ...]] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...] | None] = {}
+        self._tables: dict[tuple[int, int, int], MemoryTable] = {}
         self._least_depths: dict[int, int] = {}
         self.times = LaneTimes(workload, topology, self._sums)
 
     def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
         """Of what tiles of such lanes need."""
         outline = Outline.of(sketches)
-        return MemoryTable(self._sums, outline.owners, copies, outline.ranks)
+        shape = outline.owners, copies, outline.ranks
+        if shape not in self._tables:
+            self._tables[shape] = MemoryTable(self._sums, *shape)
+        return self._tables[shape]
 
     def sizes(self, sketches: Sketches | Outline, most: int | None) -> Iterator[int]:
         """Micro-batches to try with these lanes, in samples, largest first."""
