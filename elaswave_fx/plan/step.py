@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
@@ -97,11 +98,6 @@ class _Lowering:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values
-        self._first_consumers = {
-            index: first
-            for index, value in enumerate(self._values)
-            if (first := self._first_here(value.consumers)) is not None
-        }
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
         for hop in plan.hops_of(rank):
@@ -136,16 +132,18 @@ class _Lowering:
 
     def buckets_by_first_use(self) -> list[int]:
         """Buckets read by this tile, in the order in which the next step's forward reads them."""
-        first = self._first_users()
-        return sorted(first, key=lambda bucket: (first[bucket], bucket))
+        by_unit = self._buckets_of
+        return [bucket for unit in sorted(by_unit) for bucket in by_unit[unit]]
 
-    def _first_users(self) -> dict[int, int]:
-        """Bucket -> its first user within this tile."""
-        return {
-            index: first
-            for index, bucket in enumerate(self._plan.workload.buckets)
-            if (first := self._first_here(bucket.users)) is not None
-        }
+    @cached_property
+    def _buckets_of(self) -> dict[int, list[int]]:
+        """Unit -> the buckets of which it is the first user within this tile."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for index, bucket in enumerate(self._plan.workload.buckets):
+            first = self._first_here(bucket.users)
+            if first is not None:
+                found[first].append(index)
+        return found
 
     def _post_positions(self, order: Sequence[Action]) -> dict[int, list[Action]]:
         """Position -> actions whose receives are posted before it; gradients not before their own forward ran."""
@@ -170,20 +168,19 @@ class _Lowering:
 
     def _forward(self, mb: int) -> list[Instruction]:
         """Units ascending; values passed on leave before their first consumer here, own values after their producer."""
-        instructions: list[Instruction] = []
-        out = self._out.get(mb)
-        if not out:
-            return [("FORWARD", unit, mb) for unit in range(self._tile.units.lo, self._tile.units.hi)]
         passed_on, made_here = _by_unit(), _by_unit()
-        for hop in out:
+        for hop in self._out.get(mb, ()):
+            sent = self._transfer("SEND", hop, ACTIVATION, mb, hop.target)
             if self._passes_on(hop):
-                passed_on[self._first_consumer(hop.value)].append(hop)
+                passed_on[self._first_consumer(hop.value)].append(sent)
             else:
-                made_here[self._values[hop.value].producer].append(hop)
-        for unit in range(self._tile.units.lo, self._tile.units.hi):
-            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in passed_on.get(unit, ())]
-            instructions.append(("FORWARD", unit, mb))
-            instructions += [self._transfer("SEND", h, ACTIVATION, mb, h.target) for h in made_here.get(unit, ())]
+                made_here[self._values[hop.value].producer].append(sent)
+        units = self._tile.units
+        instructions: list[Instruction] = [("FORWARD", unit, mb) for unit in range(units.lo, units.hi)]
+        for unit in sorted({*passed_on, *made_here}, reverse=True):  # what comes before keeps its place
+            at = unit - units.lo
+            instructions[at + 1 : at + 1] = made_here[unit]
+            instructions[at:at] = passed_on[unit]
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
@@ -191,23 +188,28 @@ class _Lowering:
 
         Gradients of values are made by whole backward passes and by their first halves.
         """
-        instructions: list[Instruction] = []
-        first_users = self._first_users() if reduce else {}
-        leaving = _by_unit()
+        after = _by_unit()
         for hop in self._in.get(mb, ()) if kind != "W" else ():
             if self._values[hop.value].has_grad:
-                leaving[self._first_consumer(hop.value)].append(hop)
-        for unit in range(self._tile.units.hi - 1, self._tile.units.lo - 1, -1):
-            instructions.append((_BACKWARD[kind], unit, mb))
-            instructions += [self._transfer("SEND", h, GRADIENT, mb, h.source) for h in leaving.get(unit, ())]
-            instructions += [("REDUCE", bucket) for bucket, first in first_users.items() if first == unit]
+                sent = self._transfer("SEND", hop, GRADIENT, mb, hop.source)
+                after[self._first_consumer(hop.value)].append(sent)
+        for unit, buckets in self._buckets_of.items() if reduce else ():
+            after[unit] += [("REDUCE", bucket) for bucket in buckets]
+        units, name = self._tile.units, _BACKWARD[kind]
+        instructions: list[Instruction] = [(name, unit, mb) for unit in range(units.hi - 1, units.lo - 1, -1)]
+        for unit in sorted(after):  # the last ones first, so that what comes before keeps its place
+            at = units.hi - unit
+            instructions[at:at] = after[unit]
         return instructions
 
     def _passes_on(self, hop: Hop) -> bool:
         return not self._tile.units.lo <= self._values[hop.value].producer < self._tile.units.hi
 
     def _first_consumer(self, value: int) -> int:
-        return self._first_consumers[value]
+        """Of a value that this rank receives or passes on."""
+        first = self._first_here(self._values[value].consumers)
+        assert first is not None
+        return first
 
     def _transfer(self, opcode: str, hop: Hop, kind: int, mb: int, peer: Rank) -> Instruction:
         length = 1 if self._values[hop.value].sample_axis is None else len(hop.samples)
@@ -215,5 +217,5 @@ class _Lowering:
         return (opcode, hop.value, mb, peer, tag(kind, hop.value, receiver), 0, length, int(kind == GRADIENT))
 
 
-def _by_unit() -> defaultdict[int, list[Hop]]:
+def _by_unit() -> defaultdict[int, list[Instruction]]:
     return defaultdict(list)
