@@ -1,13 +1,18 @@
-"""`python -m elaswave_fx.timeline RUN [--recovery N] [--out FILE]`: draw a recovery of a run from its events."""
+"""`python -m elaswave_fx.timeline RUN [--recovery N] [--plans] [--out FILE]`: draw a recovery of a run from its events,
+or the plans before and after it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.observe.plan_picture import before_and_after, draw_plans
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.observe.timeline import draw, parts_of
 
@@ -16,11 +21,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m elaswave_fx.timeline", description="Draw a recovery of a run.")
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--recovery", type=int, default=0, metavar="N", help="which of its recoveries (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the picture (default: RUN/recovery-N.svg)")
+    parser.add_argument("--plans", action="store_true", help="draw who computes what before and after it instead")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the picture (default: RUN/recovery-N.svg, RUN/plans-N.svg)"
+    )
     wanted = parser.parse_args()
+    out = wanted.out or wanted.run / f"{'plans' if wanted.plans else 'recovery'}-{wanted.recovery}.svg"
     try:
-        print(render(wanted.run, wanted.recovery, wanted.out or wanted.run / f"recovery-{wanted.recovery}.svg"))
-    except ConfigError as error:
+        print((render_plans if wanted.plans else render)(wanted.run, wanted.recovery, out))
+    except (ConfigError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -28,17 +37,33 @@ def main() -> int:
 
 def render(run: Path, number: int, out: Path) -> str:
     """Draw one recovery; what was drawn, in words. Raises ConfigError."""
+    recovery = _recovery(run, number)
+    parts = parts_of(RunDirectory(run).lines("events.jsonl"), recovery)
+    draw(parts, _title(recovery), out)
+    return "\n".join(f"{part.end_ms - part.start_ms:9.1f} ms  {part.name}" for part in parts) + f"\n{out}"
+
+
+def render_plans(run: Path, number: int, out: Path) -> str:
+    """Draw the plans on both sides of one recovery; what they are, in words. Raises ConfigError, PlanError."""
+    recovery = _recovery(run, number)
+    pair = before_and_after(run, recovery["epoch"], RunDirectory(run).lines("metrics.jsonl"))
+    draw_plans(pair, _title(recovery), out)
+    return "\n".join((f"before: {pair[0].words}", f"after: {pair[1].words}", f"{out}"))
+
+
+def _recovery(run: Path, number: int) -> Mapping[str, Any]:
     path = run / "summary.json"
     if not path.is_file():
         raise ConfigError(f"timeline: {path} does not exist; a run writes it at its end")
     recoveries = json.loads(path.read_text(encoding="utf-8"))["recoveries"]
     if not 0 <= number < len(recoveries):
         raise ConfigError(f"timeline: {run} has {len(recoveries)} recoveries; --recovery {number} is none of them")
-    recovery = recoveries[number]
-    parts = parts_of(RunDirectory(run).lines("events.jsonl"), recovery)
+    return recoveries[number]
+
+
+def _title(recovery: Mapping[str, Any]) -> str:
     lost = ", ".join(str(rank) for rank in recovery["ranks"])
-    draw(parts, f"rank {lost} lost in step {recovery['step']}: {recovery['cause']}", out)
-    return "\n".join(f"{part.end_ms - part.start_ms:9.1f} ms  {part.name}" for part in parts) + f"\n{out}"
+    return f"rank {lost} lost in step {recovery['step']}: {recovery['cause']}"
 
 
 if __name__ == "__main__":

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.observe.plan_picture import before_and_after
 from elaswave_fx.observe.timeline import parts_of
-from elaswave_fx.timeline import render
+from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.replan import replan
+from elaswave_fx.plan.topology import Epoch, local_topology
+from elaswave_fx.timeline import render, render_plans
+from tests.plan.samples import chain
 
 RECOVERY = {"epoch": 1, "ranks": [2], "rank": 2, "step": 60, "cause": "kill in step 60, phase backward"}
 EVENTS = [
@@ -51,3 +58,28 @@ def test_the_same_run_gives_the_same_picture(tmp_path: Path) -> None:
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     with pytest.raises(ConfigError, match="has 1 recoveries; --recovery 1 is none of them"):
         render(tmp_path, 1, tmp_path / "one.svg")
+
+
+def test_the_plans_on_both_sides_of_a_loss_become_a_picture(tmp_path: Path) -> None:
+    first = plan_uniform(chain(6), local_topology(4), Parallel(2, 2))
+    left = tuple(rank for rank in first.ranks if rank != 2)
+    second = replan(first, left, {number: left for number, _ in numbered(first.boxes)}, 1)
+    third = replace(second, topology=replace(second.topology, epoch=Epoch(2)))  # a copy has caught up
+    for plan in (first, second, third):
+        (tmp_path / f"plan-{plan.epoch}.json").write_text(plan.to_json())
+    times = ((0, 90.0), (0, 70.0), (0, 10.0), (0, 12.0), (1, 99.0), (1, 98.0), (2, 20.0), (2, 21.0), (2, 40.0))
+    lines = [{"step": step, "epoch": epoch, "step_ms": ms} for step, (epoch, ms) in enumerate(times)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "summary.json").write_text(json.dumps({"recoveries": [RECOVERY]}))
+
+    before, after = before_and_after(tmp_path, 1, lines)
+    assert (before.plan, before.step_ms, before.steps) == (first, 11.0, 2)
+    assert (after.plan, after.step_ms, after.steps) == (second, 21.0, 3)
+    words = render_plans(tmp_path, 0, tmp_path / "one.svg")
+    assert "before: 4 ranks, 2 x 2 lanes, " in words
+    assert "measured 21 ms (median of 3)" in words
+    render_plans(tmp_path, 0, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    (tmp_path / "plan-1.json").unlink()
+    with pytest.raises(ConfigError, match=r"timeline: .*plan-1\.json does not exist"):
+        render_plans(tmp_path, 0, tmp_path / "one.svg")
