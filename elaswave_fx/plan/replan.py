@@ -120,7 +120,8 @@ class _Idea:
 class _Draft:
     """An idea in parts, with their predicted step, as far as it is known before boxes are handed out; and with what
     they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
-    waits for its own. `plan`: once there is one; the step is its own then."""
+    waits for its own. `is_bound`: the step is at least that long, which is worse than another draft, so that not all
+    lanes were timed. `plan`: once there is one; the step is its own then."""
 
     idea: _Idea
     parts: Sequence[Part]
@@ -128,6 +129,7 @@ class _Draft:
     moved_bytes: int
     stall_s: float
     least_s: float
+    is_bound: bool = False
     plan: Plan | None = None
 
     @property
@@ -185,7 +187,7 @@ class _Search:
                     if looked is not None:
                         heapq.heappush(ideas, looked)
                     continue
-                draft = self._draft(idea, copies)
+                draft = self._draft(idea, copies, best)
                 if draft is not None:
                     bisect.insort(drafts, draft, key=self._worth)
                 continue
@@ -196,7 +198,8 @@ class _Search:
                 return _Found(best.plan, (best.name, self._verdict(best.plan, best, drafts, ideas)))
             plan = self._fitting(self._lanes(best), copies)
             if plan is not None:
-                bisect.insort(drafts, replace(best, plan=plan, step_s=plan.predicted.step_s), key=self._worth)
+                known = replace(best, plan=plan, step_s=plan.predicted.step_s, is_bound=False)
+                bisect.insort(drafts, known, key=self._worth)
         return None
 
     def _worth(self, draft: _Draft) -> tuple[float, int, float, int]:
@@ -229,8 +232,9 @@ class _Search:
         cut_s = idea.least_s if candidate.shares else shaper.least_cut_s(runs, borders, size)
         return replace(idea, runs=runs, borders=borders, least_s=max(idea.least_s, cut_s))
 
-    def _draft(self, idea: _Idea, copies: int) -> _Draft | None:
-        """None if samples do not suffice."""
+    def _draft(self, idea: _Idea, copies: int, best: _Draft | None) -> _Draft | None:
+        """None if samples do not suffice. Lanes are timed, those first that take longest with whole backward passes, as
+        long as the draft may be as good as the best one so far."""
         size, shaper = idea.micro_batch, self._shaper
         parts = shaper.parts(idea.runs, idea.borders, size, idea.candidate.shares)
         if parts is None:
@@ -242,12 +246,20 @@ class _Search:
         ]
         ranks = sum(count for _, count in stages)
         kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
-        pipeline_s = max(shaper.times.about(shaper.kind(p, size), p.run.sketch.members, kept).seconds for p in parts)
+        besides_s = self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
         moved = self._exchange.moved(self._had, _units_of(idea.candidate.sketches, parts))
-        step_s = pipeline_s + self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
         stall_s = self._exchange.seconds_of(moved)
         least_s = shaper.least_s(idea.candidate.sketches, size)
-        return _Draft(idea, parts, step_s, sum(moved.values()), stall_s, least_s)
+        draft = _Draft(idea, parts, besides_s, sum(moved.values()), stall_s, least_s)
+        kinds = [(shaper.kind(part, size), part.run.sketch.members) for part in parts]
+        kinds.sort(key=lambda each: -shaper.times.whole_of(each[0]).seconds)
+        life_s = self._topology.life_s
+        for kind, members in kinds:
+            if best is not None and draft.step_s > best.step_s and draft.steps(life_s) < best.steps(life_s):
+                return replace(draft, is_bound=True)
+            taken_s = besides_s + shaper.times.about(kind, members, kept).seconds
+            draft = replace(draft, step_s=max(draft.step_s, taken_s))
+        return draft
 
     def _lanes(self, draft: _Draft) -> tuple[Lane, ...]:
         return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
@@ -260,7 +272,8 @@ class _Search:
         beaten: dict[str, str] = {}
         for other in drafts:
             if other.name != taken.name:
-                words = f"{other.name} ({_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
+                step = f"{'at least ' if other.is_bound else ''}{_ms(other.step_s)}"
+                words = f"{other.name} ({step}, moves {size_text(other.moved_bytes)})"
                 beaten.setdefault(other.name, words)
         named = list(beaten.values())[:BEATEN]
         rest = [idea.least_s for idea in ideas if idea.candidate.name not in (taken.name, *beaten)]

@@ -60,9 +60,13 @@ def split_schedules(
     """
     weights = {place: tuple(mb for kind, mb in order if kind == "B") for place, order in first.items()}
     deepest = max(bounds.values(), default=1)
-    for (ahead, room), patience, preference in itertools.product(_WIDTHS, _PATIENCE, _PREFERENCES):
+    tried: list[tuple[Mapping[Place, int], Mapping[Place, float]]] = []  # alike where memory is short
+    for ahead, room in _WIDTHS:
         in_flight = {place: bound + round(ahead * (bound - 1)) for place, bound in bounds.items()}
         kept = {place: _limit(rooms[place], room * deepest) for place in bounds}
+        if (in_flight, kept) not in tried:
+            tried.append((in_flight, kept))
+    for (in_flight, kept), patience, preference in itertools.product(tried, _PATIENCE, _PREFERENCES):
         schedule = _Run(work, weights, rooms, _Rule(preference, patience, in_flight, kept), link).to_end()
         if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end
             yield schedule
