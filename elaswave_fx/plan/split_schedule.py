@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elaswave_fx.plan.schedule import Action, LinkOf, Place, Schedule, Task, Work
+from elaswave_fx.plan.topology import Link
 
 _WIDTHS = ((0.0, 1.0), (0.0, 1.5), (0.5, 1.5), (1.0, 2.0))
 """How many more micro-batches than in 1F1B may be in flight, in depths of the rank; and what a rank may keep, in what
@@ -60,6 +62,7 @@ def split_schedules(
     """
     weights = {place: tuple(mb for kind, mb in order if kind == "B") for place, order in first.items()}
     deepest = max(bounds.values(), default=1)
+    steps = _Steps(work, link)
     tried: list[tuple[Mapping[Place, int], Mapping[Place, float]]] = []  # alike where memory is short
     for ahead, room in _WIDTHS:
         in_flight = {place: bound + round(ahead * (bound - 1)) for place, bound in bounds.items()}
@@ -67,7 +70,7 @@ def split_schedules(
         if (in_flight, kept) not in tried:
             tried.append((in_flight, kept))
     for (in_flight, kept), patience, preference in itertools.product(tried, _PATIENCE, _PREFERENCES):
-        schedule = _Run(work, weights, rooms, _Rule(preference, patience, in_flight, kept), link).to_end()
+        schedule = _Run(steps, weights, rooms, _Rule(preference, patience, in_flight, kept)).to_end()
         if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end
             yield schedule
 
@@ -96,106 +99,132 @@ def _limit(room: Room, most: float) -> float:
     return wanted if room.bytes is None else min(wanted, room.bytes)
 
 
+class _Steps:
+    """The tasks of a step by number, for all runs of it: places, kinds, seconds; how many each waits for, and who waits
+    for it, with the seconds that what travels between them is under way on a link that is free."""
+
+    def __init__(self, work: Work, link: LinkOf) -> None:
+        self.tasks = work.tasks
+        self.number = {task: number for number, task in enumerate(work.tasks)}
+        self.places = sorted({place for place, _, _ in work.tasks})
+        at = {place: number for number, place in enumerate(self.places)}
+        self.place = [at[place] for place, _, _ in work.tasks]
+        self.seconds = [work.seconds[task] for task in work.tasks]
+        self.missing = [len(work.needs[task]) for task in work.tasks]
+        self.after: list[list[tuple[int, float]]] = [[] for _ in work.tasks]
+        links: dict[tuple[Place, Place], Link] = {}
+        for later, task in enumerate(work.tasks):
+            for before, size in work.needs[task].items():
+                ends = before[0], task[0]
+                if ends[0] == ends[1]:
+                    way_s = 0.0
+                else:
+                    if ends not in links:
+                        links[ends] = link(*ends)
+                    way_s = links[ends].latency_s + size / links[ends].bytes_per_s
+                self.after[self.number[before]].append((later, way_s))
+
+
 class _Run:
-    """One run of a step by a rule, on the clock of its seconds, links included."""
+    """One run of a step by a rule, on the clock of its seconds, links included. Places count from 0."""
 
     def __init__(
-        self,
-        work: Work,
-        weights: Mapping[Place, Sequence[int]],
-        rooms: Mapping[Place, Room],
-        rule: _Rule,
-        link: LinkOf,
+        self, steps: _Steps, weights: Mapping[Place, Sequence[int]], rooms: Mapping[Place, Room], rule: _Rule
     ) -> None:
-        self._work, self._rooms, self._rule, self._link = work, rooms, rule, link
-        self._missing = {task: len(work.needs[task]) for task in work.tasks}
-        self._after: dict[Task, list[tuple[Task, int]]] = defaultdict(list)
-        for task in work.tasks:
-            for before, size in work.needs[task].items():
-                self._after[before].append((task, size))
-        self._order: dict[Place, list[Action]] = {task[0]: [] for task in work.tasks}
-        self._weights = {place: deque(weights[place]) for place in self._order}
-        self._coming: dict[tuple[Place, str], dict[int, float]] = {(r, k): {} for r in self._order for k in "FIW"}
-        self._arrival = dict.fromkeys(work.tasks, 0.0)
-        self._in_flight = dict.fromkeys(self._order, 0)
-        self._kept = dict.fromkeys(self._order, 0)
+        self._steps, places = steps, steps.places
+        self._preference, self._patience = rule.preference, rule.patience
+        self._most_in_flight = [rule.in_flight[place] for place in places]
+        self._most_kept = [rule.kept[place] for place in places]
+        self._saved, self._held = [rooms[place].saved for place in places], [rooms[place].held for place in places]
+        self._missing = list(steps.missing)
+        self._arrival = [0.0] * len(steps.tasks)
+        self._order: list[list[Action]] = [[] for _ in places]
+        self._weights = [deque(weights[place]) for place in places]
+        # By kind and place: number of the micro-batch -> task, when it is known when all that it needs is there.
+        self._coming: dict[str, list[dict[int, int]]] = {kind: [{} for _ in places] for kind in "FIW"}
+        self._in_flight, self._kept = [0] * len(places), [0] * len(places)
+        self._events: list[tuple[float, int, bool]] = []  # when a task has ended, or all that it needs is there
 
     def to_end(self) -> Schedule:
         """The orders in which tasks ran, until nothing moved any more."""
-        events: list[tuple[float, Task, bool]] = []  # when a task has ended, or all that it needs is there
-        for task in self._work.tasks:
-            if self._missing[task] == 0:
-                self._announce(task, events)
-        busy: set[Place] = set()
+        events, place_of = self._events, self._steps.place
+        for task, missing in enumerate(self._missing):
+            if missing == 0:
+                self._announce(task)
+        busy: set[int] = set()
         while events:
-            now, free = events[0][0], set[Place]()
+            now, free = events[0][0], set[int]()
             while events and events[0][0] == now:
                 _, task, ended = heapq.heappop(events)
-                free.add(task[0])
+                free.add(place_of[task])
                 if ended:
-                    busy.discard(task[0])
+                    busy.discard(place_of[task])
                     self._release(task)
             for place in sorted(free - busy):
                 task = self._choose(place, now)
                 if task is not None:
                     busy.add(place)
-                    self._start(task, now, events)
-        return {place: tuple(order) for place, order in self._order.items()}
+                    self._start(task, now)
+        return {place: tuple(order) for place, order in zip(self._steps.places, self._order, strict=True)}
 
-    def _announce(self, task: Task, events: list[tuple[float, Task, bool]]) -> None:
+    def _announce(self, task: int) -> None:
         """It is known when all that the task needs will be there."""
-        self._coming[task[0], task[1]][task[2]] = self._arrival[task]
-        heapq.heappush(events, (self._arrival[task], task, False))
+        _, kind, mb = self._steps.tasks[task]
+        self._coming[kind][self._steps.place[task]][mb] = task
+        heapq.heappush(self._events, (self._arrival[task], task, False))
 
-    def _start(self, task: Task, now: float, events: list[tuple[float, Task, bool]]) -> None:
-        place, kind, mb = task
-        del self._coming[place, kind][mb]
-        self._in_flight[place] += {"F": 1, "I": -1, "W": 0}[kind]
-        self._kept[place] += {"F": self._rooms[place].saved, "I": self._rooms[place].held, "W": 0}[kind]
+    def _start(self, task: int, now: float) -> None:
+        steps, place = self._steps, self._steps.place[task]
+        _, kind, mb = steps.tasks[task]
+        del self._coming[kind][place][mb]
+        if kind == "F":
+            self._in_flight[place] += 1
+            self._kept[place] += self._saved[place]
+        elif kind == "I":
+            self._in_flight[place] -= 1
+            self._kept[place] += self._held[place]
         self._order[place].append((kind, mb))
-        end = now + self._work.seconds[task]
-        heapq.heappush(events, (end, task, True))
-        for later, size in self._after[task]:
-            self._arrival[later] = max(self._arrival[later], end + self._way_s(place, later[0], size))
-            self._missing[later] -= 1
-            if self._missing[later] == 0:
-                self._announce(later, events)
+        end = now + steps.seconds[task]
+        heapq.heappush(self._events, (end, task, True))
+        missing, arrival = self._missing, self._arrival
+        for later, way_s in steps.after[task]:
+            if end + way_s > arrival[later]:
+                arrival[later] = end + way_s
+            missing[later] -= 1
+            if missing[later] == 0:
+                self._announce(later)
 
-    def _way_s(self, source: Place, target: Place, size: int) -> float:
-        """How long a message is under way on a link that is free."""
-        if source == target:
-            return 0.0
-        link = self._link(source, target)
-        return link.latency_s + size / link.bytes_per_s
+    def _release(self, task: int) -> None:
+        place, kind = self._steps.place[task], self._steps.tasks[task][1]
+        if kind == "I":
+            self._kept[place] -= self._saved[place]
+        elif kind == "W":
+            self._kept[place] -= self._held[place]
 
-    def _release(self, task: Task) -> None:
-        place, kind, _ = task
-        self._kept[place] -= {"F": 0, "I": self._rooms[place].saved, "W": self._rooms[place].held}[kind]
-
-    def _choose(self, place: Place, now: float) -> Task | None:
+    def _choose(self, place: int, now: float) -> int | None:
         """What a free rank does next; None if it waits."""
-        soonest = float("inf")
-        for kind in self._rule.preference:
-            coming = self._coming[place, kind]
+        soonest = math.inf
+        for kind in self._preference:
+            coming = self._coming[kind][place]
             if not coming or not self._allowed(place, kind):
                 continue
-            at, mb = min((max(now, at), mb) for mb, at in coming.items())
+            at, mb = min((max(now, self._arrival[task]), mb) for mb, task in coming.items())
             if at == now:
-                return place, kind, mb
+                return coming[mb]
             soonest = min(soonest, at)
         weights = self._weights[place]
-        if not weights or self._coming[place, "W"].get(weights[0], float("inf")) > now:
+        task = self._coming["W"][place].get(weights[0]) if weights else None
+        if task is None or self._arrival[task] > now:
             return None
-        task = (place, "W", weights[0])
-        if soonest - now < self._rule.patience * self._work.seconds[task]:
+        if soonest - now < self._patience * self._steps.seconds[task]:
             return None
         weights.popleft()
         return task
 
-    def _allowed(self, place: Place, kind: str) -> bool:
+    def _allowed(self, place: int, kind: str) -> bool:
         """Whether the bounds have room for an F, or for what an I leaves."""
-        room, kept, in_flight = self._rooms[place], self._kept[place], self._in_flight[place]
+        saved, kept, in_flight = self._saved[place], self._kept[place], self._in_flight[place]
         if kind == "I":
-            waits_for_none = kept == in_flight * room.saved
-            return waits_for_none or kept + room.held - room.saved <= self._rule.kept[place]
-        return in_flight < self._rule.in_flight[place] and (kept == 0 or kept + room.saved <= self._rule.kept[place])
+            waits_for_none = kept == in_flight * saved
+            return waits_for_none or kept + self._held[place] - saved <= self._most_kept[place]
+        return in_flight < self._most_in_flight[place] and (kept == 0 or kept + saved <= self._most_kept[place])
