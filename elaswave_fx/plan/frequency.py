@@ -176,7 +176,7 @@ class _Group:
             self._budget.left -= len(self._work.tasks)
             slow = {rank: self._slowdown[at] for rank, at in zip(self.ranks, choice, strict=True)}
             seconds = {task: taken * slow[task[0]] for task, taken in self._work.seconds.items()}
-            self._known[choice] = makespan_s(replace(self._work, seconds=seconds), self._schedule, self._link)
+            self._known[choice] = makespan_s(self._work.taking(seconds), self._schedule, self._link)
         return self._known[choice]
 
     def energy_j(self, choice: _Choice, step_s: float) -> float:

@@ -18,6 +18,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
@@ -94,6 +95,42 @@ class Work:
     tasks: tuple[Task, ...]
     needs: Mapping[Task, Mapping[Task, int]]
     seconds: Mapping[Task, float]
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The tasks by number."""
+        return Wiring.of(self.tasks, self.needs)
+
+    def taking(self, seconds: Mapping[Task, float]) -> Work:
+        """The same tasks, which take so long."""
+        other = Work(self.tasks, self.needs, seconds)
+        other.__dict__["wiring"] = self.wiring
+        return other
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Tasks by number, their place among all, for runs of a step. `place` of each, counted from 0; how many it waits
+    for; and who waits for it, with the bytes that travel."""
+
+    number: Mapping[Task, int]
+    places: Sequence[Place]
+    place: Sequence[int]
+    missing: Sequence[int]
+    after: Sequence[Sequence[tuple[int, int]]]
+
+    @staticmethod
+    def of(tasks: Sequence[Task], needs: Mapping[Task, Mapping[Task, int]]) -> Wiring:
+        """Of these tasks."""
+        number = {task: at for at, task in enumerate(tasks)}
+        places = sorted({place for place, _, _ in tasks})
+        at = {place: index for index, place in enumerate(places)}
+        after: list[list[tuple[int, int]]] = [[] for _ in tasks]
+        for later, task in enumerate(tasks):
+            for before, size in needs[task].items():
+                after[number[before]].append((later, size))
+        missing = [len(needs[task]) for task in tasks]
+        return Wiring(number, places, [at[place] for place, _, _ in tasks], missing, after)
 
 
 def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
@@ -179,71 +216,78 @@ class _Run:
     """One abstract run of a step: an event simulation on the clock of `TICKS`."""
 
     def __init__(self, work: Work, bounds: Mapping[Place, int]) -> None:
-        self._work = work
-        self._bounds = bounds
-        self._missing = {task: len(work.needs[task]) for task in work.tasks}
-        self._after: dict[Task, list[Task]] = defaultdict(list)
-        for task in work.tasks:
-            for before in work.needs[task]:
-                self._after[before].append(task)
-        self.order: dict[Place, list[Action]] = {task[0]: [] for task in work.tasks}
-        self._ready: dict[tuple[Place, str], list[tuple[float, int]]] = {(p, k): [] for p in self.order for k in "FB"}
-        self._in_flight = dict.fromkeys(self.order, 0)
+        self._tasks, self._wiring = work.tasks, work.wiring
+        places = self._wiring.places
+        self._bounds = [bounds[place] for place in places]
+        self._missing = list(self._wiring.missing)
+        self._orders: list[list[Action]] = [[] for _ in places]
+        # By kind and place: since when, number of the micro-batch, task.
+        self._ready: dict[str, list[list[tuple[float, int, int]]]] = {kind: [[] for _ in places] for kind in "FB"}
+        self._in_flight = [0] * len(places)
         self._now = 0.0
-        for task in work.tasks:
-            self._offer(task)
+        for task, missing in enumerate(self._missing):
+            if missing == 0:
+                self._offer(task)
+
+    @property
+    def order(self) -> Mapping[Place, Sequence[Action]]:
+        """What has been begun, by place."""
+        return dict(zip(self._wiring.places, self._orders, strict=True))
 
     def to_end(self) -> bool:
         """Run until all is done or nothing moves; whether all is done."""
-        idle = set(self.order)
-        events: list[tuple[float, Task]] = []
+        idle = set(range(len(self._orders)))
+        events: list[tuple[float, int]] = []
         done = 0
         while True:
             for place in sorted(idle):
                 task = self._choose(place)
                 if task is not None:
                     idle.discard(place)
-                    heapq.heappush(events, (self._now + TICKS[task[1]], task))
+                    heapq.heappush(events, (self._now + TICKS[self._tasks[task][1]], task))
             if not events:
-                return done == len(self._work.tasks)
+                return done == len(self._tasks)
             self._now = events[0][0]
             while events and events[0][0] == self._now:
                 task = heapq.heappop(events)[1]
-                idle.add(task[0])
+                idle.add(self._wiring.place[task])
                 done += 1
                 self._finish(task)
 
     def held_up(self) -> list[Place]:
         """Places that could go on if their bound were wider."""
-        return [p for p in self.order if self._ready[p, "F"] and self._in_flight[p] >= self._bounds[p]]
+        full = (in_flight >= bound for in_flight, bound in zip(self._in_flight, self._bounds, strict=True))
+        return [p for p, ready, is_full in zip(self._wiring.places, self._ready["F"], full, strict=True)
+                if ready and is_full]  # fmt: skip
 
     def waiting(self) -> str:
         """The first few tasks that were not reached, in words."""
-        left = [task for task in self._work.tasks if self._missing[task] > 0]
+        left = [task for task, missing in zip(self._tasks, self._missing, strict=True) if missing > 0]
         return ", ".join(f"{kind}{index} of place {place}" for place, kind, index in left[:4])
 
-    def _offer(self, task: Task) -> None:
-        if self._missing[task] == 0:
-            heapq.heappush(self._ready[task[0], task[1]], (self._now, task[2]))
+    def _offer(self, task: int) -> None:
+        _, kind, index = self._tasks[task]
+        heapq.heappush(self._ready[kind][self._wiring.place[task]], (self._now, index, task))
 
-    def _choose(self, place: Place) -> Task | None:
-        if self._ready[place, "B"]:
+    def _choose(self, place: int) -> int | None:
+        if self._ready["B"][place]:
             kind = "B"
-        elif self._ready[place, "F"] and self._in_flight[place] < self._bounds[place]:
+        elif self._ready["F"][place] and self._in_flight[place] < self._bounds[place]:
             kind = "F"
             self._in_flight[place] += 1
         else:
             return None
-        _, index = heapq.heappop(self._ready[place, kind])
-        self.order[place].append((kind, index))
-        return (place, kind, index)
+        _, index, task = heapq.heappop(self._ready[kind][place])
+        self._orders[place].append((kind, index))
+        return task
 
-    def _finish(self, task: Task) -> None:
-        if task[1] == "B":
-            self._in_flight[task[0]] -= 1
-        for later in self._after[task]:
+    def _finish(self, task: int) -> None:
+        if self._tasks[task][1] == "B":
+            self._in_flight[self._wiring.place[task]] -= 1
+        for later, _ in self._wiring.after[task]:
             self._missing[later] -= 1
-            self._offer(later)
+            if self._missing[later] == 0:
+                self._offer(later)
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
@@ -265,55 +309,55 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
 
     PlanError names the waiting tasks if the orders block each other.
     """
-    missing = {task: len(needs) for task, needs in work.needs.items()}
-    arrived: dict[Task, float] = defaultdict(float)  # the last piece so far of what a task needs
-    position = dict.fromkeys(schedule, 0)
-    free = dict.fromkeys(schedule, 0.0)
-    after: dict[Task, list[tuple[Task, int]]] = defaultdict(list)
-    for task, needs in work.needs.items():
-        for before, size in needs.items():
-            after[before].append((task, size))
-    links = _Links(link)
-    waiting = list(schedule)  # places that may be able to go on
+    wiring, tasks, seconds = work.wiring, work.tasks, work.seconds
+    places, place_of, after = wiring.places, wiring.place, wiring.after
+    orders = [[wiring.number[place, kind, index] for kind, index in schedule.get(place, ())] for place in places]
+    missing = list(wiring.missing)
+    arrived = [0.0] * len(tasks)  # the last piece so far of what a task needs
+    position, free = [0] * len(places), [0.0] * len(places)
+    links = _Links(link, places)
+    waiting = list(range(len(places)))  # places that may be able to go on
     while waiting:
         place = waiting.pop()
-        order = schedule[place]
-        while position[place] < len(order):
-            task = (place, *order[position[place]])
+        order, at, now = orders[place], position[place], free[place]
+        while at < len(order):
+            task = order[at]
             if missing[task]:
                 break
-            position[place] += 1
-            free[place] = max(free[place], arrived[task]) + work.seconds[task]
+            at += 1
+            now = max(now, arrived[task]) + seconds[tasks[task]]
             for later, size in after[task]:
                 missing[later] -= 1
-                if later[0] == place:
+                target = place_of[later]
+                if target == place:
                     continue
-                arrived[later] = max(arrived[later], links.arrival_s(place, later[0], size, free[place]))
+                there = links.arrival_s(place, target, size, now)
+                if there > arrived[later]:
+                    arrived[later] = there
                 if not missing[later]:
-                    waiting.append(later[0])
-    stuck = [(p, *schedule[p][position[p]]) for p in schedule if position[p] < len(schedule[p])]
+                    waiting.append(target)
+        position[place], free[place] = at, now
+    stuck = [tasks[order[at]] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         names = ", ".join(f"{kind}{index} of place {place}" for place, kind, index in stuck)
         raise PlanError(f"schedule: {names} wait for each other; the orders of neighbouring ranks must agree")
-    return max(free.values())
+    return max(free, default=0.0)
 
 
 class _Links:
-    """The links of one abstract run: what goes from one place to another goes one after another, in the order of
-    asking."""
+    """The links of one abstract run between places counted from 0: what goes from one to another goes one after
+    another, in the order of asking."""
 
-    def __init__(self, link: LinkOf) -> None:
-        self._link = link
-        self._known: dict[tuple[Place, Place], Link] = {}
-        self._free_s: dict[tuple[Place, Place], float] = {}
+    def __init__(self, link: LinkOf, places: Sequence[Place]) -> None:
+        self._link, self._places = link, places
+        self._known: dict[tuple[int, int], Link] = {}
+        self._free_s: dict[tuple[int, int], float] = {}
 
-    def arrival_s(self, source: Place, target: Place, size: int, sent_s: float) -> float:
+    def arrival_s(self, source: int, target: int, size: int, sent_s: float) -> float:
         """When a message that is sent at `sent_s` is there."""
-        if source == target:
-            return sent_s
         pair = (source, target)
         if pair not in self._known:
-            self._known[pair] = self._link(source, target)
+            self._known[pair] = self._link(self._places[source], self._places[target])
         link = self._known[pair]
         passed_s = max(sent_s, self._free_s.get(pair, 0.0)) + size / link.bytes_per_s
         self._free_s[pair] = passed_s

@@ -100,29 +100,27 @@ def _limit(room: Room, most: float) -> float:
 
 
 class _Steps:
-    """The tasks of a step by number, for all runs of it: places, kinds, seconds; how many each waits for, and who waits
-    for it, with the seconds that what travels between them is under way on a link that is free."""
+    """What all runs of a step share: its tasks by number, their seconds, and who waits for each, with the seconds that
+    what travels between them is under way on a link that is free."""
 
     def __init__(self, work: Work, link: LinkOf) -> None:
-        self.tasks = work.tasks
-        self.number = {task: number for number, task in enumerate(work.tasks)}
-        self.places = sorted({place for place, _, _ in work.tasks})
-        at = {place: number for number, place in enumerate(self.places)}
-        self.place = [at[place] for place, _, _ in work.tasks]
+        self.tasks, wiring = work.tasks, work.wiring
+        self.places, self.place, self.missing = wiring.places, wiring.place, wiring.missing
         self.seconds = [work.seconds[task] for task in work.tasks]
-        self.missing = [len(work.needs[task]) for task in work.tasks]
-        self.after: list[list[tuple[int, float]]] = [[] for _ in work.tasks]
-        links: dict[tuple[Place, Place], Link] = {}
-        for later, task in enumerate(work.tasks):
-            for before, size in work.needs[task].items():
-                ends = before[0], task[0]
-                if ends[0] == ends[1]:
-                    way_s = 0.0
-                else:
-                    if ends not in links:
-                        links[ends] = link(*ends)
-                    way_s = links[ends].latency_s + size / links[ends].bytes_per_s
-                self.after[self.number[before]].append((later, way_s))
+        self._link = link
+        self._links: dict[tuple[int, int], Link] = {}
+        self.after = [
+            [(later, self._way_s(self.place[task], self.place[later], size)) for later, size in waiting]
+            for task, waiting in enumerate(wiring.after)
+        ]
+
+    def _way_s(self, source: int, target: int, size: int) -> float:
+        if source == target:
+            return 0.0
+        if (source, target) not in self._links:
+            self._links[source, target] = self._link(self.places[source], self.places[target])
+        link = self._links[source, target]
+        return link.latency_s + size / link.bytes_per_s
 
 
 class _Run:
