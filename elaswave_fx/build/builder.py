@@ -32,7 +32,7 @@ from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import Source, load_batch, open_source
-from elaswave_fx.data.cached import cached_text, digest
+from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
@@ -207,7 +207,7 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
     code = Path(optimizer_module.__file__).read_bytes()
-    return cached_text(folder, name, digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
+    return cached_json(folder, name, digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:

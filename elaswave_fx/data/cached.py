@@ -7,6 +7,7 @@ simply called.
 """
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -41,14 +42,16 @@ def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np
     return array
 
 
-def cached_text(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
-    """The text, from the cache if it is there."""
+def cached_json(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
+    """The JSON text, from the cache if it is there and whole."""
     if folder is None or others_may_change(folder):
         return make()
     path = folder / f"{name}-{key}.json"
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8")
+        json.loads(text)
+        return text
+    except (OSError, ValueError, RecursionError):
         text = make()
     _write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return text

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from elaswave_fx.config.types import TokenizerConfig
-from elaswave_fx.data.cached import cached_text, digest
+from elaswave_fx.data.cached import cached_json, digest
 
 END = 0
 _END_TEXT = "<|end|>"
@@ -95,7 +95,7 @@ def make_tokenizer(config: TokenizerConfig, documents: Sequence[bytes], cache: P
         return ByteTokenizer()
     key = digest("bpe", config.vocab_size, *documents)
     train = lambda: BpeTokenizer.train(documents, config.vocab_size).serialized()  # noqa: E731
-    return BpeTokenizer(cached_text(cache and cache / "tokenizers", "bpe", key, train))
+    return BpeTokenizer(cached_json(cache and cache / "tokenizers", "bpe", key, train))
 
 
 def _text(document: bytes) -> str:
