@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import elaswave_fx  # noqa: F401  tells torch to load no extensions, before a test imports torch
-
-# A process whose libraries have computed with several threads cannot fork ranks; `make test` says the same.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Exact runs are forked from processes that have multiplied matrices, in which MKL's branch cannot be chosen any more.
-os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if " avx512f " in Path("/proc/cpuinfo").read_text() else "AUTO")
+import tests.environment  # noqa: F401  before a test imports torch
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -23,6 +23,9 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 
 _REPORT_S = 60.0
+_UPDATING = ("UPDATE", "SNAPSHOT")
+"""Instructions in which owned boxes and copies are updated; a rank has those that it has anything to do in."""
+
 _COLUMNS = 5
 """Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds."""
 
@@ -46,7 +49,8 @@ class Predictions:
             self._plan = plan
         self._steps_s.append(seconds)
         self._pipelines_s.append(result.pipeline_seconds)
-        self._updates_s.append(result.timings["UPDATE"].seconds)
+        timings = result.timings
+        self._updates_s.append(math.fsum(timings[name].seconds for name in _UPDATING if name in timings))
         self._modelled_s += result.emulated.modelled_s
         self._overslept_s += result.emulated.overslept_s
 

@@ -11,6 +11,9 @@ Runs of scenarios that passed are removed; those that failed stay, and their fol
 
 from __future__ import annotations
 
+import tests.environment  # noqa: F401  before torch
+
+# isort: split
 import argparse
 import shutil
 import signal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +34,19 @@ class OtherRanks:
         tensor.copy_(torch.where(own != 0, own, self._rows).view(-1))
 
 
-UPDATE_S = 0.01
+BOTH = {"UPDATE": 0.004, "SNAPSHOT": 0.006}
 
 
-def taken(pipeline_s: float, modelled_s: float = 0.0, overslept_s: float = 0.0, seconds: float = 1.0) -> Any:
+def taken(
+    pipeline_s: float,
+    modelled_s: float = 0.0,
+    overslept_s: float = 0.0,
+    seconds: float = 1.0,
+    update: Mapping[str, float] = BOTH,
+) -> Any:
     """The part of a step's result that is looked at."""
     times = SimpleNamespace(modelled_s=modelled_s, overslept_s=overslept_s)
-    timings = {"UPDATE": SimpleNamespace(seconds=UPDATE_S)}
+    timings = {name: SimpleNamespace(seconds=seconds) for name, seconds in {**update, "VOTE": 7.0}.items()}
     return SimpleNamespace(emulated=times, pipeline_seconds=pipeline_s, seconds=seconds, timings=timings)
 
 
@@ -60,6 +67,14 @@ def test_the_report_is_of_the_slowest_rank() -> None:
     assert report["predicted_update_ms"] == pytest.approx(1e3 * plan.predicted.update_s, abs=1e-3) != 0.0
     assert report["overslept_share"] == pytest.approx(0.006 / 1.2)
     assert (report["ranks"], report["steps"], report["epoch"]) == (4, 3, 0)
+
+
+@pytest.mark.parametrize(("update", "update_ms"), [(BOTH, 10.0), ({"SNAPSHOT": 0.006}, 6.0), ({}, 0.0)])
+def test_the_update_is_that_of_owned_boxes_and_of_copies(update: dict[str, float], update_ms: float) -> None:
+    """A rank that owns nothing has no UPDATE, one that computes nothing may have neither."""
+    plan, found = plan_2x2(), Predictions()
+    found.step(plan, taken(0.5, update=update), 1.0)
+    assert found.report(plan, Rank(0), OtherRanks([[0.0] * 5] * 4))["update_ms"] == update_ms
 
 
 def test_only_the_newest_epoch_counts() -> None:
