@@ -256,9 +256,11 @@ class _Run:
 
     def held_up(self) -> list[Place]:
         """Places that could go on if their bound were wider."""
-        full = (in_flight >= bound for in_flight, bound in zip(self._in_flight, self._bounds, strict=True))
-        return [p for p, ready, is_full in zip(self._wiring.places, self._ready["F"], full, strict=True)
-                if ready and is_full]  # fmt: skip
+        return [
+            place
+            for at, place in enumerate(self._wiring.places)
+            if self._ready["F"][at] and self._in_flight[at] >= self._bounds[at]
+        ]
 
     def waiting(self) -> str:
         """The first few tasks that were not reached, in words."""
