@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.observe.plan_picture import before_and_after, draw_plans
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.observe.timeline import draw, parts_of
+from elaswave_fx.pictures.plans import before_and_after, draw_plans
+from elaswave_fx.pictures.recovery import draw, parts_of
 
 
 def main() -> int:

@@ -21,13 +21,14 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"program", "plan", "config.schema"},  # options of passes are read as keys are
     # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": set(),
+    "pictures": {"observe", "plan"},
     "checkpoint": {"_native", "config", "devices.fingerprint", "plan", "program"},
     "launch": {"_liveness", "config", "control", "devices.clocks", "observe", "plan"},
     "control": {"observe", "plan"},
     "sim": {"_native", "control", "plan"},  # the commit machine that a real run enters
 }
 # What users call. Everything else is called by it.
-COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "bench"}
+COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "bench", "timeline"}
 BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
 # Torch is an effect of a kind: who computes what is decided without it. (The simulator loads it for `_native`.)
 NO_TORCH = {"plan", "control"}

@@ -29,7 +29,7 @@ from elaswave_fx.bench.whole_run import WholeRun, Work, whole_run
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.observe.drawing import pyplot
+from elaswave_fx.pictures.drawing import pyplot
 
 SEEDS, STEPS, RANKS = 5, 120, 4
 LEAST_STEPS = 24

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elaswave_fx.observe.drawing import pyplot, save
+from elaswave_fx.pictures.drawing import pyplot, save
 
 Lines = Mapping[str, Sequence[Sequence[float]]]
 """By the way in which failures are met: for each seed, the deviation of every step."""

@@ -196,6 +196,7 @@ def update_seconds(config: Config) -> float:
     optimizer = make_optimizer(config.optimizer)
 
     def make() -> str:
+        make_device(config.device).set_up(threads=1)  # as workers have it
         numbers = hyper_row(optimizer, 0, 1e-3, "decay")
         taken_s = _native.update_seconds(update_program(config), numbers, _UPDATED, _UPDATES)
         return json.dumps(taken_s / _UPDATED)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.observe.drawing import pyplot, save
+from elaswave_fx.pictures.drawing import pyplot, save
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import shape_name
 from elaswave_fx.plan.tiling import Lane, Tile, joined

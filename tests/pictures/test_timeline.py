@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.observe.plan_picture import before_and_after
-from elaswave_fx.observe.timeline import parts_of
+from elaswave_fx.pictures.plans import before_and_after
+from elaswave_fx.pictures.recovery import parts_of
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.replan import replan

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.observe.drawing import pyplot, save
+from elaswave_fx.pictures.drawing import pyplot, save
 
 Event = Mapping[str, Any]
 
