@@ -30,7 +30,8 @@ from elaswave_fx.plan.lane_times import LaneRun
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, refuse
 from elaswave_fx.plan.schedule import Action
-from elaswave_fx.plan.shape_lanes import LaneShaper, Outline, Part, Run, Sketch
+from elaswave_fx.plan.shape_lanes import LaneShaper
+from elaswave_fx.plan.sketches import Outline, Part, Run, Sketch
 from elaswave_fx.plan.tiling import Lane, Stage, Tile
 from elaswave_fx.plan.topology import Host, Member, Rank, Topology
 
@@ -231,7 +232,7 @@ def plan_compact(workload: Workload, fleet: Fleet, parallel: Parallel) -> Compac
     table, runs = shaper.table(outline, parallel.copies), list(_runs(fleet, parallel))
     for size in shaper.sizes(outline, parallel.micro_batch):
         borders = shaper.cut(runs, size, table)
-        parts = None if borders is None else shaper.parts(runs, borders, size)
+        parts = None if borders is None else shaper.parts(runs, borders, size, table)
         if parts is None:
             continue
         plan = _compact(workload, fleet, parallel, shaper, parts, size)

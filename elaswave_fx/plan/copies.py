@@ -320,8 +320,8 @@ class _Reassignment:
             rank = self._new_holder(number, owner, (*stay, *new))
             new.append(rank)
             self._hold(number, owner, rank)
-        holders, catching_up = tuple(sorted((*stay, *new))), tuple(sorted(new))
-        return replace(self._boxes[number], owner=owner, holders=holders, catching_up=catching_up)
+        box = self._boxes[number]
+        return Box(box.bucket, box.span, owner, tuple(sorted((*stay, *new))), tuple(sorted(new)), box.readers)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
         """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import shape_name
-from elaswave_fx.plan.shape_lanes import SideBySide, Sketch, Sketches
+from elaswave_fx.plan.sketches import SideBySide, Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology
 from elaswave_fx.words import listed

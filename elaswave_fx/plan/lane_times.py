@@ -9,6 +9,7 @@ kind, which is run once.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload, backward_s, forward_s
 from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.memory import UnitSums
-from elaswave_fx.plan.pipelines import is_pipeline, pipeline_orders, pipeline_s
+from elaswave_fx.plan.pipelines import StageSeconds, is_pipeline, least_pipeline_s, pipeline_orders, pipeline_s
 from elaswave_fx.plan.schedule import (
     Action,
     LaneKind,
@@ -73,6 +74,18 @@ class LaneTimes:
     def whole_of(self, kind: LaneKind) -> LaneRun:
         """With whole backward passes, whatever room there is."""
         return self._run_whole(kind)
+
+    def least_of(self, kind: LaneKind) -> float:
+        """No more than its seconds with whole backward passes, without links, where all stages are one rank wide."""
+        sizes, stages = kind.sizes, []
+        small, large = min(sizes), max(sizes)
+        for stage in kind.stages:
+            (speed,) = stage.speeds
+            forward, backward = self._pass_s(stage.units, small)
+            all_s = sum(sum(self._pass_s(stage.units, size)) * number for size, number in Counter(sizes).items())
+            largest = self._pass_s(stage.units, large)[0]
+            stages.append(StageSeconds(forward / speed, backward / speed, largest / speed, all_s / speed))
+        return least_pipeline_s(stages, len(sizes))
 
     def of(self, lane: Lane, kept: Mapping[Rank, int]) -> LaneRun:
         """As the workload's `schedule` asks; `kept`: elements of state by rank."""

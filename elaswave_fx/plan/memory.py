@@ -6,10 +6,11 @@ tile_memory(workload, units, micro_batch=4, in_flight=2, kept=2000).total
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload, value_samples
+from elaswave_fx.plan.cost import GRADIENT_BYTES, Value, Workload, value_samples
 from elaswave_fx.plan.plan import Plan
 
 
@@ -165,11 +166,19 @@ class UnitSums:
         """For runs of 0, 1, 2, … units from `lo` on."""
         count = len(self.workload.units) - lo
         fixed, per_sample = [0] * count, [0] * count
-        for value in self.workload.values:
-            reader = next((u for u in value.consumers if u >= lo), None)
-            if value.producer < lo and reader is not None:
-                (fixed if value.sample_axis is None else per_sample)[reader - lo] += value.bytes_per_sample
+        for value in self._crossing[lo]:
+            reader = next(u for u in value.consumers if u >= lo)
+            (fixed if value.sample_axis is None else per_sample)[reader - lo] += value.bytes_per_sample
         return list(zip(_prefix(fixed), _prefix(per_sample), strict=True))
+
+    @cached_property
+    def _crossing(self) -> list[list[Value]]:
+        """By unit, the values from before it that it reads, or one behind it."""
+        found: list[list[Value]] = [[] for _ in range(len(self.workload.units) + 1)]
+        for value in self.workload.values:
+            for unit in range(value.producer + 1, value.consumers[-1] + 1):
+                found[unit].append(value)
+        return found
 
 
 class MemoryTable:
@@ -197,24 +206,27 @@ class MemoryTable:
         key = (micro_batch, in_flight, limit)
         if key not in self._reach:
             count, end = len(self._workload.units), 0
-            saved, known = self._sums.saved_until, self._known.setdefault(micro_batch, {})
+            kept, saved = in_flight * micro_batch, self._sums.saved_until
+            known = self._known.setdefault(micro_batch, {})
             ends: list[int] = []
-
-            def fits(lo: int, hi: int) -> bool:
-                place = lo * (count + 1) + hi
-                if place not in known:
-                    known[place] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
-                return known[place] + in_flight * micro_batch * (saved[hi] - saved[lo]) <= limit
-
             for lo in range(count):
                 end = max(end, lo)
-                while end > lo and not fits(lo, end):
+                left = limit + kept * saved[lo]  # for what does not depend on micro-batches in flight, and saved[end]
+                while end > lo and self._lean(known, lo, end, micro_batch) + kept * saved[end] > left:
                     end -= 1
-                while end < count and fits(lo, end + 1):
+                while end < count and self._lean(known, lo, end + 1, micro_batch) + kept * saved[end + 1] <= left:
                     end += 1
                 ends.append(end)
             self._reach[key] = ends
         return self._reach[key]
+
+    def _lean(self, known: dict[int, int], lo: int, hi: int, micro_batch: int) -> int:
+        """A tile's bytes with nothing kept for backward."""
+        place = lo * (len(self._workload.units) + 1) + hi
+        found = known.get(place)
+        if found is None:
+            found = known[place] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
+        return found
 
     def _total(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:
         return self._state(lo, hi) + self._sums.without_state(lo, hi, micro_batch, in_flight)

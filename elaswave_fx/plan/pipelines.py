@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from elaswave_fx.plan.hops import Traffic
 from elaswave_fx.plan.schedule import Action, LaneKind
@@ -65,6 +66,30 @@ def pipeline_s(
             if passed + latency_s > arrived[target][number]:
                 arrived[target][number] = passed + latency_s
     return max(clock)
+
+
+class StageSeconds(NamedTuple):
+    """Of a stage: a forward and a backward pass of the smallest micro-batch, a forward pass of the largest, and the
+    passes of all micro-batches."""
+
+    forward: float
+    backward: float
+    largest_forward: float
+    all: float
+
+
+def least_pipeline_s(stages: Sequence[StageSeconds], count: int) -> float:
+    """No more than `pipeline_s` of so many micro-batches, without links: a stage waits for the first forward pass of
+    those before it, then for the first micro-batch to come back, while it has only so many forward passes to do, and
+    those before it run a backward pass after its last."""
+    through_s = sum(stage.forward + stage.backward for stage in stages)
+    before_s, least_s = 0.0, 0.0
+    for place, stage in enumerate(stages):
+        ahead = min(len(stages) - place, count)
+        come_back_s = through_s - before_s - stage.backward
+        least_s = max(least_s, before_s + stage.all + max(0.0, come_back_s - ahead * stage.largest_forward))
+        before_s += stage.forward + stage.backward
+    return least_s
 
 
 _Way = tuple[int, int, Sequence[float], float]

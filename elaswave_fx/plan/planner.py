@@ -17,7 +17,8 @@ from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.memory import MemoryTable
 from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.shape_lanes import LaneShaper, Sketch, Sketches, unit_seconds
+from elaswave_fx.plan.shape_lanes import LaneShaper, unit_seconds
+from elaswave_fx.plan.sketches import Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, consecutive, even_split
 from elaswave_fx.plan.topology import Member, Topology, local_topology
 from elaswave_fx.words import listed, size_text

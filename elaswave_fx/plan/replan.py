@@ -25,7 +25,8 @@ from elaswave_fx.plan.lane_candidates import Candidate, new_lanes
 from elaswave_fx.plan.plan import Plan, Predicted
 from elaswave_fx.plan.planner import fits_memory, most_memory
 from elaswave_fx.plan.policies import NO_ANSWER, candidates
-from elaswave_fx.plan.shape_lanes import LaneShaper, Outline, Part, Run, SideBySide, Sketches
+from elaswave_fx.plan.shape_lanes import LaneShaper
+from elaswave_fx.plan.sketches import Outline, Part, Run, SideBySide, Sketches
 from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Epoch, Host, Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, number_ranges, rank_words, size_text
@@ -35,6 +36,13 @@ SIZES_TRIED = 2
 
 SLACK = 0.98
 """Of the shortest step that an idea could have: uneven micro-batches can be a little faster than that."""
+
+ROUNDING = 1e-9
+"""Relative slack of seconds that were summed in another order."""
+
+WORTHWHILE = 1.01
+"""A draft must promise so many times the steps of a plan that there is, or no plan is made of it: what drafts do not
+know is about as much, and every plan takes milliseconds, in which everybody waits."""
 
 BEATEN = 3
 """Candidates that the reason of a plan names besides the one that was taken."""
@@ -173,19 +181,19 @@ class _Search:
         return None
 
     def _best_of(self, ideas: list[_Idea], copies: int) -> _Found | None:
-        """The best draft that is still the best as a plan, in which every rank has the room that its boxes leave. Ideas
-        are looked at, and then shaped and timed, as long as they promise more than what has been found: those first
-        that promise most."""
+        """The best draft that is still about the best as a plan, in which every rank has the room that its boxes leave.
+        Ideas are looked at, and then shaped and timed, as long as they promise more than what has been found: those
+        first that promise most."""
         heapq.heapify(ideas)
         drafts: list[_Draft] = []  # the best one first
         while ideas or drafts:
             best = drafts[0] if drafts else None
             if ideas and (best is None or self._promises(ideas[0], best)):
                 idea = heapq.heappop(ideas)
-                if not idea.runs:
-                    looked = self._look(idea, copies)
-                    if looked is not None:
-                        heapq.heappush(ideas, looked)
+                better_known = self._look(idea, copies) if not idea.runs else self._look_closer(idea, best)
+                if better_known is not idea:
+                    if better_known is not None:
+                        heapq.heappush(ideas, better_known)
                     continue
                 draft = self._draft(idea, copies, best)
                 if draft is not None:
@@ -193,14 +201,20 @@ class _Search:
                 continue
             if best is None:
                 return None
+            taken = next((draft for draft in drafts if draft.plan is not None), None)
+            if taken is not None and taken.plan is not None and not self._is_worthwhile(best, taken):
+                drafts.remove(taken)
+                return _Found(taken.plan, (taken.name, self._verdict(taken.plan, taken, drafts, ideas)))
             del drafts[0]
-            if best.plan is not None:
-                return _Found(best.plan, (best.name, self._verdict(best.plan, best, drafts, ideas)))
             plan = self._fitting(self._lanes(best), copies)
             if plan is not None:
                 known = replace(best, plan=plan, step_s=plan.predicted.step_s, is_bound=False)
                 bisect.insort(drafts, known, key=self._worth)
         return None
+
+    def _is_worthwhile(self, draft: _Draft, known: _Draft) -> bool:
+        life_s = self._topology.life_s
+        return draft.steps(life_s) >= WORTHWHILE * known.steps(life_s)
 
     def _worth(self, draft: _Draft) -> tuple[float, int, float, int]:
         """The least is best; of equal ones what promised most."""
@@ -232,11 +246,22 @@ class _Search:
         cut_s = idea.least_s if candidate.shares else shaper.least_cut_s(runs, borders, size)
         return replace(idea, runs=runs, borders=borders, least_s=max(idea.least_s, cut_s))
 
+    def _look_closer(self, idea: _Idea, best: _Draft | None) -> _Idea:
+        """The same, or one that promises too little, if it cannot be better than the best draft so far."""
+        steps = 0.0 if best is None else best.steps(self._topology.life_s)
+        if not steps:
+            return idea
+        limit_s = self._topology.life_s / steps
+        if idea.candidate.shares or self._shaper.may_end_by(idea.runs, idea.borders, idea.micro_batch, limit_s):
+            return idea
+        return replace(idea, least_s=limit_s / SLACK * (1 + ROUNDING))
+
     def _draft(self, idea: _Idea, copies: int, best: _Draft | None) -> _Draft | None:
         """None if samples do not suffice. Lanes are timed, those first that take longest with whole backward passes, as
         long as the draft may be as good as the best one so far."""
         size, shaper = idea.micro_batch, self._shaper
-        parts = shaper.parts(idea.runs, idea.borders, size, idea.candidate.shares)
+        sketches, shares = idea.candidate.sketches, idea.candidate.shares
+        parts = shaper.parts(idea.runs, idea.borders, size, shaper.table(sketches, copies), shares)
         if parts is None:
             return None
         stages = [
@@ -247,9 +272,9 @@ class _Search:
         ranks = sum(count for _, count in stages)
         kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
         besides_s = self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
-        moved = self._exchange.moved(self._had, _units_of(idea.candidate.sketches, parts))
+        moved = self._exchange.moved(self._had, _units_of(sketches, parts))
         stall_s = self._exchange.seconds_of(moved)
-        least_s = shaper.least_s(idea.candidate.sketches, size)
+        least_s = shaper.least_s(sketches, size)
         draft = _Draft(idea, parts, besides_s, sum(moved.values()), stall_s, least_s)
         kinds = [(shaper.kind(part, size), part.run.sketch.members) for part in parts]
         kinds.sort(key=lambda each: -shaper.times.whole_of(each[0]).seconds)
@@ -272,8 +297,9 @@ class _Search:
         beaten: dict[str, str] = {}
         for other in drafts:
             if other.name != taken.name:
-                step = f"{'at least ' if other.is_bound else ''}{_ms(other.step_s)}"
-                words = f"{other.name} ({step}, moves {size_text(other.moved_bytes)})"
+                seems_shorter = other.step_s < taken.step_s and _ms(other.step_s) != _ms(taken.step_s)
+                about = "at least " if other.is_bound else "about " if seems_shorter else ""
+                words = f"{other.name} ({about}{_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
                 beaten.setdefault(other.name, words)
         named = list(beaten.values())[:BEATEN]
         rest = [idea.least_s for idea in ideas if idea.candidate.name not in (taken.name, *beaten)]

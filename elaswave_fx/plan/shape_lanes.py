@@ -11,126 +11,31 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
+from elaswave_fx.plan.balance import ROUNDING, balanced
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.memory import MemoryTable, UnitSums
 from elaswave_fx.plan.partition import Reach, crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.schedule import LaneKind, StageKind
+from elaswave_fx.plan.sketches import Outline, Part, Run, Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
-from elaswave_fx.plan.topology import Link, Member, Topology
+from elaswave_fx.plan.topology import Member, Topology
 
 MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
 
-MOVES = 32
-"""Granules are handed from the slowest lane to a faster one at most so often; mostly a few times do."""
 
-RECEIVERS = 3
-"""So many lanes that end first, each with a share of its own, are tried: the very first may be a slow one, which would
-end last with a granule more."""
+FEW_TASKS = 128
+"""A lane with more forward and backward passes keeps its cut: they hide what it costs to fill it, and take longer to
+simulate."""
 
-
-@dataclass(frozen=True)
-class Sketch:
-    """A lane to be: its members, stage by stage; `borders` of its units, None where they are to be found."""
-
-    stages: tuple[tuple[Member, ...], ...]
-    borders: tuple[int, ...] | None = None
-
-    @property
-    def width(self) -> int:
-        """Of its widest stage: so many micro-batches it needs at least."""
-        return max(len(stage) for stage in self.stages)
-
-    @property
-    def members(self) -> list[Member]:
-        """All of them, stage by stage."""
-        return [member for stage in self.stages for member in stage]
-
-    @property
-    def strengths(self) -> list[float]:
-        """Of its stages: the speeds of their ranks together."""
-        return [sum(member.speed for member in stage) for stage in self.stages]
-
-
-Sketches = Sequence[Sketch]
-
-
-class SideBySide(Sequence[Sketch]):
-    """Lanes of these depths, one rank wide, whose early stages are early in `order`; drawn when they are looked at."""
-
-    def __init__(self, order: Sequence[Member], depths: Sequence[int]) -> None:
-        self.order, self.depths = order, depths
-
-    def __len__(self) -> int:
-        return len(self.depths)
-
-    @overload
-    def __getitem__(self, place: int) -> Sketch: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sketch]: ...
-    def __getitem__(self, place: int | slice) -> Sketch | Sequence[Sketch]:
-        return self._drawn[place]
-
-    @cached_property
-    def _drawn(self) -> tuple[Sketch, ...]:
-        depths = self.depths
-        places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
-        lanes: list[list[Member]] = [[] for _ in depths]
-        for member, (_, lane) in zip(self.order, places, strict=True):
-            lanes[lane].append(member)
-        return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
-
-
-class Outline(NamedTuple):
-    """What bounds need to know of sketches: their ranks, how many share a unit at least, how many micro-batches there
-    are at least, and the stages of the shallowest and of the deepest."""
-
-    ranks: int
-    owners: int
-    across: int
-    shallowest: int
-    deepest: int
-
-    @staticmethod
-    def of(sketches: Sketches | Outline) -> Outline:
-        """Without drawing them."""
-        if isinstance(sketches, Outline):
-            return sketches
-        if isinstance(sketches, SideBySide):
-            depths, count = sketches.depths, len(sketches)
-            return Outline(sum(depths), count, count, min(depths), max(depths))
-        return Outline(
-            sum(len(stage) for sketch in sketches for stage in sketch.stages),
-            sum(min(len(stage) for stage in sketch.stages) for sketch in sketches),
-            sum(sketch.width for sketch in sketches),
-            min(len(sketch.stages) for sketch in sketches),
-            max(len(sketch.stages) for sketch in sketches),
-        )
-
-
-class Run(NamedTuple):
-    """`count` sketches, one after the other, that are alike; `sketch` is the first of them. `links` as in LaneKind."""
-
-    sketch: Sketch
-    count: int
-    links: tuple[Link, ...] = (Link(),)
-
-
-class Part(NamedTuple):
-    """`count` lanes to be, one after the other, that are alike but for their ranks: as `run` says, cut at `borders`,
-    with so many granules each."""
-
-    run: Run
-    borders: tuple[int, ...]
-    granules: int
-    count: int
+WORTHWHILE = 1.01
+"""A lane that takes less than so many times what it would if all of its stages took equally long keeps its cut, too."""
 
 
 class LaneShaper:
@@ -181,47 +86,75 @@ class LaneShaper:
     def least_s(self, sketches: Sketches, size: int) -> float:
         """About the fewest seconds that lanes of these ranks can take: each is cut perfectly, and granules are shared
         like water, so that all end at once."""
-        micro_batch_s = sum(self.costs(size))
         granules, rate = float(self._workload.granules), 0.0
         for sketch in sketches:
-            strength = sum(sketch.strengths)
-            granule_s = micro_batch_s * self._workload.granule / size / strength
-            fill_s = 0.0
-            if len(sketch.stages) > 1:
-                fastest = max(member.speed for stage in sketch.stages for member in stage)
-                fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
-            granules += fill_s / granule_s
-            rate += 1 / granule_s
+            pace_s, fill_s = self._perfectly_cut(sketch, size)
+            granules += fill_s / pace_s
+            rate += 1 / pace_s
         return granules / rate
 
+    def _perfectly_cut(self, sketch: Sketch, size: int) -> tuple[float, float]:
+        """Seconds of a granule, and of filling the lane, if all of its stages took equally long."""
+        micro_batch_s, strength = sum(self.costs(size)), sum(sketch.strengths)
+        fill_s = 0.0
+        if len(sketch.stages) > 1:
+            fastest = max(member.speed for stage in sketch.stages for member in stage)
+            fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
+        return micro_batch_s * self._workload.granule / size / strength, fill_s
+
     def least_cut_s(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> float:
-        """The same of lanes whose cuts are known: no stage ends before the stages in front of it have taken a
+        """The same of lanes whose cuts are known, and stay: no stage ends before the stages in front of it have taken a
         micro-batch, which may be smaller than `size`, and it has taken all of its own."""
         granules, rate = float(self._workload.granules), 0.0
-        for run, cut, (share, _) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
-            whole = share * self._workload.granule // size
-            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share, whole / (whole + 1))
+        shares = self._shares(runs, borders, size)
+        for run, cut, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share)
+            if self.may_be_cut_better(Part(run, cut, share, 1), size):
+                pace_s, fill_s = self._perfectly_cut(run.sketch, size)
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
-        is_alone = len(runs) == 1 and runs[0].count == 1
-        return max(granules / rate, self._alone_s(runs[0].sketch, borders[0], size) if is_alone else 0.0)
+        first = Part(runs[0], borders[0], self._workload.granules, 1)
+        is_alone = len(runs) == 1 and runs[0].count == 1 and not self.may_be_cut_better(first, size)
+        return max(granules / rate, self._least_wide_s(first, size) if is_alone else 0.0)
 
-    def _alone_s(self, sketch: Sketch, cut: Sequence[int], size: int) -> float:
-        """Of a lane that has all samples: whole micro-batches are dealt to the ranks of its stages."""
-        sizes = piece_sizes(self._workload.granules, size, self._workload.granule, sketch.width)
-        costs = self.costs(min(sizes))
+    def may_end_by(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int, limit_s: float) -> bool:
+        """Whether lanes cut so might all end by then, as far as a run of each with wide stages tells, which is left
+        what the slowest stages of the others have no time for. Of backward passes in halves it tells nothing."""
+        if self._workload.schedule != "1f1b":
+            return True
+        shares = self._shares(runs, borders, size)
+        most: list[int] = []
+        for run, cut, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share)
+            most.append(max(0, int((limit_s - fill_s) / pace_s)))
+        left = self._workload.granules - sum(run.count * each for run, each in zip(runs, most, strict=True))
+        for run, cut, each in zip(runs, borders, most, strict=True):
+            part = Part(run, cut, max(left + each, run.sketch.width), 1)
+            is_wide = run.sketch.width > 1 and not self.may_be_cut_better(part, size)
+            if is_wide and self.seconds(part, size) > limit_s:
+                return False
+        return True
+
+    def _least_wide_s(self, part: Part, size: int) -> float:
+        """No more than `seconds`, about: whole micro-batches are dealt to the ranks of a stage, and the one that has
+        most work has the smallest of them."""
+        sketch, stages = part.run.sketch, itertools.pairwise(part.borders)
+        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
+        small, large = min(sizes), max(sizes)
+        smallest = sizes.count(small)
         before_s = latest_s = 0.0
-        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
-            taken_s = sum(costs[lo:hi])
-            busiest = max(n / member.speed for n, member in zip(deal(len(sizes), stage), stage, strict=True))
-            latest_s = max(latest_s, before_s + busiest * taken_s)
-            before_s += self._waits * taken_s / max(member.speed for member in stage)
+        for (lo, hi), stage in zip(stages, sketch.stages, strict=True):
+            small_s, large_s = sum(self.costs(small)[lo:hi]), sum(self.costs(large)[lo:hi])
+            for count, member in zip(deal(len(sizes), stage), stage, strict=True):
+                taken_s = small_s * min(count, smallest) + large_s * max(0, count - smallest)
+                latest_s = max(latest_s, before_s + taken_s / member.speed)
+            before_s += self._waits * small_s / max(member.speed for member in stage)
         return latest_s
 
-    def _latest_stage(
-        self, sketch: Sketch, cut: Sequence[int], size: int, share: int, part: float
-    ) -> tuple[float, float]:
+    def _latest_stage(self, sketch: Sketch, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
         """Of the stage of a lane that ends last, at least: seconds of a granule, and seconds before the first one."""
+        whole = share * self._workload.granule // size
+        part = whole / (whole + 1)
         costs, per_micro_batch = self.costs(size), max(1, size // self._workload.granule)
         before_s = latest_s = 0.0
         found = (1.0, 0.0)
@@ -244,7 +177,7 @@ class LaneShaper:
         borders = self.cut(runs, size, table)
         if borders is None:
             return None
-        parts = self.parts(runs, borders, size, shares)
+        parts = self.parts(runs, borders, size, table, shares)
         return None if parts is None else self.lanes(sketches, parts, size)
 
     def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
@@ -275,9 +208,15 @@ class LaneShaper:
         return found
 
     def parts(
-        self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int, shares: Sequence[int] | None = None
+        self,
+        runs: Sequence[Run],
+        borders: Sequence[tuple[int, ...]],
+        size: int,
+        table: MemoryTable,
+        shares: Sequence[int] | None = None,
     ) -> list[Part] | None:
-        """Lanes that are alike, with as many granules as are best; None if given `shares` are too few."""
+        """Lanes that are alike, with as many granules as are best, and cut better where there are few micro-batches;
+        None if given `shares` are too few."""
         if shares is not None:
             firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
             given = [shares[first] for first in firsts]
@@ -291,7 +230,8 @@ class LaneShaper:
                 for granules, count in ((share + 1, more), (share, run.count - more))
                 if count
             ]
-        return self._balanced(found, size)
+        amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
+        return balanced(found, amounts, _LanesOfSize(self, size, table))
 
     def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
         """Of these sketches, as the parts say."""
@@ -316,9 +256,7 @@ class LaneShaper:
         """Those given, or of the cut whose slowest stage is fastest."""
         if sketch.borders is not None:
             return sketch.borders
-        limits = tuple(
-            min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
-        )
+        limits = _limits(sketch)
         strengths = tuple(sketch.strengths)
         reach = self._reach(limits, table, size)
         kind = (table if reach else None, strengths, limits, size)
@@ -381,36 +319,37 @@ class LaneShaper:
         kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
         return share_by_kind(self._workload.granules, kinds)
 
-    def _balanced(self, parts: list[Part], size: int) -> list[Part]:
-        """Granules go from the lane that ends last to one of those that end first, by their simulated runs, as long as
-        that makes the last one end earlier."""
-        if sum(part.count for part in parts) == 1:
-            return parts
-        seconds = [self._seconds(part, size) for part in parts]
-        amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
-        for _ in range(MOVES):
-            last = max(range(len(parts)), key=lambda i: seconds[i])
-            by_end = {(seconds[i], parts[i].granules): i for i in reversed(range(len(parts)))}
-            for amount, end in itertools.product(amounts, heapq.nsmallest(RECEIVERS, by_end)):
-                first = by_end[end]
-                too_few = parts[last].granules - amount < parts[last].run.sketch.width
-                if too_few or seconds[first] == seconds[last]:
-                    continue
-                less = parts[last]._replace(granules=parts[last].granules - amount, count=1)
-                more = parts[first]._replace(granules=parts[first].granules + amount, count=1)
-                less_s, more_s = self._seconds(less, size), self._seconds(more, size)
-                if max(less_s, more_s) < seconds[last]:
-                    for place, part, taken in sorted(((last, less, less_s), (first, more, more_s)), reverse=True):
-                        rest = parts[place]._replace(count=parts[place].count - 1)
-                        parts[place : place + 1] = [part, rest] if rest.count else [part]
-                        seconds[place : place + 1] = [taken, seconds[place]] if rest.count else [taken]
-                    break
-            else:
-                return parts
-        return parts
-
-    def _seconds(self, part: Part, size: int) -> float:
+    def seconds(self, part: Part, size: int) -> float:
+        """Of a step of a lane of the part, with whole backward passes."""
         return self.times.whole_of(self.kind(part, size)).seconds
+
+    def least_part_s(self, part: Part, size: int) -> float:
+        """No more than `seconds`, about: what the stage that ends last has to do, and what it waits for."""
+        is_narrow = part.run.sketch.width == 1
+        return self.times.least_of(self.kind(part, size)) if is_narrow else self._least_wide_s(part, size)
+
+    def may_be_cut_better(self, part: Part, size: int, seconds: float = math.inf) -> bool:
+        """Whether other cuts are tried of a lane of the part, which takes so long."""
+        sketch = part.run.sketch
+        pieces = len(piece_sizes(part.granules, size, self._workload.granule, sketch.width))
+        if sketch.borders is not None or 2 * len(sketch.stages) * pieces > FEW_TASKS:
+            return False
+        pace_s, fill_s = self._perfectly_cut(sketch, size)
+        return seconds > WORTHWHILE * (fill_s + part.granules * pace_s)
+
+    def may_become(self, part: Part, other: Part, size: int, table: MemoryTable) -> bool:
+        """Whether units cut as in `other` have room in the ranks of every stage; and, where backward passes may be
+        split, which hides what it costs to fill a lane, whether the slowest stage is no slower."""
+        sketch = other.run.sketch
+        if self._workload.schedule != "1f1b":
+            slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
+            if slowest > before * (1 + ROUNDING):
+                return False
+        reach = self._reach(_limits(sketch), table, size)
+        stages = itertools.pairwise(other.borders)
+        return reach is None or all(
+            ends is None or hi <= ends[lo] for (lo, hi), ends in zip(stages, reach, strict=True)
+        )
 
     def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
         """Of its members, for these samples."""
@@ -420,6 +359,32 @@ class LaneShaper:
             for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True)
         )
         return Lane(stages, pieces)
+
+
+class _LanesOfSize:
+    """What `balance.py` asks, for micro-batches of a size."""
+
+    def __init__(self, shaper: LaneShaper, size: int, table: MemoryTable) -> None:
+        self._shaper, self._size, self._table = shaper, size, table
+
+    def seconds(self, part: Part) -> float:
+        return self._shaper.seconds(part, self._size)
+
+    def least_s(self, part: Part) -> float:
+        return self._shaper.least_part_s(part, self._size)
+
+    def may_be_cut_better(self, part: Part, seconds: float) -> bool:
+        return self._shaper.may_be_cut_better(part, self._size, seconds)
+
+    def may_become(self, part: Part, other: Part) -> bool:
+        return self._shaper.may_become(part, other, self._size, self._table)
+
+
+def _limits(sketch: Sketch) -> tuple[int | None, ...]:
+    """Memory of the smallest rank of every stage; None: it is not bounded."""
+    return tuple(
+        min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
+    )
 
 
 def piece_sizes(granules: int, most: int, granule: int, least: int) -> tuple[int, ...]:

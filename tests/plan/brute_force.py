@@ -17,7 +17,8 @@ import numpy as np
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.shape_lanes import Sketch, deal
+from elaswave_fx.plan.shape_lanes import deal
+from elaswave_fx.plan.sketches import Sketch
 from elaswave_fx.plan.tiling import Lane, split_micro_batches
 from elaswave_fx.plan.topology import Topology
 

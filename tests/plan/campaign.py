@@ -34,7 +34,8 @@ from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import plan_lanes
 from elaswave_fx.plan.replan import SIZES_TRIED, replan
-from elaswave_fx.plan.shape_lanes import LaneShaper, Sketch, unit_seconds
+from elaswave_fx.plan.shape_lanes import LaneShaper, unit_seconds
+from elaswave_fx.plan.sketches import Sketch
 from elaswave_fx.plan.topology import Topology, local_topology
 from tests.plan import random_topologies
 from tests.plan.brute_force import BruteForce, Fits, all_borders, lane_seconds
@@ -109,13 +110,13 @@ def minimax_cases(rng: random.Random) -> list[Case]:
             for cut in all_borders(len(workload.units), len(widths))
             if all(fits(len(widths), stage, Span(*each)) for stage, each in enumerate(itertools.pairwise(cut)))
         ]
-        lanes = shaper.shape(sketches, size, shaper.table(sketches, 0))
+        borders = shaper.cut(shaper.runs(sketches), size, shaper.table(sketches, 0))
         words = f"{costs} at {strengths}, size {size}, {limit} bytes"
-        assert (lanes is None) == (not allowed), words
-        if lanes is not None:
+        assert (borders is None) == (not allowed), words
+        if borders is not None:
             best = min(slowest_stage(costs, strengths, cut) for cut in allowed)
-            assert lanes[0].borders in allowed, words
-            found.append(Case(slowest_stage(costs, strengths, lanes[0].borders) / best, words))
+            assert borders[0] in allowed, words
+            found.append(Case(slowest_stage(costs, strengths, borders[0]) / best, words))
     return found
 
 
@@ -241,7 +242,7 @@ class Kind:
 KINDS = {
     "minimax": Kind(minimax_cases, 20_000, 1 + ROUNDING),
     "shares": Kind(share_cases, 20_000, 1 + ROUNDING),
-    "choice": Kind(choice_cases, 5_000, 1.2, ALIKE, 0.02),
+    "choice": Kind(choice_cases, 5_000, 1.05, ALIKE, 0.002),
     "topologies": Kind(topology_cases, 2_000, 1.0),
     "steps": Kind(step_cases, 200, 1.0),
 }

@@ -22,12 +22,11 @@ def test_cuts_and_shares_are_the_best_of_all(name: str, cases: int) -> None:
     assert found.over == 0 and found.holds(KINDS[name]), found.worst.words
 
 
-def test_what_is_done_after_a_loss_is_nearly_the_best_of_all() -> None:
-    """Of all candidates, with every cut and every share. In one case of 60 the step is longer than that, by up to a
-    sixth: the cut whose slowest stage is fastest is not always the best where a lane has few micro-batches, which the
-    time to fill it counts for as much as its pace."""
+def test_what_is_done_after_a_loss_is_the_best_of_all() -> None:
+    """Of all candidates, with every cut and every share. In about one case of 2,000 another cut, not near the one that
+    is found, makes the step a little shorter."""
     kind = KINDS["choice"]
-    found = try_kind(kind, 200, seed=1)
+    found = try_kind(kind, 1000, seed=1)
     assert found.holds(kind), (found.over, found.worst.words)
 
 

@@ -126,7 +126,7 @@ def test_a_slow_rank_gets_fewer_units_and_its_lane_fewer_samples() -> None:
     members = tuple(Member(m.rank, m.host, 0.5 if m.rank == 1 else 1.0) for m in local_topology(4).members)
     plan = plan_uniform(chain(9, 24), Topology(members), Parallel(2, 2))
     check_plan(plan)
-    assert [len(t.units) for t in plan.tiles] == [6, 3, 5, 4] or [len(t.units) for t in plan.tiles] == [6, 3, 4, 5]
+    assert [len(t.units) for t in plan.tiles] == [7, 2, 5, 4], "with 6 and 3 units, filling the lane takes longer"
     assert plan.tiles[0].sample_count < plan.tiles[2].sample_count
 
 
@@ -142,9 +142,9 @@ def test_uneven_costs_move_the_cut_and_the_reason_says_so() -> None:
 def test_stages_of_different_widths() -> None:
     plan = plan_lanes(chain(10, 24), local_topology(5), [(3, 2)])
     check_plan(plan)
-    assert [len(t.units) for t in plan.tiles] == [6, 6, 6, 4, 4]
+    assert [len(t.units) for t in plan.tiles] == [7, 7, 7, 3, 3]
     assert [t.sample_count for t in plan.tiles] == [8, 8, 8, 12, 12]
-    assert plan.reason.startswith("a lane of stages 3+2 ranks wide; units cut at 6; ")
+    assert plan.reason.startswith("a lane of stages 3+2 ranks wide; units cut at 7; ")
 
 
 def test_lanes_of_different_depths() -> None:
