@@ -1,9 +1,10 @@
-"""assign_frequency: give every stage of a plan the clock that it is to run at; tiles and schedule stay as they are.
+"""assign_frequency: give every stage of a plan the clock that it is to run at.
 
     AssignFrequency(points, cap_w=900).apply(plan)  ->  plan.clocks == {0: 1500 MHz, 1: 1200 MHz, …}
 
-The bottleneck is raised while that shortens the step within the cap, ranks that wait are lowered while the step is as
-long. Plans after this one, of other ranks, get their clocks with their tiles: see `plan/frequency.py`.
+The bottleneck is raised while that shortens the step within the cap, or hands a unit to another stage where that is
+shorter (`plan/cuts_and_clocks.py`); ranks that wait are lowered while the step is as long. Plans after this one, of
+other ranks, get their clocks with their tiles (`plan/frequency.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import ClassVar
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.frequency import clock_words, with_clocks
+from elaswave_fx.plan.cuts_and_clocks import with_cuts_and_clocks
+from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
 
@@ -32,10 +34,9 @@ class AssignFrequency:
         """A checked plan. Raises ConfigError for operating points that are none, and a cap that is too low."""
         try:
             power = Power(self.points, self.cap_w, self.idle_w, self.clocked)
-            topology = replace(plan.topology, power=power)
-            found = with_clocks(replace(plan, topology=topology))
+            found = with_cuts_and_clocks(plan, power)
         except PlanError as error:
             raise ConfigError(f"power: {error}") from error
-        found = replace(found, reason="; ".join((plan.reason, *clock_words(found))))
+        found = replace(found, reason="; ".join((found.reason, *clock_words(found))))
         check_plan(found)
         return found

@@ -45,16 +45,22 @@ class AssignStages:
     axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
 
     def apply(
-        self, artifact: Artifact, topology: Topology, global_batch: int, state_tensors: int, update_s: float = 0.0
+        self,
+        artifact: Artifact,
+        topology: Topology,
+        global_batch: int,
+        state_tensors: int,
+        update_s: float = 0.0,
+        sample_tokens: int = 0,
     ) -> Plan:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy,
-        `update_s` the seconds in which it updates an element.
+        `update_s` the seconds in which it updates an element; `sample_tokens` as in `Workload`.
 
         Raises ConfigError naming the key for a shape that leaves a rank without work or memory, or for a schedule of
         halves that the program does not have.
         """
         workload = make_workload(artifact, global_batch, state_tensors, self.exact)
-        workload = replace(workload, policy=self.policy, axes=self.axes, update_s=update_s)
+        workload = replace(workload, policy=self.policy, axes=self.axes, update_s=update_s, sample_tokens=sample_tokens)
         wanted = Parallel(self.dp, self.pp, self.micro_batch, self.copies, self._possible_schedule(artifact))
         try:
             plan = plan_uniform(workload, topology, wanted)

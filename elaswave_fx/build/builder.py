@@ -230,7 +230,8 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         config.policy,
         config.planner.axes,
     )
-    plan = stages.apply(artifact, topology, config.global_batch, state_tensors, update_seconds(config))
+    tokens = config.seq_len if "input_ids" in artifact.inputs else 0
+    plan = stages.apply(artifact, topology, config.global_batch, state_tensors, update_seconds(config), tokens)
     has_clocks = config.power.points and "frequency" in config.planner.axes
     return _clocks_of(config).apply(plan) if has_clocks else plan
 

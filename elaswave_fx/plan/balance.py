@@ -94,7 +94,7 @@ def _cut_better(late: _Timed, last: int, lanes: Lanes) -> _Changes:
     if not lanes.may_be_cut_better(part, seconds):
         return {}
     enough_s = seconds * (1 - ROUNDING)
-    for borders in _near(part.borders):
+    for borders in near_cuts(part.borders):
         other = part._replace(borders=borders)
         if lanes.least_s(other) < enough_s and lanes.may_become(part, other):
             other_s = lanes.seconds(other)
@@ -103,7 +103,7 @@ def _cut_better(late: _Timed, last: int, lanes: Lanes) -> _Changes:
     return {}
 
 
-def _near(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def near_cuts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Cuts in which a border, or several neighbouring ones, are a unit earlier or later; no stage is empty."""
     inner = len(borders) - 2
     for number in range(1, inner + 1):

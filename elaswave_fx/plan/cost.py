@@ -67,6 +67,7 @@ class Workload:
     do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
     samples, if any.
     `update_s`: seconds in which a rank updates one element that it owns or holds.
+    `sample_tokens`: tokens of a sample, at most; 0: samples are no sequences.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
     `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then.
@@ -81,6 +82,7 @@ class Workload:
     state_bytes_per_element: int = 16
     work_bytes_per_element: int = 4
     update_s: float = 0.0
+    sample_tokens: int = 0
     micro_batch: int | None = None
     least_elements: int = 1
     exact: bool = False

@@ -76,11 +76,11 @@ def choose_clocks(work: Work, schedule: Schedule, topology: Topology, tasks_most
     return Clocks(points, seconds, energy_j)
 
 
-def with_clocks(plan: Plan) -> Plan:
+def with_clocks(plan: Plan, tasks_most: int = TASKS_MOST) -> Plan:
     """The plan with a clock for each of its ranks; it is one for nominal clocks."""
     schedule: Schedule = {int(rank): order for rank, order in plan.schedule.items()}
     work = plan_work(plan.workload, plan.topology, plan.lanes, schedule)
-    clocks, power = choose_clocks(work, schedule, plan.topology), plan.topology.power
+    clocks, power = choose_clocks(work, schedule, plan.topology, tasks_most), plan.topology.power
     assert power is not None
     nominal_s = {rank: math.fsum(work.seconds[rank, *action] for action in plan.schedule[rank]) for rank in plan.ranks}
     costs = {
@@ -104,7 +104,9 @@ def clock_words(plan: Plan) -> tuple[str, ...]:
     drawn_w = math.fsum(point.watts for point in plan.clocks.values())
     cap = f" of {power.cap_w:g} W" if power.cap_w is not None else ""
     energy_j = plan.predicted.energy_j
-    joules = f"{energy_j:.4g} J in a step's pipeline, {energy_j / plan.workload.global_batch:.3g} J a sample"
+    tokens = plan.workload.sample_tokens
+    of_one = f"{energy_j / plan.workload.global_batch / max(1, tokens):.3g} J a {'token' if tokens else 'sample'}"
+    joules = f"{energy_j:.4g} J in a step's pipeline, {of_one}"
     return (f"clocks: {', '.join(named)}; they draw {drawn_w:g} W{cap} at most, {joules}",)
 
 

@@ -1,0 +1,101 @@
+"""A unit is moved where that makes a shorter step than a higher clock, and the other way round."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.cost import UnitCost, Workload
+from elaswave_fx.plan.cuts_and_clocks import with_cuts_and_clocks
+from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.frequency import clock_words, with_clocks
+from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.tiling import Lane, Stage
+from elaswave_fx.plan.topology import local_topology
+from tests.plan.brute_force import all_borders
+from tests.plan.samples import chain
+
+POINTS = (OperatingPoint(1200, 0.8, 180), OperatingPoint(1500, 1.0, 300), OperatingPoint(1800, 1.2, 480))
+
+
+def pipeline(units: int, pp: int, samples: int, speeds: tuple[float, ...] | None = None) -> Plan:
+    topology = local_topology(pp, speeds=speeds)
+    return plan_uniform(chain(units, samples), topology, Parallel(1, pp, 1))
+
+
+def clocked(plan: Plan, power: Power) -> Plan:
+    return with_clocks(replace(plan, topology=replace(plan.topology, power=power)))
+
+
+def shortest_s(plan: Plan, power: Power) -> float:
+    """Of every cut of a plan's only lane, each with its best clocks."""
+    (lane,), found = plan.lanes, []
+    for borders in all_borders(len(plan.workload.units), len(lane.stages)):
+        stages = tuple(
+            Stage(replace(stage.units, lo=lo, hi=hi), stage.ranks, stage.deal)
+            for stage, lo, hi in zip(lane.stages, borders, borders[1:], strict=False)
+        )
+        other = make_plan(plan.topology, plan.workload, (Lane(stages, lane.micro_batches),), "", 1)
+        found.append(clocked(other, power).predicted.step_s)
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_step_is_that_of_the_best_cut_with_the_best_clocks(seed: int) -> None:
+    rng = random.Random(seed)
+    pp = rng.choice((2, 3))
+    speeds = tuple(rng.choice((1.0, 1.0, 0.7)) for _ in range(pp))
+    plan = pipeline(rng.randint(pp, 7), pp, rng.choice((4, 8)), speeds)
+    power = Power(POINTS, rng.choice((None, 300.0 * pp, 240.0 * pp)), 60.0)
+    found = with_cuts_and_clocks(plan, power)
+    check_plan(found)
+    assert found.predicted.step_s <= clocked(plan, power).predicted.step_s * (1 + 1e-9)
+    assert found.predicted.step_s <= shortest_s(plan, power) * (1 + 1e-9)
+
+
+def test_a_unit_is_moved_where_that_is_shorter() -> None:
+    """Three units or four: with the watts that the stage of four does not get, the one of three is the faster."""
+    plan = pipeline(7, 2, 8, (1.0, 0.7))
+    power = Power(POINTS, 600.0, 60.0)
+    found, kept = with_cuts_and_clocks(plan, power), clocked(plan, power)
+    moved = found.lanes[0].borders != plan.lanes[0].borders
+    assert moved == (found.predicted.step_s < kept.predicted.step_s)
+    assert ("with clocks, units are cut at" in found.reason) == moved
+
+
+def test_a_cut_that_is_best_stays() -> None:
+    plan = pipeline(8, 2, 8)
+    found = with_cuts_and_clocks(plan, Power(POINTS, 600.0, 60.0))
+    assert (found.lanes, found.reason) == (plan.lanes, plan.reason)
+
+
+def test_lanes_of_a_kind_are_cut_alike() -> None:
+    plan = plan_uniform(chain(7, 32), local_topology(8), Parallel(2, 4, 1))
+    found = with_cuts_and_clocks(plan, Power(POINTS, 2000.0, 60.0))
+    check_plan(found)
+    assert len({lane.borders for lane in found.lanes}) == len({lane.borders for lane in plan.lanes})
+
+
+def test_a_rank_without_room_gets_no_unit_more() -> None:
+    costs = tuple(UnitCost(1e-3, 2e-3, 0.0, 100, 0) for _ in range(6))
+    workload = Workload(costs, chain(6, 8).values, (), 8)
+    plan = plan_uniform(workload, local_topology(2, speeds=(1.0, 0.5), memory_bytes=420), Parallel(1, 2, 1))
+    assert plan.lanes[0].borders == (0, 4, 6)
+    found = with_cuts_and_clocks(plan, Power(POINTS, None, 60.0))
+    assert found.lanes[0].borders == (0, 4, 6)
+
+
+def test_energy_is_said_by_token_where_samples_have_tokens() -> None:
+    plan = pipeline(8, 2, 8)
+    power = Power(POINTS, 600.0, 60.0)
+    of_samples, of_tokens = (
+        clocked(replace(plan, workload=replace(plan.workload, sample_tokens=tokens)), power) for tokens in (0, 10)
+    )
+    (samples,), (tokens,) = clock_words(of_samples), clock_words(of_tokens)
+    assert samples.endswith(f"{of_samples.predicted.energy_j / 8:.3g} J a sample")
+    assert tokens.endswith(f"{of_tokens.predicted.energy_j / 80:.3g} J a token")
