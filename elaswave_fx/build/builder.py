@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elaswave_fx import _native
+from elaswave_fx.build.links import measure_link
 from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
 from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.checkpoint.folder import set_aside
@@ -48,11 +49,11 @@ from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, tr
 from elaswave_fx.passes import assign_stages
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
-from elaswave_fx.plan.describe import fatal_words
+from elaswave_fx.plan.describe import fatal_words, link_words
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import LINK_BYTES_PER_S, Host, HostLink, Link, Topology, local_topology
+from elaswave_fx.plan.topology import Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.fingerprint import fingerprint
@@ -204,6 +205,22 @@ def update_seconds(config: Config) -> float:
     return float(json.loads(_cached_of(optimizer, config, "update_seconds", make)))
 
 
+def link_of(config: Config) -> Link:
+    """Between two ranks of this machine, emulated or not: measured, from the cache as the optimizer's program is."""
+    if config.parallel.ranks == 1:
+        return Link()
+    home, trouble = _home(config, Path())
+    folder = home if config.cache.path and not trouble else None
+    key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
+    latency_s, bytes_per_s = json.loads(cached_json(folder, "link", key, _measured_link))
+    return Link(latency_s, bytes_per_s)
+
+
+def _measured_link() -> str:
+    link = measure_link()
+    return json.dumps([link.latency_s, link.bytes_per_s])
+
+
 def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[], str]) -> str:
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
@@ -249,16 +266,22 @@ def topology_of(config: Config) -> Topology:
     if emulated.memory_mb is not None:
         memory = int(emulated.memory_mb * 2**20)
     topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory, speeds=emulated.speeds)
+    link = link_of(config)
     links = tuple(
-        HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s))
+        HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s, link))
         for each in config.topology.links
     )
-    between_hosts = _link(emulated.link.latency_ms, emulated.link.bytes_per_s)
-    return replace(topology, between_hosts=between_hosts, links=links, life_s=config.planner.life_s)
+    between_hosts = _link(emulated.link.latency_ms, emulated.link.bytes_per_s, link)
+    life_s = config.planner.life_s
+    return replace(topology, within_host=link, between_hosts=between_hosts, links=links, life_s=life_s)
 
 
-def _link(latency_ms: float | None, bytes_per_s: float | None) -> Link:
-    return Link(1e-3 * (latency_ms or 0.0), LINK_BYTES_PER_S if bytes_per_s is None else bytes_per_s)
+def _link(latency_ms: float | None, bytes_per_s: float | None, usual: Link) -> Link:
+    """What is not said is as usual."""
+    return Link(
+        usual.latency_s if latency_ms is None else 1e-3 * latency_ms,
+        usual.bytes_per_s if bytes_per_s is None else bytes_per_s,
+    )
 
 
 def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
@@ -318,6 +341,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
+            *_links_line(plan),
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
             _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
@@ -331,6 +355,12 @@ def _rehearsal_lines(config: Config, built: Built, update: Mapping[str, Any]) ->
     assert built.state is not None, "a job has a state"
     rehearsal = rehearse(config, built.artifact, built.folder, built.state, built.source, update)
     return (*rehearsal.notes, rehearsal.line())
+
+
+def _links_line(plan: Plan) -> Iterator[str]:
+    """Nothing is said of a single rank."""
+    if plan.topology.within_host != Link():
+        yield f"links between ranks, measured: {link_words(plan.topology.within_host)}"
 
 
 def _memory_line(plan: Plan, mode: str) -> str:

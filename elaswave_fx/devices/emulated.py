@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from elaswave_fx.devices.cpu import CpuDevice
 from elaswave_fx.plan.cost import UnitCost
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Link, Rank, Topology
+from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact, Seconds
 
 Kernels = Mapping[int, tuple[float, float, float, float]]
@@ -43,7 +43,7 @@ def paces(topology: Topology, rank: Rank) -> dict[int, tuple[float, float]]:
     """Rank -> (latency in seconds, bytes per second) of the links that are to be emulated: those between hosts that are
     not as this machine's."""
     links = {other: topology.link(rank, other) for other in topology.ranks if other != rank}
-    return {other: (link.latency_s, link.bytes_per_s) for other, link in links.items() if link != Link()}
+    return {other: (link.latency_s, link.bytes_per_s) for other, link in links.items() if link != topology.within_host}
 
 
 def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, Seconds]:

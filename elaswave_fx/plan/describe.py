@@ -66,10 +66,17 @@ def _topology_lines(topology: Topology) -> list[str]:
         speeds = ", ".join(f"{member.speed:g}" for member in topology.members)
         lines.append(f"speeds of ranks {number_ranges(list(topology.ranks))}: {speeds}")
     named = [(f"hosts {each.hosts[0]} and {each.hosts[1]}", each.link) for each in topology.links]
-    for name, link in [("any other two hosts" if named else "hosts", topology.between_hosts), *named]:
+    others = ("any other two hosts" if named else "hosts", topology.between_hosts)
+    within = ("ranks" if topology.is_uniform else "ranks of a host", topology.within_host)
+    for name, link in [within, *([] if topology.is_uniform else [others]), *named]:
         if link != Link():
-            lines.append(f"links between {name}: {_seconds(link.latency_s)}, {size_text(int(link.bytes_per_s))}/s")
+            lines.append(f"links between {name}: {link_words(link)}")
     return lines
+
+
+def link_words(link: Link) -> str:
+    """Latency and rate."""
+    return f"{_seconds(link.latency_s)}, {size_text(int(link.bytes_per_s))}/s"
 
 
 def fatal_words(plan: Plan, cost: str = "") -> str:

@@ -24,7 +24,7 @@ Epoch = NewType("Epoch", int)
 """Grows by one at every agreed membership change."""
 
 LINK_BYTES_PER_S = 3e9
-"""Assumed until measured: send and receive over loopback."""
+"""Assumed of a link that nobody has measured: send and receive over loopback."""
 
 LIFE_S = 3600.0
 """Expected of a topology unless it is told: an hour between changes, seconds."""
@@ -61,7 +61,8 @@ class HostLink:
 class Topology:
     """The alive ranks in rank order, and the epoch in which they were agreed upon.
 
-    `links`: those of pairs of hosts that are known; others have `between_hosts`. Ranks of one host share its memory.
+    `links`: those of pairs of hosts that are known; others have `between_hosts`, and ranks of one host, which share
+    its memory, `within_host`.
     `power`: what clocks can be chosen from; None: they are what they are. `life_s`: how long it is expected to last,
     in seconds.
     """
@@ -69,6 +70,7 @@ class Topology:
     members: tuple[Member, ...]
     ranks_per_host: int = 2
     epoch: Epoch = Epoch(0)
+    within_host: Link = Link()
     between_hosts: Link = Link()
     links: tuple[HostLink, ...] = ()
     power: Power | None = None
@@ -81,7 +83,7 @@ class Topology:
         for member in self.members:
             if not member.speed > 0:
                 raise PlanError(f"topology: rank {member.rank} has speed {member.speed}; a speed is above 0")
-        for link in (self.between_hosts, *(each.link for each in self.links)):
+        for link in (self.within_host, self.between_hosts, *(each.link for each in self.links)):
             if not (link.latency_s >= 0 and link.bytes_per_s > 0):
                 raise PlanError(f"topology: {link}; a latency is at least 0 and a rate above 0")
 
@@ -99,18 +101,18 @@ class Topology:
     @property
     def is_uniform(self) -> bool:
         """Whether all links are alike, whoever is on which host."""
-        return self.between_hosts == _WITHIN_A_HOST and not self.links
+        return self.between_hosts == self.within_host and not self.links
 
     def link(self, a: Rank, b: Rank) -> Link:
         """The link between two ranks that are alive."""
         hosts = self._members[a].host, self._members[b].host
-        return _WITHIN_A_HOST if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
+        return self.within_host if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
 
     def links_among(self, ranks: Sequence[Rank]) -> tuple[Link, ...]:
         """Of each two of them, (0, 1), (0, 2), …, (1, 2), … by their places; a single one if all are alike."""
         if self.is_uniform:
-            return (_WITHIN_A_HOST,)
-        found = tuple(self.link(a, b) for a, b in itertools.combinations(ranks, 2)) or (_WITHIN_A_HOST,)
+            return (self.within_host,)
+        found = tuple(self.link(a, b) for a, b in itertools.combinations(ranks, 2)) or (self.within_host,)
         return found if len(set(found)) > 1 else found[:1]
 
     @cached_property
@@ -120,9 +122,6 @@ class Topology:
     @cached_property
     def _links(self) -> dict[tuple[Host, Host], Link]:
         return {pair: each.link for each in self.links for pair in (each.hosts, (each.hosts[1], each.hosts[0]))}
-
-
-_WITHIN_A_HOST = Link()
 
 
 def local_topology(

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 
 from elaswave_fx import _native
 from elaswave_fx.build import builder as build
-from elaswave_fx.build.builder import update_program, update_seconds
+from elaswave_fx.build.builder import link_of, topology_of, update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
+from elaswave_fx.plan.topology import Link, Rank
 
 _WARM = """
 import sys
@@ -68,6 +69,41 @@ def test_an_update_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for other in (["optimizer.weight_decay=0.2"], []):
         with pytest.raises(pytest.fail.Exception, match="measured again"):
             update_seconds(load_config([*words, *other]))
+
+
+def test_the_link_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"cache.dir={tmp_path}", "parallel.dp=2"]
+    link = link_of(load_config(words))
+    assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
+    topology = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
+    assert topology.is_uniform and topology.link(Rank(0), Rank(1)) == link
+    monkeypatch.setattr(build, "measure_link", lambda: pytest.fail("measured again"))
+    assert link_of(load_config(words)) == link
+    (kept,) = tmp_path.glob("programs/link-*.json")
+    kept.write_text(kept.read_text()[:-1])  # a file that was cut off
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        link_of(load_config(words))
+
+
+def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "measure_link", lambda: Link(1e-5, 5e9))
+    emulated = ["parallel.dp=4", "device=emulated", "cache.enabled=false"]
+    assert topology_of(load_config(emulated)).is_uniform
+    slow = topology_of(load_config([*emulated, "emulated.link.bytes_per_s=1e8"]))
+    assert (slow.within_host, slow.between_hosts) == (Link(1e-5, 5e9), Link(1e-5, 1e8))
+
+
+def test_a_single_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "measure_link", lambda: pytest.fail("measured"))
+    assert link_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == Link()
+
+
+def test_what_is_known_of_a_pair_of_hosts_is_not_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "measure_link", lambda: Link(1e-5, 5e9))
+    words = ["parallel.dp=3", "parallel.ranks_per_host=1", "cache.enabled=false"]
+    topology = topology_of(load_config([*words, "topology.links=[{hosts: [0, 2], latency_ms: 2}]"]))
+    assert topology.link(Rank(0), Rank(2)) == Link(2e-3, 5e9)
+    assert topology.link(Rank(0), Rank(1)) == Link(1e-5, 5e9)
 
 
 def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:
