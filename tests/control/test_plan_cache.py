@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
+import pytest
+
 from elaswave_fx.control.coordinator.plan_cache import Held, PlanCache, Planned, Planner
 from elaswave_fx.control.protocol.types import BoxId
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.plan import plan_hash
@@ -49,6 +55,38 @@ def test_a_foreseen_loss_needs_no_planner() -> None:
     other = planning.read(text_of(ahead.replan(before, members, left).assignment))
     ahead.replan(other, members, left)
     assert planning.asked == 6, "another holding, and another plan, are planned for anew"
+
+
+def test_nobody_waits_for_a_plan_of_another_loss() -> None:
+    """Plans are made by a thread, one at a time; what is under way is waited for by whom it is for."""
+    planning, given = Counted(), list[Callable[[], None]]()
+    before = planning.read(text_of(first_assignment(4, 2)))
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
+    ahead = PlanCache(planning, given.append)
+    assert ahead.precompute_next(before, held) and ahead.precompute_next(before, held)
+    assert (len(given), planning.asked) == (1, 0), "one at a time, and elsewhere"
+    assert ahead.replan(before, (Rank(1), Rank(2), Rank(3)), without(held, 0)) and planning.asked == 1
+    thread = threading.Timer(0.05, given[0])
+    thread.start()
+    assert ahead.replan(before, (Rank(0), Rank(1), Rank(2)), without(held, 3)).assignment.members == (0, 1, 2)
+    thread.join()
+    assert planning.asked == 2, "the plan that was under way"
+    assert ahead.precompute_next(before, held) and len(given) == 2
+
+
+def test_what_a_plan_made_ahead_raises_is_raised_to_whom_it_is_for() -> None:
+    class Broken(ToyPlanning):
+        def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+            raise PlanError("nothing fits")
+
+    planning = Broken(least=3)
+    before = planning.read(text_of(first_assignment(4, 2)))
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
+    ahead = PlanCache(planning)
+    while ahead.precompute_next(before, held):
+        continue
+    with pytest.raises(PlanError, match="nothing fits"):
+        ahead.replan(before, (Rank(0), Rank(1), Rank(2)), without(held, 3))
 
 
 def test_the_real_planner_reads_what_it_wrote() -> None:

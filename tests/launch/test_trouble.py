@@ -140,8 +140,11 @@ def test_ports_of_another_job_are_refused_before_anything_is_done(
 
 
 def three_free_ports() -> int:
-    """The first of three in a row, and one before them, that nobody uses."""
-    for port in range(21000, 29000, 10):
+    """The first of three in a row, and one before them, that nobody uses; processes that test at once begin to look at
+    places of their own, for ports are free again until a job takes them."""
+    ports = range(21000, 29000, 10)
+    first = os.getpid() * 7919 % len(ports)
+    for port in (*ports[first:], *ports[:first]):
         try:
             with claimed_ports(port - 1, 5):
                 return port

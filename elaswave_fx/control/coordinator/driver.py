@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning
+from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning, Think, at_once
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol.decide import Decide, decide
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
@@ -46,10 +46,11 @@ class CoordinatorDriver:
         clock: Callable[[], float],
         now_s: float,
         decide: Decide = decide,
+        think: Think = at_once,
     ) -> None:
-        """`first_actions` are to be performed before anything else."""
+        """`first_actions` are to be performed before anything else. `think` has plans made for losses that may come."""
         self._planning, self._read_plan, self._clock = planning, read_plan, clock
-        self._plan_cache = PlanCache(planning)
+        self._plan_cache = PlanCache(planning, think)
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
         self._moves: tuple[int, bool] | None = None
@@ -127,7 +128,7 @@ class CoordinatorDriver:
         return self._plans[plan_hash]
 
     def think_ahead(self, now_s: float) -> None:
-        """Make one plan for a loss that may come, once the epoch has settled; to be called with every tick."""
+        """Have one plan made for a loss that may come, once the epoch has settled; to be called with every tick."""
         if not self._is_quiet:
             self._steady_s, self._thinks = now_s, False
             return

@@ -1,4 +1,4 @@
-"""Work that may have to wait for a disk, done in a thread, in order; nobody waits for it.
+"""Work that may have to wait for a disk, or takes long, done in a thread, in order; nobody waits for it.
 
 errands = Errands(); errands.do(partial(print, "epoch 1 …", flush=True)); errands.close(within_s=1.0)
 """

@@ -7,8 +7,10 @@ In: the text of a plan, the ranks that go on, who has a copy of which box. Out: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elaswave_fx.control.protocol.types import Assignment
@@ -84,42 +86,63 @@ def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
     return Planned(text, Assignment(plan.ranks, plan.tiles, plan.boxes, plan_hash(text)), plan.reason, plan, lines)
 
 
+Think = Callable[[Callable[[], None]], object]
+"""Has a piece of planning done: at once, or by a thread."""
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """Without a thread."""
+    work()
+
+
 class PlanCache:
     """Plans for the loss of each single rank, made while nothing else is to be done, and used if they fit.
 
-    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner.
+    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner. One
+    plan is made at a time; `think` decides where, and all else is of one thread.
     """
 
-    def __init__(self, planning: Planning) -> None:
-        self._planning = planning
+    def __init__(self, planning: Planning, think: Think = at_once) -> None:
+        self._planning, self._think = planning, think
         self._about: tuple[int, _Held] | None = None
         self._open: list[Rank] = []
-        self._made: dict[tuple[tuple[Rank, ...], _Held], Planned] = {}
+        self._made: dict[tuple[tuple[Rank, ...], _Held], Future[Planned]] = {}
+        self._last: Future[Planned] = Future()
+        self._last.cancel()
 
     def precompute_next(self, before: Planned, held: Held) -> bool:
-        """Make one more plan; False when all are made. Starts over when the plan, or who has what, has changed."""
+        """Have one more plan made, unless one is under way; False when all are made. Starts over when the plan, or who
+        has what, has changed."""
         about = (before.assignment.plan_hash, _frozen(held))
         if about != self._about:
             self._about, self._made = about, {}
             self._open = list(before.assignment.members)
+        if not self._last.done():
+            return True
         if not self._open:
             return False
         lost = self._open.pop()
         members = tuple(rank for rank in before.assignment.members if rank != lost)
         left = {box: tuple(rank for rank in ranks if rank != lost) for box, ranks in held.items()}
         if members and all(left.values()):
-            try:
-                self._made[members, _frozen(left)] = self._planning.replan(before, members, left)
-            except PlanError:
-                return True  # for when it is asked in earnest
+            self._last = self._made[members, _frozen(left)] = Future()
+            self._think(partial(_fulfil, self._last, partial(self._planning.replan, before, members, left)))
         return True
 
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        """As `Planning.replan`."""
+        """As `Planning.replan`; waits for a plan that is under way."""
         made = self._made.get((members, _frozen(held)))
         if made is not None and self._about is not None and self._about[0] == before.assignment.plan_hash:
-            return made
+            return made.result()
         return self._planning.replan(before, members, held)
+
+
+def _fulfil(promise: Future[Planned], work: Callable[[], Planned]) -> None:
+    """What the work raises is raised to whoever asks for the plan."""
+    try:
+        promise.set_result(work())
+    except Exception as error:  # noqa: BLE001
+        promise.set_exception(error)
 
 
 _Held = tuple[tuple[BoxId, tuple[Rank, ...]], ...]
