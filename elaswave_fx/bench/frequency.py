@@ -20,7 +20,8 @@ from functools import partial
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
 from elaswave_fx.bench.workload import EmulatedLanes
-from elaswave_fx.plan.frequency import ROUNDING, clock_words, with_clocks
+from elaswave_fx.plan.cost import ROUNDING
+from elaswave_fx.plan.frequency import clock_words, with_clocks
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
 

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.sketches import Part
 
 MOVES = 32
@@ -21,9 +22,6 @@ MOVES = 32
 RECEIVERS = 3
 """So many lanes that end first, each with a share of its own, are tried: the very first may be a slow one, which would
 end last with a granule more."""
-
-ROUNDING = 1e-9
-"""Relative slack of seconds that were summed in another order."""
 
 
 class Lanes(Protocol):

@@ -15,6 +15,10 @@ GRADIENT_BYTES = 4
 """Bytes per element of the fp32 gradient accumulator that every reader of a bucket holds in full."""
 
 
+ROUNDING = 1e-9
+"""Relative slack when seconds are compared that were summed in another order."""
+
+
 @dataclass(frozen=True)
 class UnitCost:
     """One unit: seconds per sample, seconds per call (each FORWARD or BACKWARD), bytes.

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from elaswave_fx.plan.balance import near_cuts
 from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.frequency import ROUNDING, with_clocks
+from elaswave_fx.plan.frequency import with_clocks
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.operating_points import Power
 from elaswave_fx.plan.plan import Plan

@@ -21,15 +21,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.lane_times import plan_work
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.schedule import Place, Schedule, Work, makespan_s
 from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import number_ranges
-
-ROUNDING = 1e-9
-"""Relative slack when two lengths of a step are compared."""
 
 PACES = 6
 """So many common paces of all ranks are tried under a cap before single ranks are moved."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from elaswave_fx.plan.cost import Workload, value_samples
+from elaswave_fx.plan.cost import ROUNDING, Workload, value_samples
 
 _Choice = tuple[float, float, tuple[int, ...]]
 """(bytes across borders, sum of squares of stage times, borders) of a partition of the first units."""
@@ -19,9 +19,6 @@ _Choice = tuple[float, float, tuple[int, ...]]
 Reach = Sequence[Sequence[int] | None]
 """By stage, and by its first unit, the end of the longest run of units that its rank can hold, which can hold all
 shorter ones too; None: it can hold all."""
-
-ROUNDING = 1e-9
-"""Relative slack when a stage is compared with the best slowest stage: sums of floats in another order."""
 
 
 def minimax(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.copies import CopySources, reassign_boxes, with_readers
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import clock_words
@@ -36,9 +37,6 @@ SIZES_TRIED = 2
 
 SLACK = 0.98
 """Of the shortest step that an idea could have: uneven micro-batches can be a little faster than that."""
-
-ROUNDING = 1e-9
-"""Relative slack of seconds that were summed in another order."""
 
 WORTHWHILE = 1.01
 """A draft must promise so many times the steps of a plan that there is, or no plan is made of it: what drafts do not

@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from elaswave_fx.plan.balance import ROUNDING, balanced
+from elaswave_fx.plan.balance import balanced
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.cost import ROUNDING, Workload
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.memory import MemoryTable, UnitSums
 from elaswave_fx.plan.partition import Reach, crossing_bytes, minimax, slowest_stage

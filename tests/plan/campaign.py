@@ -28,7 +28,7 @@ from pathlib import Path
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan, plan_violations
-from elaswave_fx.plan.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.cost import ROUNDING, UnitCost, Value, Workload
 from elaswave_fx.plan.lane_candidates import lane_candidates, new_lanes
 from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
@@ -41,9 +41,6 @@ from tests.plan import random_topologies
 from tests.plan.brute_force import BruteForce, Fits, all_borders, lane_seconds
 from tests.plan.random_topologies import history, random_ranks
 from tests.plan.real_steps import TinyJob
-
-ROUNDING = 1e-9
-"""Of sums of seconds in another order."""
 
 ALIKE = 1e-3
 """Steps that differ by less are alike to the planner, which counts those of a topology's life in four digits."""

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.plan.check import check_plan, plan_violations
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
-from elaswave_fx.plan.frequency import ROUNDING, Clocks, choose_clocks, clock_words
+from elaswave_fx.plan.frequency import Clocks, choose_clocks, clock_words
 from elaswave_fx.plan.lane_times import LaneTimes, plan_work
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
