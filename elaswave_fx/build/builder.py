@@ -206,18 +206,23 @@ def update_seconds(config: Config) -> float:
 
 
 def link_of(config: Config) -> Link:
-    """Between two ranks of this machine, emulated or not: measured, from the cache as the optimizer's program is."""
-    if config.parallel.ranks == 1:
+    """Between two ranks, emulated or not: measured, from the cache as the optimizer's program is. Where there are
+    several hosts it is that between hosts, for the slower links are those that are waited for."""
+    parallel = config.parallel
+    if parallel.ranks == 1:
         return Link()
+    one_host = parallel.ranks <= parallel.ranks_per_host
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble else None
     key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
-    latency_s, bytes_per_s = json.loads(cached_json(folder, "link", key, _measured_link))
+    name = "link" if one_host else "link_of_hosts"
+    found = cached_json(folder, name, key, functools.partial(_measured_link, one_host))
+    latency_s, bytes_per_s = json.loads(found)
     return Link(latency_s, bytes_per_s)
 
 
-def _measured_link() -> str:
-    link = measure_link()
+def _measured_link(one_host: bool) -> str:
+    link = measure_link(one_host)
     return json.dumps([link.latency_s, link.bytes_per_s])
 
 

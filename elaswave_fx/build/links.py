@@ -1,9 +1,10 @@
 """What a message between two ranks of this machine costs, measured before anybody plans.
 
-In: nothing. Out: a `Link`. Two endpoints in this process exchange messages over shared memory, which is how ranks of
-one machine are linked (`native/comm`), each in a thread of its own. Links between machines are not measured: to come.
+In: whether ranks share a host. Out: a `Link`. Two endpoints in this process exchange messages, each in a thread of its
+own, over what links ranks (`native/comm`): shared memory on one host, TCP between hosts, also those that a machine only
+plays. Links between machines are not measured: to come.
 
-    measure_link()  ->  Link(latency_s=3.4e-06, bytes_per_s=5700000000.0)
+    measure_link(one_host=True)  ->  Link(latency_s=3.4e-06, bytes_per_s=5700000000.0)
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ _TIMEOUT_S = 10.0
 _DIGITS = 2
 """Of what is kept: more of them are not the same the next time."""
 
-_HERE = "here"
 
-
-def measure_link() -> Link:
+def measure_link(one_host: bool) -> Link:
     """Half of a small message's way there and back is the latency, and what a large one takes besides is the rate.
 
     CommError if two ends cannot be linked.
     """
-    ends = [_native.Endpoint(rank, "m" * 32, host_id=_HERE) for rank in range(2)]
+    hosts = ["one", "one" if one_host else "other"]
+    ends = [_native.Endpoint(rank, "m" * 32, host_id=hosts[rank]) for rank in range(2)]
     try:
         with ThreadPoolExecutor(1) as other:
-            linked = other.submit(ends[1].connect, {0: ("127.0.0.1", ends[0].port, _HERE)}, _TIMEOUT_S)
-            ends[0].connect({1: ("127.0.0.1", ends[1].port, _HERE)}, _TIMEOUT_S)
+            linked = other.submit(ends[1].connect, {0: ("127.0.0.1", ends[0].port, hosts[0])}, _TIMEOUT_S)
+            ends[0].connect({1: ("127.0.0.1", ends[1].port, hosts[1])}, _TIMEOUT_S)
             linked.result()
             latency_s = _one_way_s(ends, other, _SMALL_BYTES, _SMALL_EXCHANGES)
             large_s = _one_way_s(ends, other, _LARGE_BYTES, _LARGE_EXCHANGES)

@@ -75,9 +75,11 @@ def test_the_link_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = [f"cache.dir={tmp_path}", "parallel.dp=2"]
     link = link_of(load_config(words))
     assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
+    assert topology_of(load_config(words)).link(Rank(0), Rank(1)) == link
     topology = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
-    assert topology.is_uniform and topology.link(Rank(0), Rank(1)) == link
-    monkeypatch.setattr(build, "measure_link", lambda: pytest.fail("measured again"))
+    between = link_of(load_config([*words, "parallel.ranks_per_host=1"]))
+    assert topology.is_uniform and topology.link(Rank(0), Rank(1)) == between != link
+    monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured again"))
     assert link_of(load_config(words)) == link
     (kept,) = tmp_path.glob("programs/link-*.json")
     kept.write_text(kept.read_text()[:-1])  # a file that was cut off
@@ -86,7 +88,7 @@ def test_the_link_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda: Link(1e-5, 5e9))
+    monkeypatch.setattr(build, "measure_link", lambda one_host: Link(1e-5, 5e9))
     emulated = ["parallel.dp=4", "device=emulated", "cache.enabled=false"]
     assert topology_of(load_config(emulated)).is_uniform
     slow = topology_of(load_config([*emulated, "emulated.link.bytes_per_s=1e8"]))
@@ -94,12 +96,12 @@ def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_single_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured"))
     assert link_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == Link()
 
 
 def test_what_is_known_of_a_pair_of_hosts_is_not_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda: Link(1e-5, 5e9))
+    monkeypatch.setattr(build, "measure_link", lambda one_host: Link(1e-5, 5e9))
     words = ["parallel.dp=3", "parallel.ranks_per_host=1", "cache.enabled=false"]
     topology = topology_of(load_config([*words, "topology.links=[{hosts: [0, 2], latency_ms: 2}]"]))
     assert topology.link(Rank(0), Rank(2)) == Link(2e-3, 5e9)
