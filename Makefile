@@ -34,15 +34,15 @@ help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: demo
-demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks, two stages; one of them is killed
-	$(RUN) -m elaswave_fx.train recipe=lose_one_rank $(ARGS)
+demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks; one of them is killed, another one joins
+	$(RUN) -m elaswave_fx.train recipe=lose_and_regain $(ARGS)
 
 .PHONY: test
 test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
 	$(RUN) -m pytest --color=$(if $(CI),no,auto) -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: chaos
-chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every way (ARGS='--only host --seed 1')
+chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every way, let ranks join and leave (ARGS='--only host --seed 1')
 	$(RUN) -m tests.recovery.chaos $(ARGS)
 
 .PHONY: fuzz

@@ -57,6 +57,10 @@ class Excluded(ElasWaveError):
     """The other ranks go on without this one; it ends, and touches nothing of the job."""
 
 
+class HasLeft(ElasWaveError):
+    """This rank was told to leave the job, and is a member of it no more: an orderly end. The message tells of it."""
+
+
 class JobOver(ElasWaveError):
     """Nobody goes on; the message says why."""
 

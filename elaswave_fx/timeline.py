@@ -1,5 +1,5 @@
 """`python -m elaswave_fx.timeline RUN [--recovery N] [--plans] [--out FILE]`: draw a recovery of a run from its events,
-or the plans before and after it.
+or who computed what: in the whole run, or with `--recovery` before and after one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ from typing import Any
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.pictures.plans import before_and_after, draw_plans
+from elaswave_fx.pictures.plans import before_and_after, draw_plans, history
 from elaswave_fx.pictures.recovery import draw, parts_of
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m elaswave_fx.timeline", description="Draw a recovery of a run.")
+    parser = argparse.ArgumentParser(prog="python -m elaswave_fx.timeline", description="Draw what became of a run.")
     parser.add_argument("run", type=Path, help="the run directory")
-    parser.add_argument("--recovery", type=int, default=0, metavar="N", help="which of its recoveries (default: 0)")
-    parser.add_argument("--plans", action="store_true", help="draw who computes what before and after it instead")
+    parser.add_argument("--recovery", type=int, metavar="N", help="which of its recoveries (default: 0)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the picture (default: RUN/recovery-N.svg, RUN/plans-N.svg)"
+        "--plans",
+        action="store_true",
+        help="draw who computed what instead, whenever that changed, or around recovery N",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the picture (default: RUN/recovery-N.svg, RUN/plans.svg)"
     )
     wanted = parser.parse_args()
-    out = wanted.out or wanted.run / f"{'plans' if wanted.plans else 'recovery'}-{wanted.recovery}.svg"
+    number = wanted.recovery
+    name = f"recovery-{number or 0}" if not wanted.plans else "plans" if number is None else f"plans-{number}"
+    out = wanted.out or wanted.run / f"{name}.svg"
     try:
-        print((render_plans if wanted.plans else render)(wanted.run, wanted.recovery, out))
+        print(render_plans(wanted.run, number, out) if wanted.plans else render(wanted.run, number or 0, out))
     except (ConfigError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -43,12 +49,17 @@ def render(run: Path, number: int, out: Path) -> str:
     return "\n".join(f"{part.end_ms - part.start_ms:9.1f} ms  {part.name}" for part in parts) + f"\n{out}"
 
 
-def render_plans(run: Path, number: int, out: Path) -> str:
-    """Draw the plans on both sides of one recovery; what they are, in words. Raises ConfigError, PlanError."""
-    recovery = _recovery(run, number)
-    pair = before_and_after(run, recovery["epoch"], RunDirectory(run).lines("metrics.jsonl"))
-    draw_plans(pair, _title(recovery), out)
-    return "\n".join((f"before: {pair[0].words}", f"after: {pair[1].words}", f"{out}"))
+def render_plans(run: Path, number: int | None, out: Path) -> str:
+    """Draw the plans of a run, or those on both sides of one recovery; what they are, in words. Raises ConfigError,
+    PlanError."""
+    lines = RunDirectory(run).lines("metrics.jsonl")
+    if number is None:
+        planes, title = history(run, lines), run.name
+    else:
+        recovery = _recovery(run, number)
+        planes, title = before_and_after(run, recovery["epoch"], lines), _title(recovery)
+    draw_plans(planes, title, out)
+    return "\n".join((*(plane.words for plane in planes), f"{out}"))
 
 
 def _recovery(run: Path, number: int) -> Mapping[str, Any]:

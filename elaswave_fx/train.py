@@ -24,11 +24,11 @@ _PRELOAD = (
 )
 
 
-def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] | None = None) -> int:
+def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | None] | None = None) -> int:
     """Run one job to its end; returns the exit code. `work`: what each rank runs, if not `run_worker`."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.config.faults import check_faults
-    from elaswave_fx.launch.job import BuildResult, JobSpec
+    from elaswave_fx.launch.job import BuildResult, JobSpec, emulated_host
     from elaswave_fx.launch.local import launch
 
     config = job.config
@@ -36,14 +36,15 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
     start = find_start(config, job.run_dir)
     writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
     check_faults(config.faults, config.parallel.ranks, config.steps, first_step=start.step)
-    hosts = tuple(f"host-{rank // config.parallel.ranks_per_host}" for rank in range(config.parallel.ranks))
+    parallel = config.parallel
+    hosts = tuple(emulated_host(rank, parallel.ranks_per_host) for rank in range(parallel.ranks))
 
     def builder() -> BuildResult:
         from elaswave_fx.build.builder import build_job
 
         return build_job(config, job.run_dir, start=start)
 
-    def worker(context: WorkerContext) -> Mapping[str, Any]:
+    def worker(context: WorkerContext) -> Mapping[str, Any] | None:
         from elaswave_fx.worker.loop import run_worker
 
         return (work or run_worker)(config, context)
@@ -55,7 +56,9 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
             steps=config.steps,
             builder=builder,
             worker=worker,
+            host=config.launch.host,
             port=config.launch.port,
+            control_port=config.launch.control_port,
             exit_words=config.launch.exit_words,
             preload=(*_PRELOAD, "elaswave_fx.checkpoint.saver") if writes_or_reads else _PRELOAD,
             first_step=start.step,
@@ -63,6 +66,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any]] |
             copies=config.copies.count,
             allow_rollback=config.recovery.allow_rollback,
             faults=config.faults,
+            newcomer=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
         )
     )
 

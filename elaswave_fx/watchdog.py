@@ -55,7 +55,10 @@ class Watchdog:
 
     def overdue(self, now: float) -> str | None:
         """The text of a call that takes longer than its limit. The parent asks every second or more often."""
-        number, limit_s, size = _HEADER.unpack_from(self._memory)
+        header = self._memory[: _HEADER.size]
+        if header != self._memory[: _HEADER.size]:
+            return None  # The child writes its fields one after another, and does so now.
+        number, limit_s, size = _HEADER.unpack(header)
         waited_s = self._waited.look(number, now)
         if not size or waited_s < limit_s:
             return None

@@ -4,7 +4,7 @@
 
 The bottleneck is raised while that shortens the step within the cap, or hands a unit to another stage where that is
 shorter (`plan/cuts_and_clocks.py`); ranks that wait are lowered while the step is as long. Plans after this one, of
-other ranks, get their clocks with their tiles (`plan/frequency.py`).
+other ranks, get their clocks in the same way (`plan/replan.py`).
 """
 
 from __future__ import annotations

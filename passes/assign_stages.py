@@ -43,6 +43,7 @@ class AssignStages:
     schedule: str = "1f1b"
     policy: str = "elaswave"
     axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
+    goals: str = "background"
 
     def apply(
         self,
@@ -60,7 +61,10 @@ class AssignStages:
         halves that the program does not have.
         """
         workload = make_workload(artifact, global_batch, state_tensors, self.exact)
-        workload = replace(workload, policy=self.policy, axes=self.axes, update_s=update_s, sample_tokens=sample_tokens)
+        workload = replace(
+            workload, policy=self.policy, axes=self.axes, goals=self.goals, update_s=update_s,
+            sample_tokens=sample_tokens,
+        )  # fmt: skip
         wanted = Parallel(self.dp, self.pp, self.micro_batch, self.copies, self._possible_schedule(artifact))
         try:
             plan = plan_uniform(workload, topology, wanted)
@@ -102,7 +106,9 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exa
             Value(v.name, v.producer, v.consumers, v.bytes_per_sample, v.has_grad, None if v.axis < 0 else v.axis)
             for v in artifact.values
         ),
-        buckets=tuple(Bucket(bucket.name, bucket.numel, bucket.users) for bucket in artifact.buckets),
+        buckets=tuple(
+            Bucket(bucket.name, bucket.numel, bucket.users, whole=bool(bucket.buffers)) for bucket in artifact.buckets
+        ),
         global_batch=global_batch,
         granule=artifact.granule,
         batch_coupled=bool(artifact.batch_coupled),

@@ -4,7 +4,7 @@ A fold is applied to the buffer once per granule, wherever the granule was compu
 
     before: mean' = mean * 0.9 + batch_mean(x) * 0.1                       # returned as the new buffer
     after:  the graph returns batch_mean(x) * 0.1 as FOLD value 0 of "bn.running_mean";
-            fold(old, value) = old * 0.9 + value, applied granule by granule in order, by every replica
+            fold(old, value) = old * 0.9 + value, applied granule by granule in order, by whoever keeps the buffer
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from elaswave_fx.passes.unit_program import lower_graph
 from elaswave_fx.program.artifact import (
     Artifact,
     Binding,
+    BucketBuffer,
     BucketParam,
     BucketSpec,
     FoldSpec,
@@ -51,6 +52,8 @@ from elaswave_fx.program.samples import batch_symbol, fixed_shape
 from elaswave_fx.program.text import program_text
 
 GroupOf = Callable[[str, ParamSpec], int]
+_WORD, _ALIGNMENT = 4, 8
+"""Bytes: in an element of a bucket of buffers, and between the beginnings of two of them."""
 
 
 def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifact:
@@ -59,7 +62,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
     `group_of` gives the optimizer group of a parameter; `evaluation_exact` says whether the derived evaluation graph
     was found equal to the model in evaluation mode.
     """
-    buckets = make_buckets(program, group_of)
+    buckets = (*make_buckets(program, group_of), *make_buffer_buckets(program))
     binder = _Binder(program, buckets)
     programs: dict[str, Any] = {}
     for unit in program.units:
@@ -156,6 +159,30 @@ def _bucket(program: Program, key: tuple[Any, ...], names: list[str], users: tup
     return BucketSpec(label, group, offset, tuple(params), users)
 
 
+def make_buffer_buckets(program: Program) -> tuple[BucketSpec, ...]:
+    """Buffers that training changes by the unit that updates them; those that other units read, too, by all of them."""
+    readers = {
+        fold.buffer: {unit.index for unit in program.units if Source(Role.BUFFER, fold.buffer) in unit.sources}
+        for fold in program.folds
+    }
+    members: dict[tuple[int, ...], list[str]] = {}
+    for fold in program.folds:
+        users = tuple(sorted(readers[fold.buffer] | {fold.unit}))
+        members.setdefault((fold.unit, *users), []).append(fold.buffer)
+    return tuple(_buffer_bucket(program, key, names) for key, names in sorted(members.items()))
+
+
+def _buffer_bucket(program: Program, key: tuple[int, ...], names: list[str]) -> BucketSpec:
+    unit, *users = key
+    offset, buffers = 0, []
+    for name in names:
+        spec = program.buffers[name]
+        buffers.append(BucketBuffer(name, offset, spec.shape, _dtype(spec.dtype)))
+        offset += -(-math.prod(spec.shape) * spec.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // _WORD
+    label = f"unit{unit}.buffers" + "".join(f".{user}" for user in users if user != unit)
+    return BucketSpec(label, 0, offset, (), tuple(users), tuple(buffers))
+
+
 class _Binder:
     """Translates sources and results of units to bindings of the runtime."""
 
@@ -163,6 +190,7 @@ class _Binder:
         self.program = program
         self.values = {value.name: index for index, value in enumerate(program.values)}
         self.places = {p.name: (index, p.offset) for index, bucket in enumerate(buckets) for p in bucket.params}
+        self.buffers = {b.name: (index, b) for index, bucket in enumerate(buckets) for b in bucket.buffers}
         self.folds = {fold.buffer: index for index, fold in enumerate(program.folds)}
 
     def source(self, source: Source) -> Binding:
@@ -170,6 +198,9 @@ class _Binder:
             return ("param", *self.places[source.name], self.program.params[source.name].shape)
         if source.role == Role.PARAM:
             return ("frozen", source.name)
+        if source.role == Role.BUFFER and source.name in self.buffers:
+            bucket, buffer = self.buffers[source.name]
+            return ("mutable", bucket, buffer.offset, buffer.shape, buffer.dtype)
         if source.role == Role.VALUE:
             return ("value", self.values[source.name])
         if source.role in (Role.KEYS, Role.STEP_KEYS):

@@ -144,8 +144,11 @@ def _read_register(path: Path) -> object:
 
 
 def _job(folder: Path) -> bytes:
-    fields = {"folder": str(folder), "token": "t", "run_dir": str(folder), "copies": 1, "allow_rollback": False}
-    return json.dumps(fields).encode()
+    place = {"folder": str(folder), "host": "127.0.0.1", "port": 29500, "token": "t", "run_dir": str(folder)}
+    conditions = {"versions": {"torch": "2.13.0"}, "data_digest": "ab" * 32}
+    files = {"state.safetensors": {"path": str(folder), "size": 812, "digest": "ab" * 32}}
+    more = {"copies": 1, "allow_rollback": False, "conditions": conditions, "files": files}
+    return json.dumps({**place, **more}).encode()
 
 
 def _manifest(folder: Path) -> bytes:
@@ -177,7 +180,7 @@ def _ledger(folder: Path) -> bytes:
     for version in (1, 2, 3):
         stamp = Stamp(Version(version), Epoch(0))
         span = WorkSpan(Span(0, 2), Span(0, 4))
-        payload = Payload(1.0, 0, 7, 8, (span,), *(ExactTotal.of(2.0) for _ in range(3)), ((0, 9), (1, 10)))
+        payload = Payload(1.0, 0.5, 0, 7, 8, (span,), *(ExactTotal.of(2.0) for _ in range(3)), ((0, 9), (1, 10)))
         line = line_of(Certificate(stamp, (Vote(stamp, Rank(0), (span,), payload.pack()),)), 5, "ab")
         one, head = linked(line, head)
         text += one + "\n"

@@ -141,9 +141,10 @@ def reference_run(
 ) -> ReferenceRun:
     """Train a fresh model on `batches`, one per step, and say what came out.
 
-    A batch maps the arguments of the model's forward to tensors of `global_batch` samples. `factor` is the schedule
-    (step -> factor of the learning rate). `spans` cuts the samples of a step into the pieces that run at once, in
-    order: the granules of a batch-coupled model; by default the whole batch is one.
+    A batch maps the arguments of the model's forward to tensors of `global_batch` samples, or of the first of them
+    where a step leaves the others out. `factor` is the schedule (step -> factor of the learning rate). `spans` cuts the
+    samples of a step into the pieces that run at once, in order: the granules of a batch-coupled model; by default the
+    whole batch is one.
     """
     model = model_factory().train()
     parameters = [each for each in model.parameters() if each.requires_grad]
@@ -152,7 +153,8 @@ def reference_run(
     for step, batch in enumerate(batches):
         optim.zero_grad(set_to_none=True)
         total, count = 0.0, 0.0
-        for lo, hi in spans or [(0, global_batch)]:
+        samples = len(next(iter(batch.values())))
+        for lo, hi in [span for span in spans if span[1] <= samples] if spans else [(0, samples)]:
             draws = KeyedDraws(random_ops, seed=seed, step=step, first=step * global_batch + lo, samples=hi - lo)
             with draws:
                 loss, items = model(**{name: tensor[lo:hi] for name, tensor in batch.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ SMALL: dict[str, tuple[str, ...]] = {
     "resnet_digits": ("optimizer.lr=1e-3", "global_batch=32"),
     "two_tower": ("global_batch=16",),
 }  # fmt: skip
+# The same with ranks that come and go.
+SMALL |= dict.fromkeys(("lose_and_regain", "storm"), SMALL["gpt_stdlib"])
 # Architectures without a recipe, as their users would write them.
 _HF = ("model=hf", "data=synthetic", "data.vocab_size=256", "seq_len=16", "global_batch=8")
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
@@ -81,16 +84,18 @@ def run_job(config: Config, folder: Path) -> Run:
     return Run(train(Job(config, folder, {}, ())), folder)
 
 
-def reference(config: Config) -> ReferenceRun:
-    """The plain PyTorch loop on the same model, data, seed and keyed draws."""
+def reference(config: Config, samples: Sequence[int] | None = None) -> ReferenceRun:
+    """The plain PyTorch loop on the same model, data, seed and keyed draws. `samples`: how many of the batch each step
+    takes, the first ones; None: all."""
     torch.set_num_threads(1)
     artifact = build(config, None).artifact
     source = open_source(config)
     batch, granule = config.global_batch, config.parallel.granule
+    sizes = [batch] * config.steps if samples is None else samples
     spans = [(lo, lo + granule) for lo in range(0, batch, granule)] if artifact.batch_coupled else None
     return reference_run(
         lambda: make_model(config, source.dataset),
-        (load_batch(source.dataset, source.train, step * batch, batch) for step in range(config.steps)),
+        (load_batch(source.dataset, source.train, step * batch, size) for step, size in enumerate(sizes)),
         optimizer=config.optimizer,
         global_batch=batch,
         factor=make_schedule(config.schedule, config.steps),

@@ -43,7 +43,7 @@ def test_defaults() -> None:
 
 
 def test_recipes_are_those_of_the_readme() -> None:
-    expected = "gpt_stdlib hf_gpt2 hf_llama lose_one_host lose_one_rank resnet_digits two_tower"
+    expected = "gpt_stdlib hf_gpt2 hf_llama lose_and_regain lose_one_host lose_one_rank resnet_digits storm two_tower"
     assert expected.split() == RECIPES
 
 
@@ -161,6 +161,10 @@ REFUSALS = [
         "planner.axes=[frequency]: neither samples nor units could go to other ranks after a loss; nearest valid: "
         "planner.axes=[dataflow]",
     ),
+    (
+        ["planner.goals=block"],
+        "planner.goals=block: must be one of background, blocking, never; nearest valid: blocking",
+    ),
     (["planner.axes=[grap]"], "planner.axes=grap: must be one of dataflow, graph, frequency; nearest valid: graph"),
     (
         ["global_batch=10", "parallel.granule=4"],
@@ -183,6 +187,11 @@ REFUSALS = [
     (
         ["exact=true", "rng.reshard=false"],
         "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true",
+    ),
+    (
+        ["exact=true", "policy=smaller_batch"],
+        "exact=true: policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
+        "nearest valid: policy=drop_replica",
     ),
     (["exact=true", "device=emulated"], "exact=true: device=emulated computes nothing; nearest valid: exact=false"),
     (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
@@ -349,11 +358,21 @@ IMPOSSIBLE_FAULTS = [
     ("{step:9,rank:1}", "faults[0].step=9: the run has 9 steps; nearest valid: 8"),
     ("{step:-1,rank:1}", "faults[0].step=-1: the run has 9 steps"),
     ("{step:3,rank:4}", "faults[0].rank=4: the run has 4 ranks; nearest valid: 3"),
-    ("{step:3,rank:1,kind:leave}", "faults[0].kind=leave is not available yet"),
-    ("{step:3,rank:1,kind:kil}", "faults[0].kind=kil: must be one of kill, stop"),
+    ("{step:3,rank:1,kind:cut}", "faults[0].kind=cut is not available yet"),
+    ("{step:3,rank:1,kind:kil}", "faults[0].kind=kil: must be one of kill, stop, leave, join, slow"),
+    ("{step:3,rank:1,kind:join}", "faults[0].rank=1: numbers are given in turn; nearest valid: 4"),
+    ("{step:3,rank:4,kind:join,phase:update}", "faults[0].phase=update: a process is started between two steps"),
+    ("{step:3,rank:1,kind:leave},{step:5,rank:1}", "faults[1].rank=1: faults[0] takes that rank out already"),
+    ("{step:3,rank:1,kind:slow,speed:1.5}", "faults[0].speed=1.5: must be above 0 and below 1"),
+    ("{step:3,rank:1,kind:slow,steps:0}", "faults[0].steps=0: must be at least 1; nearest valid: 1"),
+    ("{step:3,rank:1,kind:slow,phase:reduce}", "faults[0].phase=reduce: a rank is slow in whole steps"),
+    ("{step:3,rank:1,speed:0.7}", "faults[0].speed=0.7: is for kind=slow"),
     ("{step:3,rank:1,phase:evening}", "faults[0].phase=evening: must be one of forward, backward, reduce, "),
     ("{step:3,rank:1},{step:5,rank:1}", "faults[1].rank=1: faults[0] takes that rank out already"),
-    ("{step:3,rank:0},{step:5,rank:1},{step:5,rank:2},{step:8,rank:3}", "faults: every one of the 4 ranks is lost"),
+    (
+        "{step:3,rank:0},{step:5,rank:1},{step:5,rank:2},{step:8,rank:3}",
+        "faults: every one of the 4 ranks is taken out",
+    ),
     ("{step:3,rnk:1}", "faults[0].rnk: unknown key; nearest valid key: faults[0].rank"),
     ("{rank:1}", "faults[0].step: is missing"),
     ("kill", "faults[0]=kill: must be a group of keys"),

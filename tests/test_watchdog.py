@@ -40,6 +40,23 @@ def test_every_call_has_its_whole_time_and_one_that_has_returned_is_not_missed()
     assert dog.overdue(4.0) is None and dog.overdue(9.0) is None
 
 
+def test_a_child_that_makes_many_short_calls_is_never_overdue() -> None:
+    """What it writes meanwhile is never read half."""
+    dog = Watchdog()
+    child = os.fork()
+    if child == 0:
+        dog.guard()
+        while True:
+            watchdog.expect(60, "sample 7 has not been read")
+            watchdog.fulfilled()
+    try:
+        found = [dog.overdue(time.monotonic()) for _ in range(1_000_000)]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert set(found) == {None}
+
+
 def test_a_long_text_is_cut() -> None:
     dog = Watchdog()
     dog.write(0.0, "é" * 2000)

@@ -99,6 +99,6 @@ def bucket_name(number: int, artifact: Artifact | None) -> str:
     if artifact is None or not number < len(artifact.buckets):
         return f"bucket {number}"
     bucket = artifact.buckets[number]
-    names = [param.name for param in bucket.params]
+    names = [each.name for each in (*bucket.params, *bucket.buffers)]
     more = f" and {len(names) - _MOST_TENSORS} more" if len(names) > _MOST_TENSORS else ""
     return f"bucket {number}, {bucket.name} ({', '.join(names[:_MOST_TENSORS])}{more})"

@@ -55,17 +55,20 @@ def check_chain(record: Record) -> Finding:
 
 
 def check_cover(record: Record) -> Finding:
-    """Every unit of every sample of every step was computed once."""
+    """Every unit of every sample of every step was computed once, but for samples that the step's plan skips."""
     plan = _any_plan(record)
     if plan is None:
         return unchecked("cover", "no plan can be read")
     steps = _steps(record)
     first = record.parts[0].first_step
     units, samples = len(plan.workload.units), plan.workload.global_batch
-    found = covers_once([line_fields(line) for line in record.lines], units, samples, first, steps)
+    skipped = {name: each.workload.skipped for part in record.parts for name, each in part.plans.items()}
+    found = covers_once([line_fields(line) for line in record.lines], units, samples, first, steps, skipped)
     if found is not None:
         return wrong("cover", found.removeprefix("ledger: "))
-    return holds("cover", f"steps {first} to {steps - 1}: {units} units of {samples} samples, each once")
+    left_out = sum(skipped.get(line.plan, 0) for line in record.lines)
+    but = f", but for {left_out} that plans left out of their steps" if left_out else ""
+    return holds("cover", f"steps {first} to {steps - 1}: {units} units of {samples} samples, each once{but}")
 
 
 def check_tiles(record: Record) -> Finding:

@@ -18,7 +18,13 @@ BENCHES = {
     "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
     "policies": "a step after one, two and three losses by every policy, on emulated ranks of one runtime",
     "frequency": "energy of a sample and length of a step: a clock for every rank against fixed ones, emulated",
+    "goals": "50 steps from a loss on, against proportional: goals in the background, in a stop, and none, emulated",
+    "slow": "one of eight emulated ranks at half of its speed: steps until it has less work, and what they take then",
+    "join": "one more rank in a job of emulated ranks: all stops together against a step, and how long it takes",
+    "switch": "a running job is given six layouts, one after the other: the pause, against checkpoint and restart",
+    "migration": "a planned change of lanes over slow links between hosts: what it stalls, in the background or not",
     "planner": "processor time of plans by kinds, with every rank's part, and after one loss, against what was wanted",
+    "shards": "bytes and messages of random changes: a rank's boxes as runs of neighbours, against boxes dealt in turn",
     "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }
 TAKES = {
@@ -33,7 +39,13 @@ TAKES = {
     "recovery": {"repeats", "tiny", "settings", "resident_gb"},
     "policies": {"repeats", "tiny", "only"},
     "frequency": {"repeats", "tiny"},
+    "goals": {"repeats", "tiny", "only"},
+    "slow": {"tiny"},
+    "join": {"ranks", "tiny"},
+    "switch": {"tiny"},
+    "migration": {"repeats", "tiny"},
     "planner": {"repeats", "tiny"},
+    "shards": {"repeats", "tiny"},
     "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
 }
 """The options that a benchmark knows, besides --json."""
@@ -94,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, metavar="N", help="of each run of convergence; if not said 120")
     parser.add_argument("--precision", type=_words, metavar="NAME,…", help="of convergence; if not said fp32,bf16")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what convergence has found; by suffix")
-    parser.add_argument("--only", metavar="TEXT", help="cases of policies with this in their name, such as '4x4, m=8'")
+    parser.add_argument("--only", metavar="TEXT", help="cases of policies or goals, by their names: '4x4, m=8'")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
 

@@ -74,9 +74,10 @@ def lose_own(ranks: int, depth: int, victim: int) -> Edit:
 
 def _work(victim: int, reports: Reports, config: Config, context: WorkerContext) -> Mapping[str, Any]:
     """Everything that `run_worker` does but steps; ends when it is killed."""
-    make_device(config.device).set_up(threads=1)
+    device = make_device(config.device)
+    device.set_up(threads=1)
     worker = set_up(config, context)
-    Training(worker).start()
+    Training(worker, device).start()
     reports.say("ready", rank=context.rank, pid=os.getpid())
     if context.rank != victim:
         reports.say("done", rank=context.rank, **_survive(worker))

@@ -1,7 +1,9 @@
 """A rank's work when a loss takes samples with it: from some step on, those of a rank count for nothing.
 
 It stands for replicas that are lost while the others go on with a smaller batch, as TorchFT does: gradients, loss and
-what they are divided by come from the samples of the other ranks. Nobody dies, so nothing else is another.
+what they are divided by come from the samples of the other ranks. Nobody dies, so nothing else is another: with
+`policy=smaller_batch`, which loses ranks, held-out batches would have fewer samples too, and their losses could not be
+compared.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ class LeftOut(InputFeed):
         return replace(fed, inputs={**fed.inputs, "labels": torch.full_like(fed.inputs["labels"], IGNORED_LABEL)})
 
 
-def train_without(failures: Sequence[Fault], config: Config, context: WorkerContext) -> Mapping[str, Any]:
+def train_without(failures: Sequence[Fault], config: Config, context: WorkerContext) -> Mapping[str, Any] | None:
     """Train as `run_worker` does; the samples of a rank are left out from the step in which it would have failed."""
-    make_device(config.device).set_up(threads=1)
+    device = make_device(config.device)
+    device.set_up(threads=1)
     worker = set_up(config, context)
     for failure in failures:
         if failure.rank == worker.rank:
             assert worker.feed is not None
             worker.feed.close()
             worker.feed = LeftOut(worker, failure.step)
-    return Training(worker).run()
+    return Training(worker, device).run()

@@ -3,6 +3,9 @@
 Shared memory, as ranks of one host have it, and plain TCP; gloo has TCP over loopback, as torch gives it. A step's
 gradients, records and activations travel as such messages. A sample is the first rank's time for a few exchanges in a
 row; before each both meet. A bare socket (blocking calls, nothing else) says what the kernel takes for it.
+
+Then what 64 KB of a step wait behind 64 MB on the same link: of copies, which are sent in bulk, against how it would be
+if they were sent like the step's own (`overtaking`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from elaswave_fx import _native
 from elaswave_fx.bench.edit_gloo import start_store
+from elaswave_fx.bench.overtaking import LINKS, SMALL, CannotShape, measure
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, Processes, meet
 from elaswave_fx.bench.results import Entry, Options, Outcome, paired
 from elaswave_fx.bench.torch_job import join_gloo
@@ -29,6 +33,10 @@ SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 
 RANKS = 2
 WANTED = {"shm": 1.3, "tcp": 1.0}
+OVERTAKES = 9
+OVERTAKING = 20.0
+"""How much less a message has to wait behind bulk than in its turn, on a link of 800 Mbit/s."""
+
 LARGE = 1 << 20
 """A smaller message has no target: its time is a wake-up's."""
 
@@ -50,8 +58,10 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     progress("two ranks")
     taken = _measure(sizes, options.repeats or REPEATS)
     entries = [_entry(size, side, samples) for size, samples in taken.items() for side in WANTED]
+    progress("a step's message behind bulk")
+    behind, overtaken = _overtaking(8 << 20 if options.tiny else 64 << 20, options.repeats or OVERTAKES)
     return Outcome(
-        entries,
+        entries + behind,
         (
             "",
             f"one thread copies {copied / 1e9:.1f} GB/s in memory; of that, by shared memory:",
@@ -59,6 +69,9 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             "",
             "there and back over TCP, against a bare socket:",
             *_bare(taken),
+            "",
+            f"{_text(SMALL)} of a step, the link to itself and behind a large message (medians):",
+            *overtaken,
         ),
     )
 
@@ -67,6 +80,26 @@ def _entry(size: int, side: str, samples: dict[str, list[float]]) -> Entry:
     wanted = WANTED[side] if size >= LARGE else None
     ours, gloo = ([1e3 * s for s in samples[name]] for name in (side, "gloo"))
     return paired(f"{_text(size)}, {side}", ours, gloo, "ms", wanted)
+
+
+def _overtaking(large: int, repeats: int) -> tuple[list[Entry], list[str]]:
+    """A step's message behind `large` bytes on each kind of link: entries, and lines in words."""
+    entries, lines = [], []
+    for link in LINKS:
+        try:
+            taken = measure(link, large, repeats)
+        except CannotShape as error:
+            lines.append(f"  {link}: skipped, {error}")
+            continue
+        ours, before = ([1e3 * s for s in taken[side]] for side in ("bulk", "step"))
+        name = f"{_text(SMALL)} behind {_text(large)}, {link}"
+        entries.append(paired(name, ours, before, "ms", OVERTAKING if link == LINKS[-1] else None))
+        alone, bulk, step, whole, whole_step = (1e3 * statistics.median(samples) for samples in taken.values())
+        lines.append(
+            f"  {link}: alone {alone:.2f} ms, behind bulk {bulk:.2f} ms, in its turn {step:.2f} ms; the large one takes"
+            f" {whole:.0f} ms in bulk, {whole_step:.0f} ms as a step's"
+        )
+    return entries, lines
 
 
 def _reached(taken: Samples, copied: float) -> list[str]:

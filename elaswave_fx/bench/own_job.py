@@ -43,7 +43,7 @@ class Variant:
     """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
     goodbye before the first step, so that there are no heartbeats, proofs of commits or ledger. With `exit_words` the
     launcher tells of children that end. A rank has `resident_bytes` in memory besides. `exact` and `granule` are the
-    keys of these names.
+    keys of these names, `words` further overrides.
     """
 
     copies: int = 1
@@ -54,13 +54,14 @@ class Variant:
     resident_bytes: int = 0
     exact: bool = False
     granule: int = 1
+    words: tuple[str, ...] = ()
 
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides that the command line would have."""
         return (
             f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
             f"launch.exit_words={str(self.exit_words).lower()}", f"exact={str(self.exact).lower()}",
-            f"parallel.granule={self.granule}",
+            f"parallel.granule={self.granule}", *self.words,
         )  # fmt: skip
 
 
@@ -88,8 +89,8 @@ FOREVER = 1_000_000
 
 _LOOK_EVERY_S = 0.01
 
-Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any]]
-"""Does a rank's work: it reports, and returns the rank's share of the summary."""
+Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any] | None]
+"""Does a rank's work: it reports, and returns the rank's share of the summary; None if the rank has left."""
 
 Pause = Callable[[int], object]
 """Called by a rank, with its number, before each of its steps."""
@@ -102,10 +103,17 @@ def work_of(variant: Variant, pause: Pause = lambda rank: None) -> Work:
 
 class OwnJob:
     """A job that runs in a child until it is over or the block is left. `folder`: its run directory. `work`: what its
-    ranks do; if not given, they train and tell of every step.
+    ranks do; if not given, they train and tell of every step. `begin`: what the launcher's process does first.
     """
 
-    def __init__(self, workload: Workload, variant: Variant, steps: int, work: Work | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        variant: Variant,
+        steps: int,
+        work: Work | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
         config = workload.config(f"steps={steps}", *variant.overrides())
         work = work or work_of(variant)
         self._processes, self._reports = Processes(), Reports()
@@ -114,6 +122,7 @@ class OwnJob:
 
         def body(channel: Channel) -> None:
             self._reports.close_reader()
+            begin()
             train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports)))
 
         self._child = self._processes.fork("train", body)
@@ -185,8 +194,8 @@ def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) ->
 
 
 def _with_clock(
-    work: Callable[[Config, WorkerContext], Mapping[str, Any]], config: Config, context: WorkerContext
-) -> Mapping[str, Any]:
+    work: Callable[[Config, WorkerContext], Mapping[str, Any] | None], config: Config, context: WorkerContext
+) -> Mapping[str, Any] | None:
     """Have the first rank report an event that carries its own moment, before its work. It sets the clock of all
     others, which are written with the time since the launcher began."""
     if context.rank == 0:
@@ -196,7 +205,7 @@ def _with_clock(
 
 def _work(
     variant: Variant, pause: Pause, reports: Reports, config: Config, context: WorkerContext
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any] | None:
     """Do what `run_worker` does, and tell of every step."""
     device = make_device(config.device)
     device.set_up(threads=1, deterministic=config.exact)
@@ -214,7 +223,7 @@ def _work(
 
     reports.say("ready", rank=context.rank)
     pause(context.rank)
-    share = Training(worker, on_step).run()
+    share = Training(worker, device, on_step).run()
     reports.say("over", rank=context.rank, forked_bytes=forked, peak_bytes=device.memory_peak_bytes())
     del ballast
     return share

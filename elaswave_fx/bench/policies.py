@@ -5,10 +5,10 @@ of a case start from the same plan, have the same micro-batches, batch and memor
 steps, by SIGKILL; only `policy`, `planner.axes` or `parallel.schedule` is another one. A sample is the median of the
 steps between two losses, but for the first ones, which are done again or wait for copies.
 
-Proportional is the undisturbed step of the same run, times ranks before over ranks left. Memory of a rank is what the
-undisturbed 1F1B plan needs at most, times `ROOM`. What TorchFT does, whole lanes with a smaller batch, needs no run: it
-takes the undisturbed step for the samples of the lanes that are whole, and stands in the notes. So does what ReCycle's
-staggered optimizer would bring to `recycle`, which is simulated.
+Proportional is the undisturbed step of the same run, times ranks before over ranks left. A step of fewer samples
+(`smaller_batch`, which is what TorchFT does) is compared by its time per sample, times those of the whole batch. Memory
+of a rank is what the undisturbed 1F1B plan needs at most, times `ROOM`. What ReCycle's staggered optimizer would bring
+to `recycle` is simulated, and stands in the notes.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pathlib import Path
 
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
 from elaswave_fx.bench.whole_run import lines_of, run_folder
-from elaswave_fx.bench.workload import EmulatedLanes
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.bench.workload import EmulatedLanes, cases_named
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.staggered import staggered_step_s
 
 ROOM = 1.5
 """Memory of each rank, over what it needs while nobody is lost: a lane one stage shallower needs about 4/3 of it."""
 
-STEP_S = 2.5
+STEP_S = 2.2
 """About an undisturbed step: so long that what 16 ranks do on two cores besides waiting is a few hundredths of it."""
 
-STEPS, SKIPPED = 6, 2
+STEPS, SKIPPED = 5, 2
 """From one loss to the next, and how many of them do not count."""
 
 WAYS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
     "recycle": ("policy=recycle",),
     "drop_replica": ("policy=drop_replica",),
+    "smaller_batch": ("policy=smaller_batch",),
     "restart": ("policy=restart",),
     "ours without dataflow": ("planner.axes=[graph,frequency]",),
     "ours without graph": ("planner.axes=[dataflow,frequency]",),
@@ -81,6 +81,11 @@ class Phase:
         """The plan's step."""
         return 1e3 * self.plan.predicted.step_s
 
+    @property
+    def whole_batch_ms(self) -> float:
+        """As long as the samples of the whole batch take at the rate of the step."""
+        return self.step_ms * self.plan.workload.global_batch / self.plan.workload.samples
+
 
 Phases = tuple[Phase, ...]
 """Before the first loss, after it, …; fewer than losses where the policy had no answer."""
@@ -91,14 +96,9 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     cases = CASES
     if options.tiny:
         cases = (Case(2, 2, 2, lost=(3,), layers=6, step_s=0.2),)
-    chosen = [case for case in cases if options.only in case.name]
-    if not chosen:
-        raise ConfigError(
-            f"--only {options.only}: no case has this in its name; there are {'; '.join(case.name for case in cases)}"
-        )
     entries: list[Entry] = []
     notes: list[str] = []
-    for case in chosen:
+    for case in cases_named(cases, options.only):
         found, lines = _case(case, progress, options.repeats or 1)
         entries += found
         notes += ["", *lines]
@@ -164,25 +164,22 @@ def _entries(case: Case, plain: Phase, runs: Mapping[str, Sequence[Phases]]) -> 
         for rival, found in runs.items():
             if rival != "ours" and all(len(phases) > lost for phases in found):
                 wanted = WANTED[rival][lost - 1] if rival in WANTED else NOISE
-                yield paired(f"{name}: {rival}", own, [phases[lost].step_ms for phases in found], "ms", wanted)
+                yield paired(f"{name}: {rival}", own, [phases[lost].whole_batch_ms for phases in found], "ms", wanted)
 
 
 def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator[str]:
-    """Of the first turn: what each did, and what TorchFT's answer would be."""
+    """Of the first turn: what each did."""
     victims = ", ".join(map(str, case.lost))
     yield f"{case.name}: {case.workload.text()}; {memory_mb:g} MiB a rank; ranks {victims} are lost"
     for name, phases in runs.items():
         for lost, phase in enumerate(phases):
             if lost or name == "ours":
-                over = phase.step_ms / phase.predicted_ms
-                yield f"  {lost} lost, {name}: {phase.step_ms:.0f} ms, {over:.3f} of predicted; {phase.plan.reason}"
+                over, work = phase.step_ms / phase.predicted_ms, phase.plan.workload
+                of_batch = f" for {work.samples} of {work.global_batch} samples" if work.skipped else ""
+                took = f"{phase.step_ms:.0f} ms{of_batch}, {over:.3f} of predicted"
+                yield f"  {lost} lost, {name}: {took}; {phase.plan.reason}"
         if len(phases) <= len(case.lost):
             yield f"  {len(phases)} lost, {name}: no answer, the run ended"
     for lost, phase in enumerate(runs["recycle"]):
         gain = phase.plan.predicted.step_s / staggered_step_s(phase.plan)
         yield f"  {lost} lost, recycle with its staggered optimizer (simulated): {gain:.3f} of recycle's throughput"
-    for lost in range(1, len(case.lost) + 1):
-        left = case.dp - len({rank // case.pp for rank in case.lost[:lost]})
-        ranks = case.dp * case.pp
-        share = left / case.dp * ranks / (ranks - lost)
-        yield f"  {lost} lost, whole lanes with a smaller batch (worked out): {share:.3f} of proportional"

@@ -28,8 +28,7 @@ from elaswave_fx.bench.own_job import Variant, run_steps
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed
 from elaswave_fx.bench.results import Entry, Options, Outcome, medians, p95
 from elaswave_fx.bench.workload import MEMORY, Workload, tiny
-from elaswave_fx.plan.memory import Memory, tile_memory
-from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.memory import memory_of
 
 REPEATS = 5
 WANTED_S = {"cold": 12.0, "warm": 6.0}
@@ -138,7 +137,7 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
     """Take the rank whose peak is highest against its parts."""
     idle = run_steps(tiny(workload), Variant(), STEPS, 1).resident
     run = run_steps(workload, Variant(), STEPS, 1)
-    resident, expected = run.resident, [expected_memory(run.plan, rank) for rank in range(workload.ranks)]
+    resident, expected = run.resident, [memory_of(run.plan, rank) for rank in run.plan.ranks]
     over = [
         found.peak_bytes / (small.peak_bytes + parts.total)
         for found, small, parts in zip(resident, idle, expected, strict=True)
@@ -159,11 +158,3 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
         f"{(found.peak_bytes - small) / max(1, needed.total):.3f}x; with what a rank has right after its fork, "
         f"{found.forked_bytes / _MIB:.0f} MiB, as the idle one {strict:.3f}x"
     )
-
-
-def expected_memory(plan: Plan, rank: int) -> Memory:
-    """Return what the plan expects of a rank, by purpose."""
-    tile = plan.tile(rank)  # type: ignore[arg-type]
-    kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
-    in_flight = plan.predicted.ranks[tile.rank].in_flight
-    return tile_memory(plan.workload, tile.units, max(len(m) for m in tile.micro_batches), in_flight, kept)

@@ -24,7 +24,7 @@ from elaswave_fx.train import train
 RUN_TIMEOUT_S = 900.0
 """A run of many emulated ranks takes minutes."""
 
-Work = Callable[[Config, WorkerContext], Mapping[str, Any]]
+Work = Callable[[Config, WorkerContext], Mapping[str, Any] | None]
 """Does a rank's work and returns its share of the summary, as `run_worker`."""
 
 

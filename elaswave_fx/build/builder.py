@@ -38,9 +38,11 @@ from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
 from elaswave_fx.devices.fingerprint import hash_of
+from elaswave_fx.devices.mkl import fix_branch
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.job import BuildResult
+from elaswave_fx.launch.joined import files_for_newcomers
 from elaswave_fx.models.build import build_model
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
@@ -205,13 +207,20 @@ def update_seconds(config: Config) -> float:
     return float(json.loads(_cached_of(optimizer, config, "update_seconds", make)))
 
 
-def link_of(config: Config) -> Link:
-    """Between two ranks, emulated or not: measured, from the cache as the optimizer's program is. Where there are
-    several hosts it is that between hosts, for the slower links are those that are waited for."""
+def links_of(config: Config) -> tuple[Link, Link]:
+    """Between two ranks of a host, and between two on different ones, emulated or not: measured, from the cache as the
+    optimizer's program is. Where there are no two such ranks, the one is as the other."""
     parallel = config.parallel
     if parallel.ranks == 1:
-        return Link()
-    one_host = parallel.ranks <= parallel.ranks_per_host
+        return Link(), Link()
+    within = _link_of(config, one_host=True) if parallel.ranks_per_host > 1 else None
+    between = _link_of(config, one_host=False) if parallel.ranks > parallel.ranks_per_host else None
+    known = within or between
+    assert known is not None
+    return within or known, between or known
+
+
+def _link_of(config: Config, one_host: bool) -> Link:
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble else None
     key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
@@ -251,6 +260,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
         parallel.schedule,
         config.policy,
         config.planner.axes,
+        config.planner.goals,
     )
     tokens = config.seq_len if "input_ids" in artifact.inputs else 0
     plan = stages.apply(artifact, topology, config.global_batch, state_tensors, update_seconds(config), tokens)
@@ -271,14 +281,16 @@ def topology_of(config: Config) -> Topology:
     if emulated.memory_mb is not None:
         memory = int(emulated.memory_mb * 2**20)
     topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory, speeds=emulated.speeds)
-    link = link_of(config)
+    within, between = links_of(config)
     links = tuple(
-        HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s, link))
+        HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s, between))
         for each in config.topology.links
     )
-    between_hosts = _link(emulated.link.latency_ms, emulated.link.bytes_per_s, link)
-    life_s = config.planner.life_s
-    return replace(topology, within_host=link, between_hosts=between_hosts, links=links, life_s=life_s)
+    between = _link(emulated.link.latency_ms, emulated.link.bytes_per_s, between)
+    life_s, switch_bytes = config.planner.life_s, config.switch.memory_bytes
+    return replace(
+        topology, within_host=within, between_hosts=between, links=links, life_s=life_s, switch_bytes=switch_bytes
+    )
 
 
 def _link(latency_ms: float | None, bytes_per_s: float | None, usual: Link) -> Link:
@@ -305,7 +317,9 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     Raises ConfigError when the checkpoint to start from is not one of this model and data.
     """
     make_schedule(config.schedule, config.steps)  # A user's schedule is refused here, not by the workers.
-    built = build(config, run_dir / ".init", calibrate=True)
+    if config.exact:
+        fix_branch()  # Before the model is tried, which multiplies matrices.
+    built = build(config, RunDirectory.initial(run_dir), calibrate=True)
     artifact = built.artifact
     plan = planner(config, artifact)
     eval_batches = built.source.eval_batches
@@ -326,6 +340,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         "update": update,
         "eval_batches": eval_batches,
     }
+    of_checkpoints = _checkpoint_fields(config, run_dir, built, fingerprint, start)
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
@@ -334,7 +349,10 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={**data, **_checkpoint_fields(config, run_dir, built, fingerprint, start)},
+        data={**data, **of_checkpoints},
+        data_digest=of_checkpoints["contents"]["data_digest"] if of_checkpoints else "",
+        memory_bytes=plan.topology.members[0].memory_bytes,
+        files=files_for_newcomers(Artifact.copy_for_newcomers(built.folder, built.state.parent), built.state),
         run={
             "program": built.folder.name,
             "fingerprint": fingerprint,
@@ -346,7 +364,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
-            *_links_line(plan),
+            *_links_line(config, plan),
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
             _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
@@ -362,10 +380,18 @@ def _rehearsal_lines(config: Config, built: Built, update: Mapping[str, Any]) ->
     return (*rehearsal.notes, rehearsal.line())
 
 
-def _links_line(plan: Plan) -> Iterator[str]:
-    """Nothing is said of a single rank."""
-    if plan.topology.within_host != Link():
-        yield f"links between ranks, measured: {link_words(plan.topology.within_host)}"
+def _links_line(config: Config, plan: Plan) -> Iterator[str]:
+    """What was measured; nothing is said of a single rank."""
+    topology = plan.topology
+    within, between = link_words(topology.within_host), link_words(topology.between_hosts)
+    if topology.within_host == Link():
+        return
+    if within == between:
+        yield f"links between ranks, measured: {within}"
+    else:
+        is_slowed = config.emulated.link.is_slowed
+        hosts = f"emulated between hosts: {between}" if is_slowed else f"{between} between hosts"
+        yield f"links between ranks, measured: {within} on one host; {hosts}"
 
 
 def _memory_line(plan: Plan, mode: str) -> str:
@@ -397,7 +423,7 @@ def _checkpoint_fields(
     check_start(start, contents, config)
     for path in start.damaged:
         set_aside(path)
-    return start_fields(start, contents)
+    return start_fields(start, contents, config)
 
 
 class _Clock:

@@ -62,14 +62,18 @@ class UnitSequence:
         self._artifact = artifact
         self._halves = halves
         self._programs = {name: _native.Program(data) for name, data in artifact.programs.items()}
-        places = {(i, p.offset): p.name for i, bucket in enumerate(artifact.buckets) for p in bucket.params}
+        places = {
+            (i, p.offset): p.name
+            for i, bucket in enumerate(artifact.buckets)
+            for p in (*bucket.params, *bucket.buffers)
+        }
         sources = [
             constants[name] if kind == "constant" else tensor_of(name) for kind, name in artifact.invariant_inputs
         ]
         invariants = self._programs["invariants"].run(sources)
         self._held = {**constants, **dict(zip(artifact.invariant_names, invariants, strict=True))}
         self._tensor_of = tensor_of
-        self._name = lambda binding: places[binding[1], binding[2]] if binding[0] == "param" else binding[1]
+        self._name = lambda b: places[b[1], b[2]] if b[0] in ("param", "mutable") else b[1]
         self._values, self._gradients = _Places(), _Places()
         self._loss, self._count = self._values(("loss",)), self._values(("count",))
         self._units = _native.UnitSequence()
@@ -96,7 +100,7 @@ class UnitSequence:
 
     def _fixed(self, binding: Binding) -> torch.Tensor | None:
         """Return what does not change from step to step."""
-        if binding[0] in ("param", "frozen", "buffer", "constant"):
+        if binding[0] in ("param", "mutable", "frozen", "buffer", "constant"):
             name = self._name(binding)
             return self._held[name] if binding[0] == "constant" else self._tensor_of(name)
         return None

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import uuid
 from pathlib import Path
 
-from elaswave_fx.files import sync
+from elaswave_fx.files import replace_file, sync
 
-MANIFEST = "checkpoint.json"
+MANIFEST, _MARK = "checkpoint.json", ".job"
 _COMPLETE = re.compile(r"step-(\d+)")
 _PARTIAL = re.compile(r"step-\d+(\.old)?\.partial")
 
@@ -25,6 +26,22 @@ def complete(folder: Path) -> dict[int, Path]:
         return {}
     found = {int(match[1]): path for path in folder.iterdir() if (match := _COMPLETE.fullmatch(path.name))}
     return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).is_file()}
+
+
+def mark(folder: Path) -> str:
+    """Leave a mark of the job that is to write here, so that a rank elsewhere can see whether a folder of that name is
+    this one; returns it. Raises `OSError`."""
+    text = uuid.uuid4().hex
+    replace_file(folder / _MARK, text.encode())
+    return text
+
+
+def bears(folder: Path, text: str) -> bool:
+    """Whether the folder is here and bears that mark."""
+    try:
+        return (folder / _MARK).read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def partial_path(folder: Path, step: int) -> Path:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Span
-from elaswave_fx.program.artifact import Artifact, BucketSpec
+from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec
 
 _DIGEST_CHUNK_BYTES = 16 << 20
 
@@ -47,7 +47,9 @@ class InitialState:
         return self._file.get_tensor(name)
 
     def bucket(self, bucket: BucketSpec) -> torch.Tensor:
-        """All of a bucket's parameters, flat, fp32 [numel]."""
+        """All of a bucket's parameters, flat, fp32 [numel]; or the bytes of its buffers, in as many words."""
+        if bucket.buffers:
+            return buffer_words(bucket, self.tensor)
         flat = torch.empty(bucket.numel, dtype=torch.float32)
         for param in bucket.params:
             size = math.prod(param.shape)
@@ -56,6 +58,8 @@ class InitialState:
 
     def slice(self, bucket: BucketSpec, span: Span) -> torch.Tensor:
         """The elements `span` of a bucket, fp32; only they are read."""
+        if bucket.buffers:
+            return buffer_words(bucket, self.tensor)[span.lo : span.hi]
         flat = torch.empty(len(span), dtype=torch.float32)
         for param in bucket.params:
             whole = Span(param.offset, param.offset + math.prod(param.shape))
@@ -66,8 +70,25 @@ class InitialState:
         return flat
 
 
+def buffer_view(words: torch.Tensor, buffer: BucketBuffer) -> torch.Tensor:
+    """A mutable buffer as a view of all words of its bucket, which are declared as fp32."""
+    dtype = getattr(torch, buffer.dtype)
+    first, numel = buffer.offset * words.itemsize // dtype.itemsize, math.prod(buffer.shape)
+    return words.view(dtype)[first : first + numel].view(buffer.shape)
+
+
+def buffer_words(bucket: BucketSpec, tensor_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """The words of a bucket of buffers, made of these; what lies between two of them is zero."""
+    words = torch.zeros(bucket.numel, dtype=torch.float32)
+    for buffer in bucket.buffers:
+        buffer_view(words, buffer).copy_(tensor_of(buffer.name))
+    return words
+
+
 def split_bucket(bucket: BucketSpec, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of every parameter in a flat bucket; views."""
+    """(name, tensor) of every parameter or buffer in a flat bucket; views."""
+    for buffer in bucket.buffers:
+        yield buffer.name, buffer_view(flat, buffer)
     for param in bucket.params:
         yield param.name, flat[param.offset : param.offset + math.prod(param.shape)].view(param.shape)
 
@@ -91,24 +112,18 @@ def gather_parameters(
     artifact: Artifact,
     initial: InitialState,
     collect: Callable[[int], torch.Tensor | None],
-    buffer: Callable[[str], torch.Tensor | None],
 ) -> dict[str, torch.Tensor]:
     """Every logical parameter (fp32) and buffer by name.
 
-    `collect(bucket)` returns the whole flat fp32 bucket on the collecting rank, None elsewhere; `buffer(name)` likewise
-    for a mutable buffer. What training never touches comes from the initial state.
+    `collect(bucket)` returns the whole flat fp32 bucket on the collecting rank, None elsewhere. What training never
+    touches comes from the initial state.
     """
     found: dict[str, torch.Tensor] = {}
     for index, bucket in enumerate(artifact.buckets):
         flat = collect(index)
         if flat is not None:
             found |= dict(split_bucket(bucket, flat))
-    mutable = {fold.buffer for fold in artifact.folds}
-    for name in sorted(mutable):
-        tensor = buffer(name)
-        if tensor is not None:
-            found[name] = tensor
     for info in (*artifact.params, *artifact.buffers):
-        if info.name not in found and info.name not in mutable:
+        if info.name not in found:
             found[info.name] = initial.tensor(info.name)
     return found

@@ -10,44 +10,43 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.program.artifact import Artifact, BucketSpec, TensorInfo
+from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec
 
 MASTER = -1
 """`Piece.state` of the master copy; other numbers count the optimizer's state tensors."""
 
-Slice = tuple[str, BoxId | None, int]
-"""(bucket, box, MASTER or number of the state tensor) of what a rank keeps in one tensor; (buffer, None, MASTER) of a
-mutable buffer, which every rank of its unit keeps whole."""
+Slice = tuple[BoxId, int]
+"""(box, MASTER or number of the state tensor) of what a rank keeps in one tensor."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """Elements `span` of a flat logical tensor of `numel` elements.
 
-    `source` names the bucket or the mutable buffer that holds them. They begin at `start` of the buffer, or of the
-    master copy or `state`-th state tensor of the `box`.
+    They begin at the element `start` of the master copy or `state`-th state tensor of the `box`, if that is looked at
+    as one of `dtype`.
     """
 
     tensor: str
     dtype: str
     numel: int
     span: Span
-    source: str
+    box: BoxId
     start: int
     state: int = MASTER
-    box: BoxId | None = None
 
     @property
     def slice(self) -> Slice:
         """Which of the tensors that a rank keeps it is a part of."""
-        return self.source, self.box, self.state
+        return self.box, self.state
 
-    @property
-    def is_buffer(self) -> bool:
-        """Whether `source` is a mutable buffer and no bucket."""
-        return self.box is None
+    def of(self, kept: torch.Tensor) -> torch.Tensor:
+        """The elements as a view of that tensor, which is flat and declared as fp32."""
+        return kept.view(getattr(torch, self.dtype)).narrow(0, self.start, len(self.span))
 
 
 def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -58,20 +57,14 @@ def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[t
         for param in bucket.params:
             for state in range(MASTER, state_tensors):
                 found[tensor_name(param.name, state)] = (param.shape, "float32")
-    for info in mutable_buffers(artifact):
-        found[f"buffer/{info.name}"] = (info.shape, info.dtype)
+        for buffer in bucket.buffers:
+            found[f"buffer/{buffer.name}"] = (buffer.shape, buffer.dtype)
     return found
 
 
 def tensor_name(param: str, state: int) -> str:
     """The logical tensor of a parameter's master copy or `state`-th optimizer state."""
     return f"model/{param}" if state == MASTER else f"optimizer/{state}/{param}"
-
-
-def mutable_buffers(artifact: Artifact) -> tuple[TensorInfo, ...]:
-    """The buffers that training changes."""
-    folded = {fold.buffer for fold in artifact.folds}
-    return tuple(info for info in artifact.buffers if info.name in folded)
 
 
 def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
@@ -81,28 +74,25 @@ def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
 
 
 def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """Return what `rank` writes: the boxes that it owns; the first rank also the mutable buffers, which every rank
-    keeps.
+    """Return what `rank` writes: the boxes that it owns.
 
     Over all ranks of the plan every element is in exactly one piece.
     """
-    pieces = list(_of_boxes(artifact, plan, [rank == box.owner for box in plan.boxes], state_tensors))
-    if rank == plan.ranks[0]:
-        pieces += [_whole(info) for info in mutable_buffers(artifact)]
-    return tuple(pieces)
+    return tuple(_of_boxes(artifact, plan, [rank == box.owner for box in plan.boxes], state_tensors))
 
 
 def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """Return what `rank` reads: every box that it owns or holds, and every mutable buffer."""
-    pieces = _of_boxes(artifact, plan, [rank in box.replica_ranks for box in plan.boxes], state_tensors)
-    return (*pieces, *(_whole(info) for info in mutable_buffers(artifact)))
+    """Return what `rank` reads: every box that it owns or holds."""
+    return tuple(_of_boxes(artifact, plan, [rank in box.replica_ranks for box in plan.boxes], state_tensors))
 
 
 def _of_boxes(artifact: Artifact, plan: Plan, chosen: Sequence[bool], state_tensors: int) -> Iterator[Piece]:
     for box_id, box in numbered(plan.boxes):
+        bucket = artifact.buckets[box.bucket]
         if chosen[box_id]:
+            yield from (_of_buffer(buffer, box_id) for buffer in bucket.buffers)
             for state in range(MASTER, state_tensors):
-                yield from _of_box(artifact.buckets[box.bucket], box.span, box_id, state)
+                yield from _of_box(bucket, box.span, box_id, state)
 
 
 def _of_box(bucket: BucketSpec, span: Span, box: BoxId, state: int) -> Iterator[Piece]:
@@ -112,9 +102,11 @@ def _of_box(bucket: BucketSpec, span: Span, box: BoxId, state: int) -> Iterator[
         common = whole.intersect(span)
         if common is not None:
             name, elements = tensor_name(param.name, state), common.relative_to(whole)
-            yield Piece(name, "float32", numel, elements, bucket.name, common.lo - span.lo, state, box)
+            yield Piece(name, "float32", numel, elements, box, common.lo - span.lo, state)
 
 
-def _whole(info: TensorInfo) -> Piece:
-    numel = math.prod(info.shape)
-    return Piece(f"buffer/{info.name}", info.dtype, numel, Span(0, numel), info.name, 0)
+def _of_buffer(buffer: BucketBuffer, box: BoxId) -> Piece:
+    """A whole buffer: its box is never cut."""
+    numel = math.prod(buffer.shape)
+    start = buffer.offset * torch.float32.itemsize // getattr(torch, buffer.dtype).itemsize
+    return Piece(f"buffer/{buffer.name}", buffer.dtype, numel, Span(0, numel), box, start)

@@ -163,22 +163,14 @@ class Saver:
         )
 
     def _copy(self) -> Snapshot:
-        """A copy of what this rank owns between two steps. Updates leave held tensors alone, so only buffers are
-        copied."""
-        copies: dict[Slice, torch.Tensor] = {}
+        """What this rank owns between two steps; nothing is copied, for updates leave held tensors alone."""
+        held: dict[Slice, torch.Tensor] = {}
         for piece in self._own:
-            if piece.slice in copies:
-                continue
-            if piece.is_buffer:
-                buffer = self._engine.read(piece.source)
-                assert buffer is not None, f"every rank keeps {piece.source}"
-                copies[piece.slice] = buffer.clone().view(-1)
-            else:
-                assert piece.box is not None
+            if piece.slice not in held:
                 box = self._engine.read(piece.box)
                 assert box is not None, f"this rank owns box {piece.box}"
-                copies[piece.slice] = box.master if piece.state == MASTER else box.state[piece.state]
-        return copies
+                held[piece.slice] = box.master if piece.state == MASTER else box.state[piece.state]
+        return held
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
         """Write the pieces, in the thread. Returns what the first rank has completed, None on the others."""
@@ -249,7 +241,7 @@ def _write_own(
 
     def tensor_of(tensor: str, first: int) -> torch.Tensor:
         piece = by_start[tensor, first]
-        return snapshot[piece.slice].narrow(0, piece.start, len(piece.span))
+        return piece.of(snapshot[piece.slice])
 
     written = files.write(tensor_of)
     return {"written": written, "files": _digests(partial, [path.name for path in partial.glob(f"__{place}_*")])}

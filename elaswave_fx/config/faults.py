@@ -16,26 +16,49 @@ from dataclasses import dataclass
 
 from elaswave_fx.errors import ConfigError
 
-KINDS = ("kill", "stop")
-NOT_AVAILABLE_YET = ("leave", "join", "slow", "cut")
+KINDS = ("kill", "stop", "leave", "join", "slow")
+NOT_AVAILABLE_YET = ("cut",)
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}
+_WITHOUT_PHASE = {
+    "slow": "a rank is slow in whole steps",
+    "join": "a process is started between two steps",
+}
 PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot", "any")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Rank `rank` gets the signal of `kind` in `phase` of `step`; steps count from 0."""
+    """Rank `rank` gets the signal of `kind` in `phase` of `step`; steps count from 0. `leave`: the one that tells it to
+    leave. Other kinds have no phase. `join`: before `step` the launcher starts one more process, which becomes rank
+    `rank` when it is ready. `slow`: from `step` on the rank's units take as long as at `speed`, for so many `steps`, or
+    to the end."""
 
     step: int
     rank: int
     kind: str = "kill"
     phase: str = "any"
+    speed: float = 0.5
+    steps: int | None = None
+
+    @property
+    def takes_out(self) -> bool:
+        """Whether the job goes on without the rank."""
+        return self.kind in _SIGNALS
 
     @property
     def signal(self) -> signal.Signals:
-        """What the victim raises on itself."""
-        return signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP
+        """What the victim of a kind that takes it out raises on itself."""
+        return _SIGNALS[self.kind]
+
+    def slows(self, step: int) -> bool:
+        """Whether the rank is slow in that step."""
+        return self.kind == "slow" and self.step <= step and (self.steps is None or step < self.step + self.steps)
 
     def __str__(self) -> str:
+        if self.kind == "slow":
+            return f"slowing down of rank {self.rank} in step {self.step}"
+        if self.kind == "join":
+            return f"{self.kind} of rank {self.rank} in step {self.step}"
         return f"{self.kind} of rank {self.rank} in step {self.step}, phase {self.phase}"
 
 
@@ -45,6 +68,7 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: in
     `first_step`: where a run goes on that has done some steps before.
     """
     seen: dict[int, int] = {}
+    newest = ranks - 1
     for number, fault in enumerate(faults):
         place = f"faults[{number}]"
         if fault.kind in NOT_AVAILABLE_YET:
@@ -59,8 +83,15 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: in
             raise ConfigError(
                 f"{place}.step={fault.step}: the run goes on from step {first_step}; nearest valid: {first_step}"
             )
-        if not 0 <= fault.rank < ranks:
+        if fault.kind == "join":
+            newest += 1
+            if fault.rank != newest:
+                raise ConfigError(f"{place}.rank={fault.rank}: numbers are given in turn; nearest valid: {newest}")
+        elif not 0 <= fault.rank < ranks:
             raise ConfigError(f"{place}.rank={fault.rank}: the run has {ranks} ranks; nearest valid: {ranks - 1}")
+        _check_kind(place, fault)
+        if not fault.takes_out:
+            continue
         if fault.rank in seen:
             raise ConfigError(
                 f"{place}.rank={fault.rank}: faults[{seen[fault.rank]}] takes that rank out already; "
@@ -68,4 +99,22 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: in
             )
         seen[fault.rank] = number
     if len(seen) == ranks:
-        raise ConfigError(f"faults: every one of the {ranks} ranks is lost; at least one must be left to go on")
+        raise ConfigError(f"faults: every one of the {ranks} ranks is taken out; at least one must be left to go on")
+
+
+def _check_kind(place: str, fault: Fault) -> None:
+    """What only some kinds have."""
+    if not fault.takes_out and fault.phase != "any":
+        raise ConfigError(
+            f"{place}.phase={fault.phase}: {_WITHOUT_PHASE[fault.kind]}; leave it out with kind={fault.kind}"
+        )
+    if fault.kind != "slow":
+        other = Fault(step=0, rank=0)
+        for key in ("speed", "steps"):
+            if getattr(fault, key) != getattr(other, key):
+                raise ConfigError(f"{place}.{key}={getattr(fault, key)}: is for kind=slow")
+        return
+    if not 0 < fault.speed < 1:
+        raise ConfigError(f"{place}.speed={fault.speed:g}: must be above 0 and below 1, as fast as it was")
+    if fault.steps is not None and fault.steps < 1:
+        raise ConfigError(f"{place}.steps={fault.steps}: must be at least 1; nearest valid: 1")

@@ -131,6 +131,11 @@ def _check_exact(config: Config) -> None:
         )
     if config.exact and config.device == "emulated":
         raise ConfigError("exact=true: device=emulated computes nothing; nearest valid: exact=false")
+    if config.exact and config.policy == "smaller_batch":
+        raise ConfigError(
+            "exact=true: policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
+            "nearest valid: policy=drop_replica"
+        )
     if config.exact and not config.rng.reshard:
         raise ConfigError(
             "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true"

@@ -180,12 +180,16 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """The launcher. Rank r listens on `port` + r (0: any free port). With `exit_words` it tells the coordinator of
-    processes that end; without, the coordinator must find out by itself."""
+    """The launcher. Rank r listens on `port` + r of `host` (0: any free port), whichever process is the coordinator on
+    `control_port` (0: any). With `exit_words` the launcher tells it of processes that end; without, the coordinator
+    must find out by itself. A rank that is told to leave has `grace_s` for that."""
 
     kind: str = constrained(choices=("local", "env"))
+    host: str
     port: int = constrained(at_least=0, at_most=65535)
+    control_port: int = constrained(at_least=0, at_most=65535)
     exit_words: bool
+    grace_s: float = constrained(above=0, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +219,30 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwitchConfig:
+    """A change of the job's ranks or lanes while it trains: copies on their way take at most `memory` MiB of a rank
+    beside what its plan needs, with None all that is left of its memory."""
+
+    memory: float | None = constrained(above=0, at_most=MOST)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The bound in bytes."""
+        return None if self.memory is None else int(self.memory * 2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkConfig:
     """The links between emulated hosts: messages are under way for `latency_ms` and go one after another at
     `bytes_per_s`. None: what this machine takes."""
 
     latency_ms: float | None = constrained(at_least=0, at_most=MOST)
     bytes_per_s: float | None = constrained(above=0)
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether anything is emulated of them."""
+        return self.latency_ms is not None or self.bytes_per_s is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,10 +303,11 @@ class PowerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
-    """The parts of recovery that the planner may use, and for how long a plan is expected to last: until the next loss
-    (`mtbf_s`), or until a lost rank is back (`rejoin_s`)."""
+    """The parts of recovery that the planner may use, how it reaches lanes that begin with a stall (`goals`), and for
+    how long a plan is expected to last: until the next loss (`mtbf_s`), or until a lost rank is back (`rejoin_s`)."""
 
     axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
+    goals: str = constrained(choices=("background", "blocking", "never"))
     mtbf_s: float = constrained(above=0, at_most=MOST)
     rejoin_s: float | None = constrained(above=0, at_most=MOST)
 
@@ -335,7 +358,8 @@ class Config:
     exact: bool
     copies: CopiesConfig
     recovery: RecoveryConfig
-    policy: str = constrained(choices=("elaswave", "recycle", "drop_replica", "restart"))
+    switch: SwitchConfig
+    policy: str = constrained(choices=("elaswave", "recycle", "drop_replica", "smaller_batch", "restart"))
     planner: PlannerConfig
     rng: RngConfig
     faults: tuple[Fault, ...]

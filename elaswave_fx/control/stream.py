@@ -1,12 +1,13 @@
-"""A stream between a rank and the coordinator: frames on a unix socket, between two ends that prove the job's token.
+"""A stream between a rank and the coordinator: frames on a TCP connection, between two ends that prove the job's token.
 
     rank -> coordinator   HELLO      the rank, a nonce
     coordinator -> rank   CHALLENGE  a nonce, HMAC(token, "coordinator" HELLO nonce)
     rank -> coordinator   PROOF      HMAC(token, "rank" HELLO CHALLENGE)
 
-then messages, both ways. A frame is its length in four bytes, and its bytes. The token never travels, nothing longer
-than a HELLO is taken from an end that has not proved it, and an end of another user is closed before a byte is read.
-Nothing here waits: what cannot be sent yet is kept, bounded, and what has not arrived is asked for again.
+then messages, both ways. A frame is its length in four bytes, and its bytes. The token never travels, and nothing
+longer than a HELLO is taken from an end that has not proved it. Messages are neither encrypted nor signed: the network
+is trusted not to forge packets, as it is for links between ranks. Nothing here waits: what cannot be sent yet is kept,
+bounded, and what has not arrived is asked for again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WAITING_BYTES_MAX = 4 << 20
 """When so much waits for an end that does not read, further messages are dropped."""
 
 _GREETING = b"elaswave"
-_HELLO = struct.Struct(f"<{len(_GREETING)}sI32s")
+_HELLO = struct.Struct(f"<{len(_GREETING)}si32s")
 _NONCE_BYTES = _DIGEST_BYTES = 32
 _CHALLENGE_BYTES = _NONCE_BYTES + _DIGEST_BYTES
 GREETING_BYTES_MAX = max(_HELLO.size, _CHALLENGE_BYTES)
@@ -36,20 +37,12 @@ GREETING_BYTES_MAX = max(_HELLO.size, _CHALLENGE_BYTES)
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Stream:
-    """Frames on a connected unix socket that does not block."""
+    """Frames on a connected socket that does not block."""
 
     def __init__(self, connected: socket.socket) -> None:
-        """Raises `CommError` for an end of another user."""
-        *_, user, _ = _CREDENTIALS.unpack(
-            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if user not in (os.geteuid(), 0):
-            connected.close()
-            raise CommError(f"control: the other end is of user {user}")
         self._socket = connected
         self._in, self._out = bytearray(), bytearray()
         self.most = GREETING_BYTES_MAX
@@ -93,6 +86,23 @@ class Stream:
         self._in += data
         while (frame := self._split()) is not None:
             yield frame
+
+    def finish(self) -> None:
+        """Send what waits, as far as the other end reads, and tell it that nothing follows. What it still says is
+        dropped: a connection that is closed with something unread is torn, and takes what was sent last with it."""
+        self.flush()
+        if self.ended:
+            return
+        try:
+            if not self._out:
+                self._socket.shutdown(socket.SHUT_WR)
+            while data := self._socket.recv(_READ_BYTES):
+                del data
+            self.ended = True
+        except BlockingIOError:
+            return
+        except OSError:
+            self.ended = True
 
     def close(self) -> None:
         """Called again, it does nothing."""

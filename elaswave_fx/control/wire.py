@@ -1,48 +1,76 @@
-"""Messages of the control plane: ranks call the coordinator, which answers on the same streams.
+"""Messages of the control plane: ranks call the coordinator over TCP, which answers on the same streams.
 
 In: the values of `messages.py`. Out: the same values at the other end, and at the coordinator's `Connected` and
 `Disconnected`, which say whether a rank's process is there: the kernel closes its stream with it, or the way to it is
 broken; which of the two, a stream cannot say. A message is MessagePack, `[kind, fields]`, decoded by the table below;
 nothing else is ever built from what arrives. A message to somebody who is not there is lost, as the protocol expects.
+A job has one address for as long as it lives, whichever process is its coordinator.
 
     ["Ack", {"term": 1, "epoch": 4, "member": true, "ledgered": 120}]
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
+import itertools
 import select
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from elaswave_fx.control import stream
+from elaswave_fx.control import stream, tcp
+from elaswave_fx.control.protocol.card import UNNUMBERED, Card
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
     Connected,
     Disconnected,
     Ended,
+    Fetch,
+    FilePart,
+    Gone,
+    Granted,
     Heartbeat,
+    MustStay,
+    Newcomer,
+    NumberWanted,
     Over,
+    PartWanted,
     Prepare,
     Prepared,
+    ProbeStore,
+    Refused,
+    Reshape,
+    ReshapeWanted,
+    StoreSeen,
+    Told,
+    Welcome,
 )
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.errors import CommError, PlanError
+from elaswave_fx.plan.rank_news import Wish
 from elaswave_fx.plan.topology import Rank
 
-OfRank = Heartbeat | Prepared | Ended
+OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | Told
 """What ranks send, and the coordinator takes."""
 
-Message = OfRank | Ack | Prepare | Activate | Over
-"""All that travels between a rank and the coordinator."""
+Question = Newcomer | Fetch | Reshape
+"""What somebody without a number asks."""
+
+Answer = Welcome | FilePart | Granted | Refused
+"""What comes of it."""
+
+Message = OfRank | Card | Question | Answer | Ack | Prepare | Activate | MustStay | Over | StoreSeen
+"""All that travels between a rank, or who wants to be one, and the coordinator."""
+
+Wanted = NumberWanted | PartWanted | ReshapeWanted
+"""A question, as the coordinator hears it."""
+
+Heard = OfRank | Connected | Disconnected | Wanted
+"""What the coordinator hears."""
 
 RECONNECT_S, RECONNECT_S_MAX = 0.02, 0.5
 """The first and the longest wait between attempts to reach a coordinator that is away."""
@@ -53,33 +81,26 @@ UNSENT_MAX = 100
 STRANGERS_MAX = 1024
 """Connections that have not proved yet who they are; the oldest is closed for a newer one."""
 
-_BACKLOG = 1024
-_DECODERS = {
-    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Heartbeat, Prepared, Ended, Ack, Prepare, Activate, Over)
-}
+DIAL_S = 1.0
+"""A connection that is under way for so long is given up for another one: SYNs that were lost are sent again late."""
+
+_KINDS = (
+    Card, Newcomer, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, Told, Ack, Prepare, Activate,
+    MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Granted,
+)  # fmt: skip
+_DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """Where a job's control plane is. `folder`: that of its store in memory, which only its owner can enter; `store`:
-    the run directory; `launcher`: its pid, or 0."""
+    """Where a job's coordinator listens: `host` is an address or a name, as ranks reach it. `token`: what both ends
+    have to prove that they hold."""
 
-    folder: Path
+    host: str
+    port: int
     token: str
-    store: Path
-    launcher: int = 0
-
-    @property
-    def path(self) -> str:
-        """Where the coordinator listens."""
-        return str(self.folder / "coordinator.sock")
-
-    @property
-    def job_file(self) -> Path:
-        """Where the `JobFile` lies while the job runs; it holds the token, and goes when the job is over."""
-        return self.folder / "job.json"
 
 
 def encode(message: Message) -> bytes:
@@ -99,8 +120,13 @@ def decode(body: bytes) -> Message:
 class RankSocket:
     """A rank's end. One thread uses it."""
 
-    def __init__(self, address: ControlAddress, rank: Rank) -> None:
-        self._path, self._token, self._rank = address.path, address.token.encode(), rank
+    def __init__(self, address: ControlAddress, card: Card) -> None:
+        """`card`: what it shows whenever it has opened the stream. Raises `CommError` for a host that cannot be
+        resolved."""
+        self._places = itertools.cycle(tcp.resolve(address.host, address.port))
+        self._token, self._rank, self._card = address.token.encode(), card.number, encode(card)
+        self._refused = False  # for good
+        self._dialed: socket.socket | None = None  # a connection that is under way
         self._stream: Stream | None = None
         self._hello: Hello | None = None  # said, and not answered yet
         self._unsent: deque[bytes] = deque(maxlen=UNSENT_MAX)  # until then
@@ -111,13 +137,15 @@ class RankSocket:
         """Let `poll` wake up when there is something to receive, or to send. To be called before every poll."""
         if self._stream is not None:
             poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._stream.waits else 0))
+        elif self._dialed is not None:
+            poll.register(self._dialed, select.POLLOUT)
 
     def connect(self, now_s: float) -> float | None:
         """Open the stream if it is not; returns when to try again, None while it is open."""
-        if self._stream is None and now_s >= self._again_s:
-            self._dial()
-            self._again_s = now_s + self._pause_s
-            self._pause_s = min(2 * self._pause_s, RECONNECT_S_MAX)
+        if self._dialed is not None:
+            self._greet(self._dialed, now_s)
+        if self._stream is None and self._dialed is None and now_s >= self._again_s and not self._refused:
+            self._dial(now_s)
         return self._again_s if self._stream is None else None
 
     def send(self, message: Message) -> None:
@@ -142,20 +170,42 @@ class RankSocket:
 
     def close(self, linger_s: float = 0.0) -> None:
         """`linger_s`: how long what was sent last may take to leave. Called again, it does nothing."""
+        if self._dialed is not None:
+            self._dialed.close()
+            self._dialed = None
         if self._stream is not None:
-            _drain([self._stream], linger_s)
+            if self._hello is None:
+                _finish([self._stream], linger_s)
             self._drop()
 
-    def _dial(self) -> None:
-        dialed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    def _dial(self, now_s: float) -> None:
         try:
-            dialed.connect(self._path)
-            self._stream = Stream(dialed)
-        except (OSError, CommError):
-            dialed.close()
+            self._dialed = tcp.dial(next(self._places))
+        except OSError:
+            self._wait(now_s)
             return
-        self._hello = Hello.of(self._rank)
-        self._stream.send(self._hello.frame)
+        self._again_s = now_s + DIAL_S
+        self._greet(self._dialed, now_s)
+
+    def _greet(self, dialed: socket.socket, now_s: float) -> None:
+        """Say hello on a connection if it is open by now; give it up if it cannot be, or takes too long."""
+        try:
+            if not tcp.is_dialed(dialed):
+                if now_s < self._again_s:
+                    return
+                raise TimeoutError
+        except OSError:
+            dialed.close()
+        else:
+            self._stream, self._hello = Stream(dialed), Hello.of(self._rank)
+            self._stream.send(self._hello.frame)
+        self._dialed = None
+        self._wait(now_s)
+
+    def _wait(self, now_s: float) -> None:
+        """Before the next attempt, the longer the more of them have led to nobody."""
+        self._again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RECONNECT_S_MAX)
 
     def _messages(self, stream_: Stream) -> list[Message]:
         messages = []
@@ -164,13 +214,16 @@ class RankSocket:
                 self._answer(stream_, stream.answer(self._token, self._hello, frame))
             else:
                 messages.append(decode(frame))
-        if stream_.ended:
+        self._refused = self._refused or any(isinstance(message, Refused) for message in messages)
+        if stream_.ended or self._refused:
             self._drop()
         return messages
 
     def _answer(self, stream_: Stream, proof: bytes) -> None:
-        """The coordinator has proved the token, so does the rank; then it may say what it has kept."""
+        """The coordinator has proved the token, so does the rank; then it shows its card, and may say what it has
+        kept."""
         stream_.send(proof)
+        stream_.send(self._card)
         stream_.most = stream.MESSAGE_BYTES_MAX
         self._hello, self._pause_s = None, RECONNECT_S
         while self._unsent:
@@ -184,34 +237,38 @@ class RankSocket:
 
 
 class _Connection:
-    """A stream at the coordinator; `rank` once it has proved who it is."""
+    """A stream at the coordinator; `rank` once it has proved that it holds the token, and its card was taken."""
 
-    def __init__(self, stream_: Stream) -> None:
-        self.stream = stream_
+    def __init__(self, stream_: Stream, place: str) -> None:
+        """`place`: the other end, as people write it."""
+        self.stream, self.place = stream_, place
         self.rank: Rank | None = None
         self.asked: tuple[Hello, bytes] | None = None  # what it said, and what it is to answer
+        self.proved = False
+        self.name: int | None = None  # of a newcomer's, once it has asked something
+        self.asks = False  # it waits for an answer
+        self.refused = False  # it has been told why, and is not heard any more
 
 
 class CoordinatorSocket:
     """The coordinator's end, of which a job has one at a time. One thread uses it; `fileno` is for pollers."""
 
-    def __init__(self, address: ControlAddress) -> None:
-        """Raises `CommError` when the address cannot be taken, as while another coordinator has it."""
+    def __init__(self, address: ControlAddress, listener: socket.socket | None = None) -> None:
+        """`listener`: at the job's address, to be closed with this; None: it is opened here. Raises `CommError` when
+        the address cannot be taken, as while another process has it.
+
+        `admit(card)` says why a rank that shows it is refused, or None; until it is set, nobody is. `on_stranger(why)`
+        hears of connections that end before they have proved the token, though they had begun to speak."""
+        self.admit: Callable[[Card], str | None] = lambda card: None
+        self.on_stranger: Callable[[str], None] = lambda why: None
         self._token = address.token.encode()
-        self._place = _take_place(address)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            Path(address.path).unlink(missing_ok=True)  # a dead coordinator's
-            self._listener.bind(address.path)
-            self._listener.listen(_BACKLOG)
-        except OSError as error:
-            self._listener.close()
-            os.close(self._place)
-            raise CommError(f"control: {address.path} cannot be taken ({error})") from error
+        self._listener = listener or tcp.listen(address.host, address.port)
         self._poll = select.epoll()
         self._poll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}  # by file descriptor, oldest first
         self._of_rank: dict[int, _Connection] = {}  # the newest of each
+        self._newcomers: dict[int, _Connection] = {}  # by name
+        self._names = itertools.count()
         self._last: tuple[Message | None, bytes] = (None, b"")  # what goes to every rank is encoded once
         self.refused = 0
 
@@ -229,9 +286,21 @@ class CoordinatorSocket:
         connection.stream.send(self._last[1])
         self._watch(connection)
 
-    def receive(self) -> list[OfRank | Connected | Disconnected]:
+    def answer(self, newcomer: int, message: Answer) -> None:
+        """To the question of who has no number; nothing if it has gone. One that is refused closes its end then."""
+        connection = self._newcomers.get(newcomer)
+        if connection is None or not connection.asks:
+            return
+        connection.asks = False
+        if isinstance(message, Refused):
+            self.refused += 1
+            connection.refused = True
+        connection.stream.send(encode(message))
+        self._watch(connection)
+
+    def receive(self) -> list[Heard]:
         """What has happened since the last call, in order; all that a rank has said before its stream ended."""
-        found: list[OfRank | Connected | Disconnected] = []
+        found: list[Heard] = []
         for number, _ in self._poll.poll(0):
             if number == self._listener.fileno():
                 self._accept()
@@ -241,45 +310,58 @@ class CoordinatorSocket:
 
     def close(self, linger_s: float = 0.0) -> None:
         """`linger_s`: how long what was sent last may take to leave. Ranks notice, and look for another coordinator."""
-        _drain([connection.stream for connection in self._connections.values()], linger_s)
+        self._listener.close()
+        _finish(
+            [connection.stream for connection in self._connections.values() if connection.rank is not None], linger_s
+        )
         for connection in self._connections.values():
             connection.stream.close()
         self._connections.clear()
         self._poll.close()
-        self._listener.close()
-        os.close(self._place)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                accepted, _ = self._listener.accept()
-                accepted.setblocking(False)
-                try:
-                    connection = _Connection(Stream(accepted))
-                except CommError:
-                    self.refused += 1
-                    continue
-                self._connections[accepted.fileno()] = connection
-                self._poll.register(accepted, select.EPOLLIN)
-                strangers = [each for each in self._connections.values() if each.rank is None]
-                if len(strangers) > STRANGERS_MAX:
-                    self._refuse(strangers[0])
+        while True:
+            try:
+                accepted, place = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            if tcp.is_of_another_user(accepted):
+                accepted.close()  # unread: it could have a place that a rank needs
+                self.refused += 1
+                continue
+            accepted.setblocking(False)
+            tcp.tune(accepted)
+            self._connections[accepted.fileno()] = _Connection(Stream(accepted), tcp.shown(*place[:2]))
+            self._poll.register(accepted, select.EPOLLIN)
+            strangers = [each for each in self._connections.values() if not each.proved]
+            if len(strangers) > STRANGERS_MAX:
+                self._refuse(strangers[0])
 
-    def _hear(self, connection: _Connection) -> list[OfRank | Connected | Disconnected]:
+    def _hear(self, connection: _Connection) -> list[Heard]:
         connection.stream.flush()
-        found: list[OfRank | Connected | Disconnected] = []
+        found: list[Heard] = []
+        # A dialer that holds another token sees it from the challenge, and goes without a word.
+        why = None if connection.asked is None else "somebody came, and left without a proof of the job's token"
         try:
             for frame in connection.stream.receive():
-                found += self._greeted(connection, frame) if connection.rank is None else self._said(connection, frame)
-        except CommError:
+                if connection.rank is not None:
+                    found += self._said(connection, frame)
+                elif not connection.refused:
+                    found += self._greeted(connection, frame)
+        except CommError as error:
             self.refused += 1
             connection.stream.ended = True
+            why = str(error)
         if connection.stream.ended:
+            if why is not None and not connection.proved:
+                self.on_stranger(f"{connection.place}: {why.removeprefix('control: ')}")
             return [*found, *self._ended(connection)]
         self._watch(connection)
         return found
 
-    def _greeted(self, connection: _Connection, frame: bytes) -> list[Connected]:
+    def _greeted(self, connection: _Connection, frame: bytes) -> list[Connected | Wanted]:
         """One step of the handshake. Raises `CommError` for a stranger."""
         if connection.asked is None:
             hello = Hello.read(frame)
@@ -287,12 +369,43 @@ class CoordinatorSocket:
             connection.stream.send(connection.asked[1])
             return []
         hello, challenge = connection.asked
+        if connection.proved:
+            said = decode(frame)
+            if hello.rank == UNNUMBERED and isinstance(said, Question):
+                return [self._wanted(connection, said)]
+            return self._show(connection, hello.rank, said)
         if not stream.is_proof(self._token, hello, challenge, frame):
             raise CommError("control: somebody came who does not hold the job's token")
-        connection.stream.most = stream.MESSAGE_BYTES_MAX
-        connection.rank = hello.rank
-        self._of_rank[hello.rank] = connection
-        return [Connected(hello.rank)]
+        connection.proved, connection.stream.most = True, stream.MESSAGE_BYTES_MAX
+        return []
+
+    def _wanted(self, connection: _Connection, question: Question) -> Wanted:
+        """Who has no number asks one thing at a time. Raises `CommError` for one that does not wait for the answer."""
+        if connection.asks:
+            raise CommError("control: somebody asks again before the answer is there")
+        if connection.name is None:
+            connection.name = next(self._names)
+            self._newcomers[connection.name] = connection
+        connection.asks = True
+        if isinstance(question, Fetch):
+            return PartWanted(connection.name, question)
+        if isinstance(question, Reshape):
+            return ReshapeWanted(connection.name, Wish(question.dp, question.pp))
+        return NumberWanted(connection.name, question.versions)
+
+    def _show(self, connection: _Connection, rank: Rank, card: Message) -> list[Connected | Wanted]:
+        """A rank shows its card. One that is refused hears why, and closes its end."""
+        if not isinstance(card, Card) or card.number != rank:
+            raise CommError(f"control: rank {rank} shows no card of its own")
+        reason = self.admit(card)
+        if reason is not None:
+            self.refused += 1
+            connection.refused = True
+            connection.stream.send(encode(Refused(reason)))
+            return []
+        connection.rank = rank
+        self._of_rank[rank] = connection
+        return [Connected(rank)]
 
     def _said(self, connection: _Connection, frame: bytes) -> list[OfRank]:
         """A message of a rank. Raises `CommError` for what no rank says, or says for itself."""
@@ -318,6 +431,8 @@ class CoordinatorSocket:
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
+        if connection.name is not None:
+            self._newcomers.pop(connection.name, None)
         del self._connections[connection.stream.fileno()]
         self._poll.unregister(connection.stream)
         connection.stream.close()
@@ -327,29 +442,16 @@ class CoordinatorSocket:
         self._poll.modify(connection.stream, wanted)
 
 
-def _take_place(address: ControlAddress) -> int:
-    """The right to listen, which the kernel takes back when this process ends."""
-    try:
-        place = os.open(address.folder / "coordinator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise CommError(f"control: {address.path} cannot be taken ({error})") from error
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(place)
-        raise CommError(f"control: {address.path} cannot be taken, another coordinator has it") from error
-    return place
-
-
-def _drain(streams: list[Stream], linger_s: float) -> None:
+def _finish(streams: list[Stream], linger_s: float) -> None:
+    """Until the other ends have taken all and closed theirs, or the time is over."""
     by_s = time.monotonic() + linger_s
-    while waiting := [each for each in streams if each.waits]:
-        left_s = by_s - time.monotonic()
-        if left_s <= 0:
+    while (left_s := by_s - time.monotonic()) > 0:
+        for each in streams:
+            each.finish()
+        streams = [each for each in streams if not each.ended]
+        if not streams:
             return
         poll = select.poll()
-        for each in waiting:
-            poll.register(each, select.POLLOUT)
+        for each in streams:
+            poll.register(each, select.POLLIN | (select.POLLOUT if each.waits else 0))
         poll.poll(1e3 * left_s)
-        for each in waiting:
-            each.flush()

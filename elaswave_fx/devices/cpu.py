@@ -27,8 +27,14 @@ _LIBRARIES = re.compile(r"(Intel\(R\) oneAPI Math Kernel Library Version \S+|Int
 
 _DENORMAL = 1e-40
 
-_KEPT_BYTES = 1 << 30
-"""So much of what a step has freed stays with the process: the system hands memory out empty, page by page."""
+_AT_FIRST = 1 << 30
+"""Kept of what is freed until `keep` says what a step takes."""
+
+_MOST = (1 << 31) - 1
+"""`mallopt` takes no more."""
+
+_BESIDES = 64 << 20
+"""What a step takes besides its activations, and what the allocator cannot use of what it has."""
 
 
 class CpuDevice:
@@ -37,6 +43,9 @@ class CpuDevice:
     name = "cpu"
     torch_device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self._kept = _AT_FIRST
+
     def set_up(self, threads: int, deterministic: bool = False) -> None:
         torch.set_num_threads(threads)
         if deterministic:
@@ -44,7 +53,7 @@ class CpuDevice:
             # `torch.use_deterministic_algorithms` does the same, and imports torch's compiler: a second for every rank.
             torch.set_deterministic_debug_mode("error")
             torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - nothing reads what nobody wrote
-        _keep_freed_memory()
+        _set_kept(self._kept)
         try:
             # A forked worker inherits its parent's peak.
             _CLEAR_REFS.write_text(_RESET_PEAK)
@@ -56,6 +65,12 @@ class CpuDevice:
 
     def memory_peak_bytes(self) -> int:
         return _kibibytes(_STATUS, "VmHWM") * 1024
+
+    def keep(self, step_bytes: int) -> None:
+        kept, self._kept = self._kept, step_bytes + _BESIDES
+        _set_kept(self._kept)
+        if self._kept < kept:
+            _c_function("malloc_trim", 0)
 
     def memory_total_bytes(self) -> int:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -82,12 +97,18 @@ class CpuDevice:
         }
 
 
-def _keep_freed_memory() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return  # It is another C library.
-    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+def _set_kept(kept: int) -> None:
+    """The system hands memory out empty, page by page: what one step frees is left to the next. A block that was mapped
+    by itself would go back at once."""
+    _c_function("mallopt", _M_TRIM_THRESHOLD, min(kept, _MOST))
+    _c_function("mallopt", _M_MMAP_THRESHOLD, _MOST)
+
+
+def _c_function(name: str, *words: int) -> None:
+    """Call a function of glibc; other C libraries do without."""
+    found = getattr(ctypes.CDLL(None), name, None)
+    if found is not None:
+        found(*words)
 
 
 def _kibibytes(path: Path, key: str) -> int:

@@ -34,6 +34,11 @@ class Device(Protocol):
         """The most memory that this process has used on the device since `set_up`."""
         ...
 
+    def keep(self, step_bytes: int) -> None:
+        """Of what steps have freed, have so much at hand for the next ones; what is beyond goes back to the system.
+        Called between steps, when it is known what a step of this rank takes."""
+        ...
+
     def memory_total_bytes(self) -> int:
         """The memory of the device; shared with other processes on a CPU."""
         ...

@@ -1,7 +1,7 @@
 """The emulated device: real processes and messages, kernels replaced by the durations that the plan was made with.
 
-    kernels(plan, rank)              -> {unit: (s per sample forward, backward, s per call, share)}, at its speed
-    paces(plan.topology, rank)       -> {other rank: (latency in s, bytes per s)}, which its messages really take
+    kernels(plan, rank, 1.0)         -> {unit: (s per sample forward, backward, s per call, share)}, at its speed
+    paces(plan.topology, rank, True) -> {other rank: (latency in s, bytes per s)}, which its messages really take
     scaled_costs(artifact, 2.0)      -> costs by kind of unit, of 2 ms per sample and unit on average
 
 Ranks that wait burn no processor, so many fit on few cores. Whether that is faithful is measured in every run, by how
@@ -29,9 +29,10 @@ class EmulatedDevice(CpuDevice):
     name = "emulated"
 
 
-def kernels(plan: Plan, rank: Rank) -> Kernels:
-    """Return how long the units of a rank's tile take it, at its speed and its clock."""
-    speed = plan.topology.member(rank).speed / plan.slowdown(rank)
+def kernels(plan: Plan, rank: Rank, speed: float) -> Kernels:
+    """Return how long the units of a rank's tile take it, at the speed that it really has, whatever the plan takes it
+    for, and at its clock."""
+    speed /= plan.slowdown(rank)
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {
         unit: (cost.forward_s / speed, cost.backward_s / speed, cost.fixed_s / speed, cost.weights_share)
@@ -39,11 +40,14 @@ def kernels(plan: Plan, rank: Rank) -> Kernels:
     }
 
 
-def paces(topology: Topology, rank: Rank) -> dict[int, tuple[float, float]]:
-    """Rank -> (latency in seconds, bytes per second) of the links that are to be emulated: those between hosts that are
-    not as this machine's."""
-    links = {other: topology.link(rank, other) for other in topology.ranks if other != rank}
-    return {other: (link.latency_s, link.bytes_per_s) for other, link in links.items() if link != topology.within_host}
+def paces(topology: Topology, rank: Rank, between_hosts: bool) -> dict[int, tuple[float, float]]:
+    """Rank -> (latency in seconds, bytes per second) of the links that are to be emulated: those of pairs of hosts that
+    are named, and with `between_hosts` those of all other pairs."""
+    host = {member.rank: member.host for member in topology.members}
+    named = {frozenset(each.hosts) for each in topology.links}
+    pairs = {other: frozenset((host[rank], host[other])) for other in topology.ranks if host[other] != host[rank]}
+    links = {other: topology.link(rank, other) for other, pair in pairs.items() if between_hosts or pair in named}
+    return {other: (link.latency_s, link.bytes_per_s) for other, link in links.items()}
 
 
 def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, Seconds]:

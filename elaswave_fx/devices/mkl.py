@@ -30,7 +30,7 @@ def fix_branch() -> None:
     library = _library()
     if library is None or os.environ.get(VARIABLE):
         return
-    wanted = _AVX512_STRICT if _has_avx512() else _AUTO
+    wanted = _AVX512_STRICT if _has_strict_branch() else _AUTO
     if library.mkl_serv_cbwr_set(wanted) and library.mkl_serv_cbwr_get(_ALL) != wanted:
         raise ConfigError(
             f"exact=true: this process has multiplied matrices before, by code whose bits depend on where they lie; "
@@ -52,9 +52,11 @@ def _library() -> ctypes.CDLL | None:
     return library if hasattr(library, "mkl_serv_cbwr_set") else None
 
 
-def _has_avx512() -> bool:
+def _has_strict_branch() -> bool:
+    """MKL has it on processors of its own maker only, whatever instructions those of others know."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return " avx512f " in file.read(8192)
+            text = file.read(8192)
     except OSError:
         return False
+    return "GenuineIntel" in text and " avx512f " in text

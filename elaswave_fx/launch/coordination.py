@@ -2,13 +2,14 @@
 
 In: exits of workers, finished checkpoints. Out: the coordinator's messages. Training needs none of this to go on.
 
-    coordination = Coordination(spec, store, log); coordination.start(siblings=()); coordination.exited(2)
+    coordination = Coordination(spec, listener, store, log); coordination.start(siblings=()); coordination.exited(2)
     coordination.turn(now, siblings=workers)   # restarts what has ended, with growing pauses
 """
 
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -33,8 +34,9 @@ HUNG_S = 10.0
 class Coordination:
     """The coordinator as the launcher sees it. The launcher's one thread uses it."""
 
-    def __init__(self, spec: CoordinatorSpec, store: FileStore, log: Path) -> None:
-        self._spec, self._store, self._log = spec, store, log
+    def __init__(self, spec: CoordinatorSpec, listener: socket.socket, store: FileStore, log: Path) -> None:
+        """`listener`: at the job's address; every coordinator that is started here serves it."""
+        self._spec, self._listener, self._store, self._log = spec, listener, store, log
         self._child: Child | None = None
         self._exited: list[int] = []
         self._ends: deque[float] = deque()
@@ -52,7 +54,7 @@ class Coordination:
 
         def body(channel: Channel) -> None:
             outlive_parent()  # Workers that finish without a launcher may still need it.
-            code = run_coordinator(spec, channel)
+            code = run_coordinator(spec, channel, listener=self._listener)
             if code == SUPERSEDED:
                 print("superseded by another coordinator", flush=True)
 

@@ -24,6 +24,9 @@ _COSTS_THE_RANK = ("Excluded", "UpdateFailed")
 """Errors that nobody would have who does the rank's work from here on. Any other is likely to come again, so it ends
 the run."""
 
+_LEFT_OUT = ("Excluded",)
+"""Errors of a rank in whose place another process can do its work."""
+
 _OF_THE_JOB = ("JobOver",)
 """Errors that every rank has alike, and whose message is all that there is to say: nothing in the code has failed."""
 
@@ -50,6 +53,11 @@ class Failure:
     def costs_the_rank_alone(self) -> bool:
         """Whether the others can go on, as after the loss of its process."""
         return self._is(_COSTS_THE_RANK)
+
+    @property
+    def was_left_out(self) -> bool:
+        """Whether the others went on without the rank, though it lives."""
+        return self._is(_LEFT_OUT)
 
     @property
     def reason(self) -> str:

@@ -10,6 +10,7 @@ fork, so they may be closures and see what the launcher held, `BuildResult` incl
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planning
+from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
@@ -26,6 +30,7 @@ from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.plan.topology import Rank
 
 _KEPT = 4096
 """So many of a rank's last reports are kept for the case that the launcher has not read them."""
@@ -37,7 +42,9 @@ class BuildResult:
 
     The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
     `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
-    decides bits.
+    decides bits. `data_digest` is that of the samples which every rank has to read, "" if nobody has looked.
+    `memory_bytes`: what a rank may have, as plans reckon. `files`, by name: what a rank that joins fetches, program and
+    initial tensors.
     """
 
     plan: str
@@ -47,58 +54,92 @@ class BuildResult:
     lines: tuple[str, ...] = ()
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
+    data_digest: str = ""
+    memory_bytes: int | None = None
+    files: Mapping[str, SharedFile] = dataclasses.field(default_factory=dict[str, SharedFile])
 
 
-@dataclass(frozen=True)
-class Peer:
-    """The place where a rank listens. Ranks with equal `host_id` may share memory."""
+class Relay:
+    """The way to the launcher of a rank that joined: by `tell`, through its agent and the coordinator. What is said
+    while there is none, or no agent yet, is lost; nothing comes back, for the wish to stop travels with votes."""
 
-    host: str
-    port: int
-    host_id: str
+    closed = False
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None
+
+    def drain(self) -> list[Message]:
+        """Nothing."""
+        return []
+
+    def send_packed(self, message: bytes) -> None:
+        """What `Channel.packed` gave."""
+        said = Channel.unpacked(message)
+        self.tell(said.kind, dict(said.fields))
 
 
 class WorkerContext:
     """A worker's side of the job. The worker's main thread alone uses it.
 
-    The rank's `Agent` takes `control` and `first`; in the first epoch everybody loads the seed or the checkpoint. The
-    rank listens on `port` (0: any free one) of `host`, and `host_id` names the emulated host that it is on. `faults`
-    are those of this rank. Once the launcher is gone the worker is to end, see `stop_wanted`; the one that has a share
-    of the summary then writes down what the launcher can no more.
+    The rank's `Agent` takes `control`, `home` and `first`, the latter two None for a rank that joins; in the first
+    epoch everybody loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`, and
+    `host_id` names the emulated host that it is on. `faults` are those of this rank. Once the launcher is gone the
+    worker is to end, see `stop_wanted`; the one that has a share of the summary then writes down what the launcher can
+    no more.
     """
 
     def __init__(
-        self, *, rank: int, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
-        channel: Channel, control: ControlAddress, first: Activation, faults: tuple[Fault, ...] = (),
-        began_s: float = 0.0,
+        self, *, rank: int, host: str, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
+        channel: Channel | Relay, control: ControlAddress, home: JobHome | None, first: Activation | None,
+        conditions: Conditions,
+        faults: tuple[Fault, ...] = (), began_s: float = 0.0, has_run_dir: bool = True,
     ) -> None:  # fmt: skip
-        """`began_s`: when the launcher began, by the monotonic clock."""
+        """`began_s`: when the launcher began, by the monotonic clock. `has_run_dir`: False where `run_dir` is only a
+        name, which leads to nothing here or to something else."""
         self.rank, self.world = rank, len(hosts)
-        self.host, self.host_id = "127.0.0.1", hosts[rank]
+        self.host, self.host_id = host, hosts[rank]
         self.port = port
         self.run_dir, self.token, self.build = run_dir, token, build
+        self.has_run_dir = has_run_dir
         self.channel = channel
-        self.control, self.first, self.faults = control, first, faults
-        self._peers: dict[int, Peer] | None = None
+        self.control, self.home, self.first, self.faults = control, home, first, faults
+        self._cards: dict[int, Card] | None = None
+        self._conditions = conditions
+        self._job_time: Callable[[float], float] = lambda at_s: at_s  # until there is a coordinator to compare with
         self._halted = False
         self._began_s = began_s
         self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
 
-    def peers(self, port: int, timeout_s: float = 120.0) -> dict[int, Peer]:
-        """Say where this rank listens, wait until all have, and return every rank's place, one's own included.
+    def meet(self, port: int, timeout_s: float = 120.0) -> tuple[Card, dict[int, Card]]:
+        """Make this rank's card, which says that it listens on `port`, and wait until all have theirs; return it, and
+        those of all ranks.
 
-        Raises `CommError` when a rank has not said so in time.
+        Raises `CommError` when a rank has not shown its card in time.
         """
-        self.channel.send("hello", port=port)
+        assert isinstance(self.channel, Channel), "a rank that joins meets others by what it was told"
+        card = self.card(port)
+        self.channel.send("hello", card=dataclasses.asdict(card))
         end = time.monotonic() + timeout_s
-        while self._peers is None and time.monotonic() < end:
+        while self._cards is None and time.monotonic() < end:
             self._take(self.channel.receive(end - time.monotonic()))
-        if self._peers is None:
+        if self._cards is None:
             raise CommError(f"start: not all of {self.world} ranks said within {timeout_s:g} s where they listen")
-        return self._peers
+        return card, self._cards
 
-    def detach(self) -> None:
-        """Survive the launcher: for when the rank's agent runs, which ends the process if nothing else does."""
+    def card(self, port: int) -> Card:
+        """This rank's, which listens on `port`."""
+        conditions = self._conditions
+        return Card(
+            Rank(self.rank), self.host_id, self.host_id, self.host, port, self.build.memory_bytes, conditions.versions,
+            conditions.data_digest,
+        )  # fmt: skip
+
+    def detach(self, job_time: Callable[[float], float]) -> None:
+        """Survive the launcher: for when the rank's agent runs, which ends the process if nothing else does.
+
+        `job_time` turns times of this machine's monotonic clock into those of the job's, for all that is reported.
+        """
+        self._job_time = job_time
         outlive_parent()
         self._send("detached")
 
@@ -119,6 +160,8 @@ class WorkerContext:
 
     def report_step(self, report: StepReport) -> None:
         """Report a committed step. Every rank reports every step, in order, and the first to do so is heard."""
+        if report.alive_at_s is not None:
+            report = dataclasses.replace(report, alive_at_s=self._job_time(report.alive_at_s))
         self._said.append(Channel.packed("step", **dataclasses.asdict(report)))
         self._send_packed(self._said[-1])
 
@@ -133,7 +176,8 @@ class WorkerContext:
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
-        event = Channel.packed("event", **{"event": kind, "epoch": epoch, "at_s": time.monotonic(), **fields})
+        at_s = self._job_time(time.monotonic())
+        event = Channel.packed("event", **{"event": kind, "epoch": epoch, "at_s": at_s, **fields})
         if not self._send_packed(event):
             self._said.append(event)
 
@@ -147,6 +191,7 @@ class WorkerContext:
         raise ChannelClosed("the launcher is gone")
 
     def _finish_record(self, share: Mapping[str, Any], steps: int) -> None:
+        assert self.first is not None, "the launcher has started this rank"
         recorder = Recorder.rejoin(self.run_dir, self.first.resume.version, self._began_s)
         for kind, fields in ((message.kind, dict(message.fields)) for message in map(Channel.unpacked, self._said)):
             if kind == "step":
@@ -165,6 +210,7 @@ class WorkerContext:
 
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
         """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
+        assert isinstance(self.channel, Channel), "faults strike ranks that the launcher has started"
         what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 
@@ -183,7 +229,7 @@ class WorkerContext:
         if message is None:
             return
         if message.kind == "peers":
-            self._peers = {int(rank): Peer(*place) for rank, place in message.fields["places"].items()}
+            self._cards = {card["number"]: Card(**card) for card in message.fields["cards"]}
         elif message.kind == "halt":
             self._halted = True
         else:
@@ -198,10 +244,13 @@ class JobSpec:
         hosts: the host id of each rank; their number is the number of ranks.
         builder: raises `ConfigError` and its kin for the user's mistakes.
         worker: returns its share of `summary.json` (rank 0 wins where two say the same key); `params_digest` is one.
+            None: the rank has left, as it was told, and has said so.
         steps: how many steps the run is to commit, for the progress.
         first_step: so many of them were committed before, by a run that this one goes on with.
         same_run: that run had this run directory, so its lines are kept.
+        host: this machine as the others reach it, an address or a name.
         port: rank r listens on port + r; 0: any.
+        control_port: where the coordinator listens; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
         grace_s: seconds that ranks which were left out have to end by themselves.
         copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live.
@@ -209,14 +258,17 @@ class JobSpec:
         planning: the planner; None: that of `elaswave_fx.plan`.
         exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
             would if the launcher were on another machine, or gone.
+        newcomer: the command by which one more rank joins; empty: nobody is started while the job runs.
     """
 
     hosts: tuple[str, ...]
     run_dir: Path
     steps: int
     builder: Callable[[], BuildResult]
-    worker: Callable[[WorkerContext], Mapping[str, Any]]
+    worker: Callable[[WorkerContext], Mapping[str, Any] | None]
+    host: str = "127.0.0.1"
     port: int = 0
+    control_port: int = 0
     preload: tuple[str, ...] = ("torch",)
     grace_s: float = 5.0
     first_step: int = 0
@@ -226,7 +278,26 @@ class JobSpec:
     faults: tuple[Fault, ...] = ()
     planning: Planning | None = None
     exit_words: bool = True
+    newcomer: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
         return len(self.hosts)
+
+
+def emulated_host(rank: int, ranks_per_host: int) -> str:
+    """The failure domain of a rank, by its number."""
+    return f"host-{rank // ranks_per_host}"
+
+
+def facts_for_newcomers(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
+    """What a process that joins is told of a job, as JSON: what the builder has made, and where the launcher is.
+    `store`: the job's folder in memory, to which its run directory leads."""
+    told = dataclasses.replace(build, plan="", lines=(), files={})
+    return {
+        "build": dataclasses.asdict(told),
+        "host": spec.host,
+        "run_dir": str(spec.run_dir.absolute()),
+        "store": str(store),
+        "folder": os.getcwd(),
+    }

@@ -10,33 +10,40 @@ user can mend is raised as `ConfigError` (exit code 2 at the entry points).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import secrets
 import select
+import socket
 import sys
 import time
 from collections.abc import Callable
 
 from elaswave_fx._liveness import LivenessTable
+from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.job_file import JobFile
-from elaswave_fx.control.coordinator.plan_cache import Planner
+from elaswave_fx.control.coordinator.plan_cache import Planner, Planning, skipped_by_plan
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
+from elaswave_fx.control.protocol.card import Conditions
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
 from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
 from elaswave_fx.control.store.ledger import covers_once, head_of, restored_alike, standing
+from elaswave_fx.control.tcp import port_of
+from elaswave_fx.errors import PlanError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
 from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
-from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
-from elaswave_fx.launch.ports import claimed_ports
+from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_newcomers
+from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
+from elaswave_fx.launch.versions import versions
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
@@ -49,17 +56,23 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
     However it ends, no process of it is left, and the run directory has its summary. What an earlier run left there
     goes when everything is built, so that no mistake costs it.
     """
-    with claimed_ports(spec.port, spec.ranks):
+    check_host(spec.host)
+    others = range(spec.port, spec.port + spec.ranks) if spec.port else range(0)
+    with (
+        lasting_console(),  # before anything is opened: a console that is closed has left its descriptors to the next
+        claimed_ports(spec.host, spec.port, spec.ranks),
+        control_listener(spec.host, spec.control_port, others) as listener,
+    ):
         for run_dir in settle_dead_jobs():
             put_clocks_back(run_dir)
         refuse_foreign(spec.run_dir)
         RunDirectory.prepare(spec.run_dir)
-        with RunDirectory.claimed(spec.run_dir), lasting_console():
+        with RunDirectory.claimed(spec.run_dir):
             put_clocks_back(spec.run_dir)
-            return _launch(spec, progress)
+            return _launch(spec, listener, progress)
 
 
-def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
+def _launch(spec: JobSpec, listener: socket.socket, progress: StepProgress | None) -> int:
     began_s = time.monotonic()
     with Stop() as stop, progress or StepProgress(spec.steps, done=spec.first_step) as shown:
         _preload(spec.preload)
@@ -74,7 +87,7 @@ def _launch(spec: JobSpec, progress: StepProgress | None) -> int:
             try:
                 recorder.directory.run({"first_step": spec.first_step, **built.run})
                 recorder.planned(built.plan, built.units, built.samples, spec.ranks)
-                supervisor = _start(spec, built, recorder, shown, stop)
+                supervisor = _start(spec, built, listener, recorder, shown, stop)
             except OSError as error:
                 failure = Failure("launcher", f"the job cannot be started ({error})")
             else:
@@ -99,7 +112,8 @@ def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | F
 
     def body(channel: Channel) -> None:
         built = spec.builder()
-        channel.send("built", **{**vars(built), "data": dict(built.data)})
+        files = {name: dataclasses.asdict(file) for name, file in built.files.items()}
+        channel.send("built", **{**vars(built), "data": dict(built.data), "files": files})
 
     progress.phase("building")
     with frozen_memory():  # Compiling makes many objects; what was imported need not be looked through again and again.
@@ -127,29 +141,51 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
     status = child.reap()
     for message in messages:
         if message.kind == "built":
-            return BuildResult(**{**message.fields, "lines": tuple(message.fields["lines"])})
+            files = {name: SharedFile(**fields) for name, fields in message.fields["files"].items()}
+            return BuildResult(**{**message.fields, "lines": tuple(message.fields["lines"]), "files": files})
         return from_message(child.name, message.fields)
     return from_exit(child.name, status, child.log)
 
 
-def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: StepProgress, stop: Stop) -> Supervisor:
+def _start(
+    spec: JobSpec,
+    built: BuildResult,
+    listener: socket.socket,
+    recorder: Recorder,
+    progress: StepProgress,
+    stop: Stop,
+) -> Supervisor:
     """Fork the coordinator and all workers, or none when the system refuses one."""
-    planning = spec.planning or Planner(spec.copies)
+    planning = _planning(spec)
     first = _first_epoch(spec, planning.read(built.plan).assignment)
     start = first.resume
-    register = Register(Term(0), first, start, start, None, start)
+    register = Register(Term(0), first, start, start, None, start, numbers=spec.ranks)
+    conditions = Conditions(versions(), built.data_digest)
     store = FileStore.create(spec.run_dir, register, built.plan, built.fingerprint)
     job = JobFile(
         folder=str(store.folder),
+        host=spec.host,
+        port=port_of(listener),
         token=secrets.token_hex(32),
         run_dir=str(spec.run_dir.absolute()),
         copies=spec.copies,
         allow_rollback=spec.allow_rollback,
+        conditions=conditions,
         launcher=os.getpid(),
+        facts=facts_for_newcomers(spec, built, store.folder),
+        files=built.files,
     )
     job.write()
-    service = CoordinatorSpec(address=job.address(), planning=planning, allow_rollback=spec.allow_rollback)
-    coordination = Coordination(service, store, recorder.directory.log("coordinator"))
+    service = CoordinatorSpec(
+        address=job.address(),
+        home=job.home(),
+        planning=planning,
+        conditions=conditions,
+        allow_rollback=spec.allow_rollback,
+        facts=job.facts,
+        files=job.files,
+    )
+    coordination = Coordination(service, listener, store, recorder.directory.log("coordinator"))
     liveness = LivenessTable(spec.ranks)
     workers: list[Child] = []
     try:
@@ -157,7 +193,7 @@ def _start(spec: JobSpec, built: BuildResult, recorder: Recorder, progress: Step
             coordination.start(())
             for rank in range(spec.ranks):
                 name = f"rank-{rank}"
-                body = _worker_body(spec, built, job, first, rank, liveness, recorder.began_s)
+                body = _worker_body(spec, built, job, first, rank, liveness, listener, recorder.began_s)
                 others = (*workers, *coordination.children())
                 workers.append(fork_child(name, body, recorder.directory.log(name), others))
     except OSError:
@@ -180,12 +216,15 @@ def _worker_body(
     first: Activation,
     rank: int,
     liveness: LivenessTable,
+    listener: socket.socket,
     began_s: float,
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
         liveness.hold(rank)
+        listener.close()  # after the launcher another coordinator opens it anew
         context = WorkerContext(
             rank=rank,
+            host=spec.host,
             hosts=spec.hosts,
             run_dir=spec.run_dir,
             token=job.token,
@@ -193,11 +232,15 @@ def _worker_body(
             build=built,
             channel=channel,
             control=job.address(),
+            home=job.home(),
+            conditions=job.conditions,
             first=first,
             faults=tuple(fault for fault in spec.faults if fault.rank == rank),
             began_s=began_s,
         )
-        context.report_end(spec.worker(context), spec.steps)
+        share = spec.worker(context)
+        if share is not None:
+            context.report_end(share, spec.steps)
 
     return body
 
@@ -241,6 +284,10 @@ def _say(failure: Failure) -> int:
     return 1
 
 
+def _planning(spec: JobSpec) -> Planning:
+    return spec.planning or Planner(spec.copies)
+
+
 def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
     """The end of a run whose processes all ended well, or that the user stopped."""
     committed = f"{recorder.steps} of {spec.steps} steps"
@@ -268,11 +315,16 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
     if recorder.steps < spec.steps and not early:
         return f"the workers ended after {recorder.steps} of {spec.steps} steps"
     for fault in spec.faults:
-        if fault.rank not in recorder.faults and not early:
+        if (fault.rank, fault.kind) not in recorder.faults and not early:
             return f"faults: the {fault} never fired"
     if recorder.plane is None:
         return None
     lines = json_lines(spec.run_dir / "ledger.jsonl")
     newest = max((line["step"] for line in standing(lines)), default=-1)
     steps = newest + 1 if early else recorder.steps
-    return covers_once(lines, *recorder.plane, spec.first_step, steps) or restored_alike(lines)
+    texts = (path.read_text(encoding="utf-8") for path in spec.run_dir.glob("plan-*.json"))
+    try:
+        skipped = skipped_by_plan(_planning(spec), texts)
+    except PlanError as error:
+        return f"{spec.run_dir}: {error}"
+    return covers_once(lines, *recorder.plane, spec.first_step, steps, skipped) or restored_alike(lines)

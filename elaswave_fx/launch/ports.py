@@ -1,4 +1,4 @@
-"""The ports of a job on this machine: rank r listens on `launch.port` + r.
+"""The ports of a job on this machine: rank r listens on `launch.port` + r, the coordinator on `launch.control_port`.
 
 A job has its ports from before it is built, when no rank listens yet, until the last of its processes has ended.
 """
@@ -9,13 +9,15 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
 
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.control.tcp import listen, port_of, resolve
+from elaswave_fx.errors import CommError, ConfigError
 
 
 @contextmanager
-def claimed_ports(port: int, ranks: int) -> Iterator[None]:
-    """Have `ranks` ports from `port` on to ourselves, also against jobs that are still being built; 0: any.
+def claimed_ports(host: str, port: int, ranks: int) -> Iterator[None]:
+    """Have `ranks` ports of `host` from `port` on to ourselves, also against jobs that are still being built; 0: any.
 
     Children that are forked meanwhile hold the claim for as long as they live. Raises `ConfigError` for ports that
     others use or have claimed."""
@@ -30,13 +32,45 @@ def claimed_ports(port: int, ranks: int) -> Iterator[None]:
     with ExitStack() as claims:
         for rank in range(ranks):
             claim = _claim(port + rank)
-            if claim is None or not _can_be_bound(port + rank):
+            if claim is None or not _can_be_bound(host, port + rank):
                 raise ConfigError(
                     f"launch.port={port}: port {port + rank} (rank {rank}) is busy; "
-                    f"nearest valid: {_free_range(port + rank + 1, ranks)}, or 0 for any"
+                    f"nearest valid: {_free_range(host, port + rank + 1, ranks)}, or 0 for any"
                 )
             claims.enter_context(claim)
         yield
+
+
+@contextmanager
+def control_listener(host: str, port: int, others: range) -> Iterator[socket.socket]:
+    """Where the coordinator listens, whichever process that is, for as long as the job lives; 0: any port but those of
+    `others`, which the ranks have. Raises `ConfigError` for a host or a port that cannot be."""
+    if port in others:
+        raise ConfigError(
+            f"launch.control_port={port}: rank {port - others.start} listens on it; nearest valid: {others.stop}, or 0 "
+            "for any"
+        )
+    with ExitStack() as listeners:
+        while True:
+            try:
+                listener = listeners.enter_context(listen(host, port))
+            except CommError as error:
+                raise ConfigError(f"launch.control_port={port}: {error}; nearest valid: 0 for any") from error
+            if port_of(listener) not in others:
+                break
+        yield listener
+
+
+def check_host(host: str) -> None:
+    """Raise `ConfigError` for a host that is not this machine, or that others cannot dial."""
+    try:
+        places = resolve(host, 0)
+    except CommError as error:
+        raise ConfigError(f"launch.host={host}: {error}; nearest valid: 127.0.0.1") from error
+    if any(ip_address(str(place.address[0]).partition("%")[0]).is_unspecified for place in places):
+        raise ConfigError(f"launch.host={host}: is no address that others can dial; nearest valid: 127.0.0.1")
+    if not _can_be_bound(host, 0):
+        raise ConfigError(f"launch.host={host}: is no address of this machine; nearest valid: 127.0.0.1")
 
 
 def _claim(port: int) -> socket.socket | None:
@@ -54,29 +88,31 @@ def _claim(port: int) -> socket.socket | None:
     return claim
 
 
-def _can_be_bound(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def _can_be_bound(host: str, port: int) -> bool:
+    for place in resolve(host, port):
+        with socket.socket(place.family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(place.address)
+            except OSError:
+                continue
+            return True
+    return False
 
 
-def _is_free(port: int) -> bool:
+def _is_free(host: str, port: int) -> bool:
     claim = _claim(port)
     if claim is None:
         return False
     with claim:
-        return _can_be_bound(port)
+        return _can_be_bound(host, port)
 
 
-def _free_range(start: int, ranks: int) -> int:
+def _free_range(host: str, start: int, ranks: int) -> int:
     """The first port from `start` on with `ranks` free ports in a row; 0 when there is none up to the last."""
     run = 0
     for port in range(start, 65536):
-        run = run + 1 if _is_free(port) else 0
+        run = run + 1 if _is_free(host, port) else 0
         if run == ranks:
             return port - ranks + 1
     return 0

@@ -23,6 +23,7 @@ from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
 from elaswave_fx.launch.job import JobSpec
+from elaswave_fx.launch.newcomers import Newcomers
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.metrics import StepReport
@@ -60,18 +61,24 @@ class Supervisor:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._liveness = liveness
         self._progress, self._stop = progress, stop
-        self._ports: dict[int, int] = {}
+        self._cards: dict[int, Mapping[str, Any]] = {}
         self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
         self._gone: set[int] = set()  # The coordinator was told of the end of these.
         self._failures: dict[int, Failure] = {}
         self._lost: dict[int, Failure] = {}  # These are gone, and the others go on.
+        self._left: set[int] = set()  # These were told to leave, and have.
         self._members = set(range(len(children)))
+        self._missed: set[int] = set()  # The last epoch ended for the loss of these.
+        self._over = False  # The coordinator has said so.
+        self._alone_since: float | None = None  # Neither processes of ours nor ranks that joined have run since.
         self._failed_at = 0.0
         self._waiting_since: float | None = None  # Only processes that nobody waits for have run since.
         self._killed = False  # All were told to end at once.
         self._trouble: str | None = None  # The user knows of it.
         self._store_trouble: str | None = None
+        self._newcomers = Newcomers(spec.newcomer, recorder.directory.log("newcomers"))
+        self._to_join = [fault for fault in spec.faults if fault.kind == "join"]
         self._heeded = 0  # So many stop requests were answered.
         self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
         self._selector = selectors.DefaultSelector()
@@ -91,7 +98,7 @@ class Supervisor:
         for child in self._coordination.children():
             self._watch(child, COORDINATOR)
         try:
-            while any(child.status is None for child in self._children):
+            while any(child.status is None for child in self._children) or self._joined_go_on(time.monotonic()):
                 for key, _ in self._selector.select(TICK_S):
                     if key.fd in self._selector.get_map():  # An event before this one may have taken it out.
                         self._on_ready(key)
@@ -102,6 +109,7 @@ class Supervisor:
             raise
         finally:
             end_children(self._children)
+            self._newcomers.end()
             self._put_clocks_back()
             self._store_trouble = self._coordination.end()
             self._show_trouble()
@@ -157,17 +165,20 @@ class Supervisor:
         fields = message.fields
         match message.kind:
             case "hello":
-                self._on_hello(rank, fields["port"])
+                self._on_hello(rank, fields["card"])
             case "detached":
                 self._detached.add(rank)
             case "step":
                 for line in self._recorder.step(StepReport.from_fields(fields)):
                     self._progress.step(line)
+                    self._start_those_who_join(line.step)
             case "eval":
                 self._recorder.evaluation(fields["step"], fields["loss"], fields["count"])
                 self._progress.message(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
                 self._on_event({"rank": rank, **fields})
+                if fields["event"] == "left":
+                    self._left.add(rank)
                 if fields["event"] == "checkpoint" and "failed" not in fields:
                     self._coordination.saved(fields["step"], fields["epoch"])
             case "share":
@@ -180,6 +191,14 @@ class Supervisor:
             case other:
                 self._fail(rank, Failure(f"rank-{rank}", f"sent the unknown message {other}"))
 
+    def _start_those_who_join(self, step: int) -> None:
+        """As `faults` says: once the step before theirs is committed."""
+        for fault in [fault for fault in self._to_join if fault.step <= step + 1]:
+            self._to_join.remove(fault)
+            if self._newcomers.start():
+                what = {"rank": fault.rank, "step": fault.step, "fault": fault.kind, "phase": fault.phase}
+                self._on_event({"event": "fault", "epoch": 0, "at_s": time.monotonic(), **what})
+
     def _on_event(self, fields: Mapping[str, Any]) -> None:
         """Pass an event of a worker or the coordinator on to the file and the user."""
         kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
@@ -189,13 +208,30 @@ class Supervisor:
             self._progress.rewind(extra["rolled_back_to"])
         self._progress.message(describe(kind, epoch, extra))
 
-    def _on_hello(self, rank: int, port: int) -> None:
+    def _on_told(self, rank: int, message: Message) -> None:
+        """What a rank that joined has to say of the job. Its process is none of ours: of its end the coordinator hears
+        as it does of that of a rank on another machine."""
+        if message.kind in ("step", "eval", "event", "share"):
+            self._on_message(rank, message)
+
+    def _joined_go_on(self, now: float) -> bool:
+        """Whether ranks that joined are left when all that were started here have ended. One that is missed by nobody
+        but the coordinator may be back in a moment."""
+        joined = self._members - set(range(len(self._children))) - self._done
+        if self._is_ending or self._over or self._stop.requests or not joined:
+            return False
+        if joined - self._missed:
+            self._alone_since = None
+            return True
+        self._alone_since = self._alone_since or now
+        return now - self._alone_since < self._spec.grace_s
+
+    def _on_hello(self, rank: int, card: Mapping[str, Any]) -> None:
         """When the last rank has said where it listens, everyone gets to know."""
-        self._ports[rank] = port
-        if len(self._ports) == self._spec.ranks:
-            places = {rank: ["127.0.0.1", self._ports[rank], self._spec.hosts[rank]] for rank in sorted(self._ports)}
+        self._cards[rank] = card
+        if len(self._cards) == self._spec.ranks:
             for other in range(self._spec.ranks):
-                self._tell(other, "peers", places=places)
+                self._tell(other, "peers", cards=[self._cards[number] for number in sorted(self._cards)])
 
     def _on_ending(self, rank: int) -> None:
         """The kernel has begun to end the process, which can be waited for when its memory has been given back.
@@ -229,7 +265,7 @@ class Supervisor:
         else:
             self._tell_end(rank)
         was_killed = self._killed and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
-        if rank not in self._done and rank not in self._failures and rank not in self._lost and not was_killed:
+        if not was_killed and rank not in (*self._done, *self._left, *self._failures, *self._lost):
             self._lose(rank, from_exit(child.name, status, child.log))
 
     def _put_clocks_back(self, rank: int | None = None) -> None:
@@ -241,6 +277,7 @@ class Supervisor:
     def _on_error(self, rank: int, failure: Failure) -> None:
         if failure.costs_the_rank_alone:
             self._lose(rank, failure)
+            self._take_back(rank, failure)
         else:
             self._fail(rank, failure)
 
@@ -250,6 +287,13 @@ class Supervisor:
             return self._fail(rank, failure)
         self._lost[rank] = failure
         self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})
+
+    def _take_back(self, rank: int, failure: Failure) -> None:
+        """A rank that the others took for dead, and that lives, comes back: as a new one, in a new process."""
+        if not failure.was_left_out or self._is_ending or self._over or self._done or self._stop.requests:
+            return
+        if self._newcomers.start():
+            self._progress.message(f"rank {rank} lives: a new process joins the job in its place")
 
     def _fail(self, rank: int, failure: Failure) -> None:
         self._failures.setdefault(rank, failure)
@@ -271,10 +315,26 @@ class Supervisor:
                 self._progress.message(f"coordinator: {message.fields['message']}")
             elif message.kind == "trouble":
                 self._store_trouble = message.fields["text"]
+            elif message.kind == "ended":
+                if message.fields["rank"] >= len(self._children):  # Of its own the launcher hears from themselves.
+                    self._done.add(message.fields["rank"])
+            elif message.kind == "told":
+                self._on_told(message.fields["rank"], Message(message.fields["what"], message.fields["fields"]))
             elif message.kind == "event" and not self._is_ending and not self._has_been_told(message.fields):
                 self._on_event(message.fields)
-                if message.fields["event"] == "agreed":
-                    self._members = set(message.fields["members"])
+                self._follow(message.fields)
+
+    def _follow(self, fields: Mapping[str, Any]) -> None:
+        """Who is a member, as the coordinator says."""
+        match fields["event"]:
+            case "agreed":
+                self._members, self._missed = set(fields["members"]), set()
+            case "detected":
+                self._missed = set(fields["ranks"])
+            case "over":
+                self._over = True
+            case _:
+                return
 
     def _has_been_told(self, fields: Mapping[str, Any]) -> bool:
         """A coordinator that takes over tells of the epoch that it finds, since nobody else may have."""
@@ -334,7 +394,7 @@ class Supervisor:
     def _only_left_out_run(self, now: float) -> bool:
         """Whether all members have ended, and the rest, stopped ones for instance, has had time to do so too."""
         running = {rank for rank, child in enumerate(self._children) if child.status is None}
-        over = bool(self._done or self._lost) and not running & self._members
+        over = bool(running and (self._done or self._lost)) and not running & self._members
         if not over:
             self._waiting_since = None
             return False
@@ -353,6 +413,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         self._killed = True
+        self._newcomers.kill()
         for child in self._children:
             child.signal(signal.SIGKILL)
 

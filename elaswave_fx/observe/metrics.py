@@ -50,7 +50,8 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """A line of `metrics.jsonl`. The time is that of the rank that spoke first, the memory that of the fullest one."""
+    """A line of `metrics.jsonl`. The time is that of the rank that spoke first, the memory that of the fullest one.
+    `samples`: how many of the batch were computed."""
 
     step: int
     loss: float
@@ -64,11 +65,13 @@ class StepLine:
     memory_peak_mb: float
     energy_j: float | None = None
     energy_per_token_j: float | None = None
+    samples: int
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of samples whose whole work (every unit) was done at least once, more than once, and not at all."""
+    """Numbers of samples whose whole work (every unit) was done at least once, more than once, and not at all, be it
+    that the plan left them out."""
 
     seen: int = 0
     duplicated: int = 0
@@ -117,7 +120,7 @@ class StepBook:
             covered = coverage(found.consumed, self.units, self.samples)
             if covered != Coverage(seen=self.samples):
                 self._odd[self._next] = covered
-            lines.append(step_line(found))
+            lines.append(step_line(found, covered.seen))
             self._next += 1
         return tuple(lines)
 
@@ -134,8 +137,8 @@ class StepBook:
         return sum(self._odd.values(), Coverage(seen=even * self.samples))
 
 
-def step_line(report: StepReport) -> StepLine:
-    """Make the line of a step from its report."""
+def step_line(report: StepReport, samples: int) -> StepLine:
+    """Make the line of a step from its report; `samples` were computed."""
     return StepLine(
         step=report.step,
         loss=report.loss,
@@ -149,12 +152,14 @@ def step_line(report: StepReport) -> StepLine:
         memory_peak_mb=report.memory_peak_mb,
         energy_j=report.energy_j,
         energy_per_token_j=None if report.energy_j is None else report.energy_j / max(1, report.tokens),
+        samples=samples,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """`summary.json`. `outcome`: completed, interrupted or failed, with the `reason` of the latter two."""
+    """`summary.json`. `outcome`: completed, interrupted or failed, with the `reason` of the latter two. `left`: ranks
+    that were told to leave, and did."""
 
     steps: int
     loss_first: float | None
@@ -164,6 +169,7 @@ class Summary:
     samples_skipped: int
     params_digest: str | None
     recoveries: tuple[Mapping[str, Any], ...] = ()
+    left: tuple[Mapping[str, Any], ...] = ()
     eval_loss_last: float | None = None
     outcome: str
     reason: str | None = None

@@ -28,11 +28,25 @@ def describe(kind: str, epoch: int, fields: Fields) -> str:
 
 
 def _fault(epoch: int, fields: Fields) -> str:
+    if fields["fault"] == "slow":
+        return f"rank {fields['rank']}: fault: at {fields['speed']:g} of its speed from step {fields['step']} on"
+    if fields["fault"] == "join":
+        return f"fault: a process is started, to join as rank {fields['rank']}"
+    if fields["fault"] == "leave":
+        return f"rank {fields['rank']}: fault: told to leave in step {fields['step']}, phase {fields['phase']}"
     return f"rank {fields['rank']}: fault: {fields['fault']} in step {fields['step']}, phase {fields['phase']}"
 
 
 def _left(epoch: int, fields: Fields) -> str:
-    return f"lost: {fields['cause']}"
+    return fields["cause"] if fields.get("asked") else f"lost: {fields['cause']}"
+
+
+def _must_stay(epoch: int, fields: Fields) -> str:
+    return f"rank {fields['rank']} was told to leave, and cannot: {fields['reason']}"
+
+
+def _joined(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch}: rank {fields['rank']} has joined, from step {fields['step']} on"
 
 
 def _detected(epoch: int, fields: Fields) -> str:
@@ -54,8 +68,9 @@ def _agreed(epoch: int, fields: Fields) -> str:
     again = "" if redone is None else again
     back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
     who = _numbers(fields["members"])
+    left = f", without {_numbers(fields['left'])}, as told" if fields.get("left") else ""
     why = "" if fields["how"] == "done again" else f" ({fields['why']})"
-    return f"epoch {epoch}: {who} go on from step {fields['step']}{again}{back}{why}"
+    return f"epoch {epoch}: {who} go on from step {fields['step']}{left}{again}{back}{why}"
 
 
 def _planned(epoch: int, fields: Fields) -> str:
@@ -63,6 +78,18 @@ def _planned(epoch: int, fields: Fields) -> str:
         return f"epoch {epoch}: planned"
     changes = "".join(f"\n    {line}" for line in fields["lines"])
     return f"epoch {epoch}: planned in {fields['plan_ms']:.1f} ms: {fields['reason']}{changes}"
+
+
+def _slowed(epoch: int, fields: Fields) -> str:
+    tried = set(map(str, fields.get("tried", ())))
+    found = [f"rank {rank} has a speed of {speed:g}" for rank, speed in fields["speeds"].items() if rank not in tried]
+    parts = [f"{', '.join(found)}, as its steps said; work is shared by that"] if found else []
+    parts += [
+        f"rank {rank} has had no work for its speed; whether it has {speed:g} by now is tried with a little"
+        for rank, speed in fields["speeds"].items()
+        if rank in tried
+    ]
+    return f"epoch {epoch}: {'; '.join(parts)}"
 
 
 def _edited(epoch: int, fields: Fields) -> str:
@@ -73,6 +100,11 @@ def _transferred(epoch: int, fields: Fields) -> str:
     behind = fields.get("bytes_behind", 0) / 2**20
     copies = f"; {behind:.2f} MiB of copies follow behind the steps" if behind else ""
     return f"epoch {epoch}: moved {fields['bytes'] / 2**20:.2f} MiB of parameters in {fields['ms']:.1f} ms{copies}"
+
+
+def _caught_up(epoch: int, fields: Fields) -> str:
+    taken = fields["bytes"] / 2**20
+    return f"epoch {epoch}: rank {fields['rank']} has all of its copies; on their way they took {taken:.2f} MiB of it"
 
 
 def _resumed(epoch: int, fields: Fields) -> str:
@@ -98,7 +130,7 @@ def _predicted(epoch: int, fields: Fields) -> str:
 
 
 def _model(epoch: int, fields: Fields) -> str:
-    return f"{fields['run_dir']}: the model cannot be written there; it is in {fields['path']}"
+    return f"{fields['run_dir']}: the model cannot be written there; it is in {fields['path']} on {fields['host']}"
 
 
 def _over(epoch: int, fields: Fields) -> str:
@@ -112,13 +144,17 @@ def _numbers(ranks: list[int]) -> str:
 _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "fault": _fault,
     "left": _left,
+    "must_stay": _must_stay,
+    "joined": _joined,
     "detected": _detected,
     "stopping": _stopping,
     "stopped": _stopped,
     "agreed": _agreed,
     "planned": _planned,
+    "slowed": _slowed,
     "edited": _edited,
     "transferred": _transferred,
+    "caught_up": _caught_up,
     "resumed": _resumed,
     "coordinator": _coordinator,
     "clock": _clock,

@@ -36,6 +36,7 @@ class Recorder:
         self._last: StepLine | None = None
         self._tokens, self._first_at = 0, 0.0
         earlier = directory.lines("metrics.jsonl")
+        self._earlier = [line.get("samples") for line in earlier]  # None in lines of earlier versions
         self._loss_first, self._loss_last = (earlier[0]["loss"], earlier[-1]["loss"]) if earlier else (None, None)
         evaluated = directory.lines("eval.jsonl")[-1:]
         self._eval_loss: float | None = next((line["loss"] for line in evaluated), None)
@@ -43,7 +44,8 @@ class Recorder:
         self._ends: dict[int, Mapping[str, Any]] = {}
         events = directory.lines("events.jsonl")
         self._recoveries = Recoveries(_recovery_of(line) for line in events if line["kind"] == "recovery")
-        self.faults: set[int] = set()  # These ranks have had theirs.
+        self.faults: set[tuple[int, str]] = set()  # These ranks have had theirs, of that kind.
+        self._left = [_left_of(line) for line in events if line["kind"] == "left" and line.get("asked")]
         self.gave_up: str | None = None  # why the workers end the run
         self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
 
@@ -86,7 +88,9 @@ class Recorder:
         self.directory.event(1e3 * (at_s - self.began_s), kind, epoch, **fields)
         self._recovery(self._recoveries.event(kind, epoch, at_s, fields))
         if kind == "fault":
-            self.faults.add(fields["rank"])
+            self.faults.add((fields["rank"], fields["fault"]))
+        if kind == "left" and fields.get("asked"):
+            self._left.append(_left_of(fields))
         if kind == "gave_up":
             self.gave_up = fields["reason"]
         if kind == "agreed" and "rolled_back_to" in fields:
@@ -151,6 +155,7 @@ class Recorder:
                 samples_skipped=covered.skipped,
                 params_digest=extra.pop("params_digest", None),
                 recoveries=self._recoveries.entries(),
+                left=tuple(self._left),
                 eval_loss_last=self._eval_loss,
                 outcome=outcome,
                 reason=reason,
@@ -161,10 +166,13 @@ class Recorder:
         self.directory.close()
 
     def _covered(self) -> Coverage:
-        """The coverage of the whole run. The samples of the steps before a checkpoint were all seen once."""
+        """The coverage of the whole run. Of the steps before a checkpoint all samples were seen once, but for those
+        that lines of this directory say were left out."""
         if self._book is None:
             return Coverage()
-        return self._book.covered + Coverage(seen=self._first_step * self._book.samples)
+        batch = self._book.samples
+        skipped = sum(batch - samples for samples in self._earlier if samples is not None)
+        return self._book.covered + Coverage(seen=self._first_step * batch - skipped, skipped=skipped)
 
     def closing_line(self) -> str:
         """Return the run in one line."""
@@ -178,6 +186,10 @@ class Recorder:
             f"{self.steps} steps{earlier}: loss {self._first.loss:.4f} -> {self._last.loss:.4f}{held_out}, "
             f"{spent:.1f} s, {self._tokens / max(spent, 1e-9):,.0f} tokens/s; {self.directory.path}"
         )
+
+
+def _left_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: line[key] for key in ("rank", "step", "cause")}
 
 
 def _recovery_of(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ NORMAL_STEPS = 10
 
 
 _PARTS = ("stopped", "agreed", "planned", "edited", "transferred", "resumed")
+_NO_LOSSES = ("slow", "leave", "join")
 _MOST_EARLY = 64
 
 
@@ -51,6 +52,7 @@ class _Open:
     normal_s: float | None
     signs_s: dict[int, float] = field(default_factory=dict)
     faults_s: dict[int, float] = field(default_factory=dict)
+    lost_in: int = -1  # The newest epoch in which a loss was told of. What brings the job on is of a later one.
     epoch: int = 0
     ranks: list[int] = field(default_factory=list)
     causes: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -126,8 +128,10 @@ class Recoveries:
             self._alive_s = at_s
         elif kind == "left" and fields["rank"] in self._unexplained:
             return self._explain(fields["rank"], fields["cause"])
+        elif (kind == "fault" and fields["fault"] in _NO_LOSSES) or (kind == "left" and fields.get("asked")):
+            return None
         elif kind in ("fault", "left", "detected"):
-            self._on_sign(kind, at_s, fields)
+            self._on_sign(kind, epoch, at_s, fields)
             return self._take_early(self._open) if self._open is not None else None
         elif kind in _PARTS:
             return self._take_part(_Part(kind, epoch, at_s, fields))
@@ -158,18 +162,22 @@ class Recoveries:
         return None
 
     def _take(self, now: _Open, part: _Part) -> dict[str, Any] | None:
+        if part.epoch <= now.lost_in:
+            return None  # It belongs to the start of the epoch in which the rank was lost, and was read late.
         if part.kind == "resumed":
             return self._close(now, part)
         self._on_part(now, part)
         return None
 
-    def _on_sign(self, kind: str, at_s: float, fields: Mapping[str, Any]) -> None:
+    def _on_sign(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
         if kind == "left" and fields["rank"] in self._settled:
             return  # It was left out before, and ends now.
         if self._open is None:
             self._open = _Open(at_s, self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
         now = self._open
         now.first_s = min(now.first_s, at_s)
+        if kind != "left":  # The launcher, which sees processes end, knows of no epochs.
+            now.lost_in = max(now.lost_in, epoch)
         if kind == "fault":
             now.faults_s.setdefault(fields["rank"], at_s)
             now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", _STRUCK)

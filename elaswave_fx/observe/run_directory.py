@@ -24,7 +24,7 @@ from elaswave_fx.observe.metrics import StepLine, Summary
 from elaswave_fx.words import size_text
 
 MODEL = "model.safetensors"
-_RESERVATION = ".model.reserved"
+_RESERVATION, _INITIAL = ".model.reserved", ".init"
 
 _OF_EARLIER_RUNS = (
     "metrics.jsonl",
@@ -76,6 +76,7 @@ class RunDirectory:
                 yield
             finally:
                 RunDirectory.release(path)
+                RunDirectory.drop_initial(path)
         finally:
             os.close(descriptor)
 
@@ -96,6 +97,16 @@ class RunDirectory:
         """Give up what was reserved, if there is any."""
         with contextlib.suppress(OSError):
             (path / _RESERVATION).unlink()
+
+    @staticmethod
+    def initial(path: Path) -> Path:
+        """Where the builder leaves the initial tensors, for ranks that join and for a return to the beginning."""
+        return path / _INITIAL
+
+    @staticmethod
+    def drop_initial(path: Path) -> None:
+        """The job is over, and nobody needs them any more."""
+        shutil.rmtree(RunDirectory.initial(path), ignore_errors=True)
 
     @staticmethod
     def holds_run(path: Path) -> bool:

@@ -12,12 +12,13 @@ PlanError that names the first violation in one line.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.check_lanes import due_hops, lane_tiles
+from elaswave_fx.plan.check_lanes import due_hops, lane_tiles, samples_of_step
 from elaswave_fx.plan.check_steps import run_instructions
 from elaswave_fx.plan.hops import Hop
 from elaswave_fx.plan.plan import Plan
@@ -57,10 +58,12 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _micro_batches(plan, tiles)
     yield from _derived_tiles(plan, tiles)
     yield from _boxes(plan, tiles)
+    yield from _leaving(plan)
     yield from _hops(plan, tiles)
     yield from _schedules(plan, tiles)
     yield from _memory(plan, tiles)
     yield from _clocks(plan, tiles)
+    yield from _goal(plan)
 
 
 def _lanes(plan: Plan) -> Iterator[str]:
@@ -84,6 +87,25 @@ def _lanes(plan: Plan) -> Iterator[str]:
             yield f"lane {number} ends at unit {position} of {len(plan.workload.units)}; a lane has all units"
 
 
+def _goal(plan: Plan) -> Iterator[str]:
+    """The lanes of a goal are ones that the ranks of the plan could take."""
+    if plan.goal is None:
+        return
+    then = replace(plan, lanes=plan.goal.lanes, goal=None)
+    tiles = lane_tiles(then)
+    for rule in (_lanes(then), _tiles(then, tiles), _plane(then, tiles), _micro_batches(then, tiles)):
+        yield from (f"its goal: {violation}" for violation in rule)
+    if plan.terminal_reason or not plan.goal.step_s > 0:
+        yield f"its goal has steps of {plan.goal.step_s} s; a goal is of a plan that takes steps, and takes some itself"
+
+
+def _leaving(plan: Plan) -> Iterator[str]:
+    """Ranks that leave get nothing that they do not have."""
+    for number, box in enumerate(plan.boxes):
+        for rank in sorted(set(box.catching_up) & set(plan.topology.leaving)):
+            yield f"rank {rank} is to get a copy of box {number}, and to leave; who leaves gets nothing"
+
+
 def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     alive = {m.rank for m in plan.topology.members}
     for rank, count in Counter(t.rank for t in tiles).items():
@@ -98,7 +120,7 @@ def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
         samples = _text(tile.micro_batches)
         if not tile.units or not any(tile.micro_batches):
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; the tile of a lane is not empty"
-        elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > plan.workload.global_batch:
+        elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > samples_of_step(plan):
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile lies in the plane"
         spans = 1 + sum(a.hi != b.lo for a, b in itertools.pairwise(tile.micro_batches))
         if spans > MOST_SPANS:
@@ -127,7 +149,7 @@ def _derived_tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 def _plane(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     if plan.terminal_reason:
         return
-    whole = Span(0, plan.workload.global_batch)
+    whole = Span(0, samples_of_step(plan))
     known: dict[tuple[Span, ...], list[tuple[Span, int]]] = {}
     for unit in range(len(plan.workload.units)):
         spans = tuple(s for t in tiles if t.units.lo <= unit < t.units.hi for s in t.micro_batches)
@@ -317,7 +339,11 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     kept: Counter[Rank] = Counter()
     for box in plan.boxes:
         kept.update(dict.fromkeys((box.owner, *box.holders), box.span.hi - box.span.lo))
+    awaited, behind = _on_their_way(plan)
     for tile in tiles:
+        taken, most = behind[tile.rank], plan.topology.switch_bytes
+        if most is not None and taken > most:
+            yield f"rank {tile.rank} needs {taken} bytes for copies on their way, which may take {most}"
         limit = limits.get(tile.rank)
         if limit is None:
             continue
@@ -336,6 +362,28 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
                 need += value.bytes_per_sample * (largest if value.sample_axis is not None else 1)
         if need > limit:
             yield f"rank {tile.rank} needs {need} bytes and has {limit}; a tile fits in the memory of its rank"
+        elif taken and need - work.state_bytes_per_element * awaited[tile.rank] + taken > limit:
+            yield f"rank {tile.rank} has no room for copies on their way: they need {taken} bytes, and it has {limit}"
+
+
+def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
+    """By rank the elements that come to it, and bytes that it needs until all are there: states, records of eight steps
+    and of the one at work, and 4 MiB and one more of the states that it sends, which are written anew meanwhile."""
+    work = plan.workload
+    awaited: Counter[Rank] = Counter()
+    needed: Counter[Rank] = Counter()
+    sent: defaultdict[Rank, list[int]] = defaultdict(list)
+    for box in plan.boxes:
+        elements = box.span.hi - box.span.lo
+        state = (work.state_bytes_per_element - 4) * elements
+        record = 4 * elements * (work.granules if work.buckets[box.bucket].whole else 1)
+        for rank in box.catching_up:
+            awaited[rank] += elements
+            needed[rank] += state + 9 * record
+            sent[box.owner].append(state)
+    for rank, sizes in sent.items():
+        needed[rank] += min(sum(sizes), 2**22 + max(sizes))
+    return awaited, needed
 
 
 def _text(spans: Sequence[Span]) -> str:

@@ -20,6 +20,11 @@ from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Rank
 
 
+def samples_of_step(plan: Plan) -> int:
+    """The width of the plane: the batch without the samples at its end that a step skips."""
+    return plan.workload.global_batch - plan.workload.skipped
+
+
 def lane_tiles(plan: Plan) -> list[Tile]:
     """A tile for every place of a lane, then an empty one for every member in no lane that the plan has a tile for."""
     found = []

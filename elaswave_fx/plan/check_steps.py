@@ -35,7 +35,6 @@ _OPERANDS = {
     "REDUCE": 1,
     "UPDATE": 1,
     "GATHER": 1,
-    "FOLD": 0,
     "VOTE": 0,
     "SNAPSHOT": 0,
 }
@@ -291,18 +290,18 @@ class _Run:
         worker.summed.add((unit, mb))
 
     def _collective(self, rank: Rank, worker: _Worker, opcode: str, operands: Sequence[int]) -> None:
-        """The rules of REDUCE, FOLD, VOTE, UPDATE, GATHER, SNAPSHOT: each once, in that order per bucket."""
+        """The rules of REDUCE, VOTE, UPDATE, GATHER, SNAPSHOT: each once, in that order per bucket."""
         if worker.done[(opcode, *operands)]:
             raise _Broken("it is done once a step")
         everything = len(worker.tile.units) * len(worker.tile.micro_batches)
-        if opcode in ("FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT") and len(worker.summed) != everything:
+        if opcode in ("VOTE", "UPDATE", "GATHER", "SNAPSHOT") and len(worker.summed) != everything:
             raise _Broken("it follows the last backward of the rank")
         if operands:
             self._bucket_rules(rank, worker, opcode, operands[0])
         if opcode == "VOTE":
             missing = [b for b in self._concerns[worker.tile.rank] if not worker.done["REDUCE", b]]
-            if missing or not worker.done[("FOLD",)]:
-                raise _Broken(f"the vote follows the fold and the reduction of every bucket (missing: {missing})")
+            if missing:
+                raise _Broken(f"the vote follows the reduction of every bucket (missing: {missing})")
         if opcode == "SNAPSHOT":
             missing = [b for b in self._concerns[worker.tile.rank] if not worker.done["GATHER", b]]
             if missing or not worker.done[("VOTE",)]:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.ownership import Ownership
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Host, Rank, Topology
 
@@ -63,24 +64,27 @@ def deal_owners(workload: Workload, runs: Sequence[Sequence[Rank]]) -> list[Box]
     """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user; nobody reads them
     yet. `runs`: by unit, the ranks that run it, ascending.
 
-    Runs of boxes are as equal as can be; the longer ones go to whoever owns least of the buckets before. Where there
-    are more ranks than boxes, only as many ranks are looked at as own one.
+    Runs of boxes are as equal as can be; the longer ones go to whoever owns least of the buckets before that the same
+    ranks run, and then of all. Where there are more ranks than boxes, only as many ranks are looked at as own one.
     """
     boxes: list[Box] = []
     owned: Counter[Rank] = Counter()
+    of_stage: defaultdict[tuple[int, Rank, Rank], Counter[Rank]] = defaultdict(Counter)
     for index, bucket in enumerate(workload.buckets):
-        spans = cut_bucket(bucket.numel, workload.least_elements)
+        spans = (Span(0, bucket.numel),) if bucket.whole else cut_bucket(bucket.numel, workload.least_elements)
         ranks = runs[bucket.users[0]]
+        here = of_stage[len(ranks), ranks[0], ranks[len(ranks) - 1]]  # enough to tell which units the same ranks run
         each, rest = divmod(len(spans), len(ranks))
         longer = list(itertools.islice((rank for rank in ranks if not owned[rank]), rest))
         if len(longer) < rest:
-            longer = heapq.nsmallest(rest, ranks, key=lambda rank: (owned[rank], rank))
+            longer = heapq.nsmallest(rest, ranks, key=lambda rank: (here[rank], owned[rank], rank))
         more = set(longer)
         dealt = ((rank, each + (rank in more)) for rank in ranks) if each else ((rank, 1) for rank in sorted(longer))
         owners = [rank for rank, count in dealt for _ in range(count)]
         for owner, span in zip(owners, spans, strict=True):
             boxes.append(Box(index, span, owner))
             owned[owner] += len(span)
+            here[owner] += len(span)
     return boxes
 
 
@@ -90,6 +94,12 @@ def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]
     return tuple(
         Box(box.bucket, box.span, box.owner, box.holders, box.catching_up, readers[box.bucket]) for box in boxes
     )
+
+
+def bucket_sharers(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
+    """By bucket, the ranks that share what it has: those that run its first user, as when boxes are dealt."""
+    runs = _unit_ranks(workload, tiles)
+    return [runs[bucket.users[0]] for bucket in workload.buckets]
 
 
 def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
@@ -236,19 +246,32 @@ def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
 class CopySources:
     """What boxes are handed out by: the alive ranks, who has a copy now, copies wanted.
 
-    `have[i]`: ranks with a copy of box i, ascending, at least one.
+    `have[i]`: ranks with a copy of box i, ascending, at least one. `places`: the order of ranks that would do equally
+    well; a rank's number, which says nothing about it, shall not decide. `wanted_by`: box -> ranks that are to have a
+    copy of it besides. `is_interim`: the lanes are to change soon, so owners stay as far as they can. `sharers`: by
+    bucket, see `bucket_sharers`; none where all readers of a box share it.
     """
 
     topology: Topology
     have: Sequence[tuple[Rank, ...]]
     copies: int
+    places: Mapping[Rank, int]
+    wanted_by: Mapping[int, tuple[Rank, ...]] = field(default_factory=dict[int, tuple[Rank, ...]])
+    is_interim: bool = False
+    sharers: Sequence[tuple[Rank, ...]] = ()
+
+    def sharing(self, box: Box) -> tuple[Rank, ...]:
+        """The ranks among which owners of this box and of others are to be even."""
+        return self.sharers[box.bucket] if self.sharers else box.readers
 
 
 def reassign_boxes(boxes: Sequence[Box], by: CopySources) -> tuple[Box, ...]:
     """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching_up`).
 
-    An owner stays if it lives and reads the box, or if nobody who reads it has a copy. While somebody is catching up,
-    all who have a copy keep it; otherwise those beyond the wanted number are dropped.
+    An owner stays if it lives and reads the box, or if nobody who reads it has a copy; but where owned shares of a
+    stage have become uneven, others take over what they have a copy of, and get copies of what they are to own. While
+    somebody is catching up, all who have a copy keep it; otherwise those beyond the wanted number are dropped. Ranks
+    that leave get nothing, own what nobody else has, and keep the copies that they have: they do not count.
     """
     return _Reassignment(boxes, by).result()
 
@@ -259,19 +282,25 @@ class _Reassignment:
     def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
         self._boxes = boxes
         self._by = by
+        self._place = by.places
         self._host = {m.rank: m.host for m in by.topology.members}
-        self._ranks = by.topology.ranks
+        self._ranks = by.topology.staying.ranks
+        self._leaving = frozenset(by.topology.leaving)
         self._wanted = min(by.copies, len(self._ranks) - 1)
-        self._readers = _reader_sets(boxes)
+        self._readers = [readers - self._leaving if self._leaving else readers for readers in _reader_sets(boxes)]
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
         self._partners: defaultdict[Rank, set[Rank]] = defaultdict(set)  # owner -> holders of any of its boxes
+        self._awaited: dict[int, tuple[Rank, ...]] = {}  # box -> who has no copy of it and is to get one
 
     def result(self) -> tuple[Box, ...]:
         owners = self._owners()
         stay = [self._staying(number, owner) for number, owner in enumerate(owners)]
         for number, holders in enumerate(stay):
             for rank in holders:
+                self._hold(number, owners[number], rank)
+        for number, ranks in self._awaited.items():
+            for rank in ranks:
                 self._hold(number, owners[number], rank)
         return tuple(self._box(number, owner, stay[number]) for number, owner in enumerate(owners))
 
@@ -280,48 +309,77 @@ class _Reassignment:
         owners: list[Rank | None] = []
         for box, have, readers in zip(self._boxes, self._by.have, self._readers, strict=True):
             stays = box.owner in have and (box.owner in readers or readers.isdisjoint(have))
+            if box.owner in self._leaving and not self._leaving.issuperset(have):
+                stays = False
             owners.append(box.owner if stays else None)
             if stays:
                 self._owned[box.owner] += len(box.span)
-        return [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
+        found = [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
+        for number, ranks in self._by.wanted_by.items():
+            self._awaited[number] = tuple(r for r in ranks if r not in self._by.have[number] and r != found[number])
+        if self._by.is_interim:
+            return found
+        sharing = [self._those_that_stay(self._by.sharing(box)) for box in self._boxes]
+        shared = Ownership(self._boxes, self._by.have, found, self._place, sharing)
+        for number, rank in shared.later.items():
+            if rank != shared.owners[number]:
+                self._awaited[number] = tuple(sorted({*self._awaited.get(number, ()), rank}))
+        return shared.owners
 
     def _new_owner(self, number: int) -> Rank:
         have, readers = self._by.have[number], self._readers[number]
+        have = self._those_that_stay(have) or have
         inside = [rank for rank in have if rank in readers]
-        owner = min(inside or have, key=lambda rank: (self._owned[rank], rank))
+        owner = min(inside or have, key=lambda rank: (self._owned[rank], self._place[rank]))
         self._owned[owner] += len(self._boxes[number].span)
         return owner
 
     def _staying(self, number: int, owner: Rank) -> list[Rank]:
-        """Those with a copy, best first, as many as are wanted; all of them while a better place has none yet."""
+        """Those with a copy, best first, as many as are wanted; all of them while a better place has none yet. And
+        those that leave, which keep theirs until they go."""
         have = [rank for rank in self._by.have[number] if rank != owner]
-        if len(have) <= self._wanted or self._place_missing(number, owner, have):
-            return have
+        kept = [rank for rank in have if rank in self._leaving]
+        have = [rank for rank in have if rank not in self._leaving] if kept else have
+        wanted = self._wanted + (owner in self._leaving)
+        if len(have) <= wanted or self._awaited.get(number) or self._place_missing(number, owner, have):
+            return have + kept
         before, readers, host = self._boxes[number].holders, self._readers[number], self._host
-        best = sorted(have, key=lambda r: (host[r] == host[owner], r not in readers, r not in before, self._held[r], r))
-        return best[: self._wanted]
+
+        def key(rank: Rank) -> tuple[object, ...]:
+            held = self._held[rank], self._place[rank]
+            is_wanted = rank in needed  # such a copy stays anyway: then another does not have to
+            return host[rank] == host[owner], not is_wanted, rank not in readers, rank not in before, held
+
+        needed = self._by.wanted_by.get(number, ())
+        best = sorted(have, key=key)
+        return best[:wanted] + [rank for rank in best[wanted:] if rank in needed] + kept
 
     def _place_missing(self, number: int, owner: Rank, have: Sequence[Rank]) -> bool:
         """Whether a copy is wanted where none is: with a reader of the box, or on another host than the owner's."""
         readers, host = self._readers[number], self._host
         if not self._wanted:
             return False
-        if owner not in readers and readers.isdisjoint(have):
+        if readers and owner not in readers and readers.isdisjoint(have):
             return True
         return all(host[r] == host[owner] for r in have) and any(host[r] != host[owner] for r in self._ranks)
+
+    def _those_that_stay(self, ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+        return tuple(rank for rank in ranks if rank not in self._leaving) if self._leaving else ranks
 
     def _hold(self, number: int, owner: Rank, rank: Rank) -> None:
         self._held[rank] += len(self._boxes[number].span)
         self._partners[owner].add(rank)
 
     def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> Box:
-        new: list[Rank] = []
-        while len(stay) + len(new) < self._wanted or self._place_missing(number, owner, [*stay, *new]):
+        new = list(self._awaited.get(number, ()))
+        wanted, kept = self._wanted + (owner in self._leaving), [rank for rank in stay if rank not in self._leaving]
+        while len(kept) + len(new) < wanted or self._place_missing(number, owner, [*kept, *new]):
             rank = self._new_holder(number, owner, (*stay, *new))
             new.append(rank)
             self._hold(number, owner, rank)
-        box = self._boxes[number]
-        return Box(box.bucket, box.span, owner, tuple(sorted((*stay, *new))), tuple(sorted(new)), box.readers)
+        box, place = self._boxes[number], self._place.__getitem__
+        holders, behind = sorted((*stay, *new), key=place), sorted(new, key=place)
+        return Box(box.bucket, box.span, owner, tuple(holders), tuple(behind), box.readers)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
         """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least.
@@ -341,7 +399,7 @@ class _Reassignment:
 
         def key(rank: Rank) -> tuple[object, ...]:
             kept = self._held[rank] + self._owned[rank]
-            return place(rank), rank not in before, enough and rank not in partners, kept, rank
+            return place(rank), rank not in before, enough and rank not in partners, kept, self._place[rank]
 
         best = min((rank for rank in readers if rank != owner and rank not in taken), key=key, default=None)
         if best is not None and not any(place(best)):  # no other rank can be in a better one

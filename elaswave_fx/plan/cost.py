@@ -54,17 +54,23 @@ class Value:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The flat parameters of one unit and optimizer group, or one tied tensor; `users` are the units reading it."""
+    """The flat parameters of one unit and optimizer group, or one tied tensor; `users` are the units reading it.
+
+    Or buffers that training changes: their updates need all of them, so that they are never cut (`whole`).
+    """
 
     name: str
     numel: int
     users: tuple[int, ...]
+    whole: bool = False
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step as the planner sees it: `global_batch` samples times `units`, cut along samples only at granules.
+    """A step as the planner sees it: `samples` times `units`, cut along samples only at granules.
 
+    Of the `global_batch` samples of a step the last `skipped` ones are computed by nobody (`policy=smaller_batch`).
+    Where the batch of a step begins among those of the run follows from `global_batch` alone.
     `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
     `work_bytes_per_element` is the size of an element as the units compute with it.
     `batch_coupled`: the model computes with the samples of a micro-batch together, and `exact`: the bits of the result
@@ -74,7 +80,9 @@ class Workload:
     `sample_tokens`: tokens of a sample, at most; 0: samples are no sequences.
     `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
     `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
-    `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then.
+    `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then. `goals`:
+    how lanes are reached that begin with a stall: copies catch up before in the "background", parameters travel in the
+    stop ("blocking"), or "never", unless a user asks for them or ranks leave.
     """
 
     units: tuple[UnitCost, ...]
@@ -93,6 +101,8 @@ class Workload:
     schedule: str = "1f1b"
     policy: str = "elaswave"
     axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
+    goals: str = "background"
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -114,6 +124,16 @@ class Workload:
             _check_units(f"bucket {bucket.name}", bucket.users, len(self.units))
         if self.global_batch < 1 or self.granule < 1:
             raise PlanError(f"workload: global_batch {self.global_batch} and granule {self.granule} must be positive")
+        if not 0 <= self.skipped < self.global_batch or self.skipped % self.granule:
+            raise PlanError(
+                f"workload: a step skips {self.skipped} of {self.global_batch} samples; it skips whole granules of "
+                f"{self.granule}, and never all"
+            )
+
+    @property
+    def samples(self) -> int:
+        """How many samples of its batch a step computes: the width of the work plane."""
+        return self.global_batch - self.skipped
 
     @property
     def single_granules(self) -> bool:
@@ -127,8 +147,8 @@ class Workload:
 
     @property
     def granules(self) -> int:
-        """Granules in a step."""
-        return self.global_batch // self.granule
+        """Granules that a step computes."""
+        return self.samples // self.granule
 
 
 def _check_units(what: str, users: tuple[int, ...], count: int) -> None:

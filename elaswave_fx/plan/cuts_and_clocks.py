@@ -1,15 +1,17 @@
 """Cuts and clocks in one: a stage that holds everybody up may run at a higher clock, or hand a unit to the next one.
 
-    with_cuts_and_clocks(plan)  ->  the plan, or one whose lanes are cut near it; with the clocks for the shortest step
+    with_cuts_and_clocks(plan, power)  ->  the plan, or one whose lanes are cut near it; with the best clocks
+    cut_for_clocks(plan, make)         ->  the same of a plan that has clocks; `make` gives it other lanes
 
 The cut that is best at nominal clocks is where it begins. What is compared is a whole step at the clocks that are best
-for each cut under the power cap: the shorter one, and of equal ones that of less energy.
+for each cut under the power cap: the shorter one, and of equal ones that of less energy. After a loss what ranks have
+to fetch before they go on counts too.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from elaswave_fx.plan.balance import near_cuts
@@ -31,22 +33,45 @@ TASKS_A_CUT = 4_000
 more."""
 
 
+Make = Callable[[Sequence[Lane]], Plan | None]
+"""The plan of some lanes, for nominal clocks; None if it does not fit."""
+
+Stall = Callable[[Sequence[Lane]], float]
+"""Seconds in which everybody waits before the first step with these lanes."""
+
+
 def with_cuts_and_clocks(plan: Plan, power: Power) -> Plan:
-    """`plan` is one for nominal clocks. PlanError if even the lowest clocks draw more than the cap."""
-    topology = replace(plan.topology, power=power)
+    """`plan` is one for nominal clocks, and so new that nobody has anything yet. PlanError if even the lowest clocks
+    draw more than the cap."""
     times, copies = LaneTimes(plan.workload, plan.topology), max((len(box.holders) for box in plan.boxes), default=0)
-    first = best = with_clocks(replace(plan, topology=topology))
-    seen = {_borders(plan.lanes)}
+
+    def make(lanes: Sequence[Lane]) -> Plan | None:
+        other = make_plan(plan.topology, plan.workload, lanes, "", copies, times=times)
+        return other if fits_memory(other) else None
+
+    return cut_for_clocks(with_clocks(replace(plan, topology=replace(plan.topology, power=power))), make)
+
+
+def cut_for_clocks(first: Plan, make: Make, stall: Stall = lambda lanes: 0.0) -> Plan:
+    """`first` has clocks. With the same boxes as `make` gives, or others; words say where units are cut after all."""
+    topology, life_s = first.topology, first.topology.life_s
+
+    def cost(plan: Plan) -> tuple[float, float]:
+        """Seconds of a step, with the share that each has in what everybody waits for at first; and its joules."""
+        left_s = max(life_s - stall(plan.lanes), 1e-3 * life_s)
+        return plan.predicted.step_s * life_s / left_s, plan.predicted.energy_j
+
+    best, seen = first, {_borders(first.lanes)}
     for _ in range(MOVES):
-        for lanes in _near(best.lanes, plan):
+        for lanes in _near(best.lanes, first):
             if _borders(lanes) in seen:
                 continue
             seen.add(_borders(lanes))
-            other = make_plan(plan.topology, plan.workload, lanes, "", copies, times=times)
-            if not fits_memory(other):
+            other = make(lanes)
+            if other is None:
                 continue
             other = with_clocks(replace(other, topology=topology), TASKS_A_CUT)
-            if _is_better(other, best):
+            if _is_less(cost(other), cost(best)):
                 best = other
                 break
         else:
@@ -54,15 +79,14 @@ def with_cuts_and_clocks(plan: Plan, power: Power) -> Plan:
     if best is first:
         return first
     best = with_clocks(best)
-    return replace(best, reason="; ".join(part for part in (plan.reason, _words(best, first)) if part))
+    return replace(best, reason="; ".join(part for part in (first.reason, _words(best, first)) if part))
 
 
-def _is_better(other: Plan, best: Plan) -> bool:
-    """By the length of a step, then by its energy."""
-    a, b = other.predicted, best.predicted
-    if abs(a.step_s - b.step_s) > ROUNDING * b.step_s:
-        return a.step_s < b.step_s
-    return a.energy_j < b.energy_j * (1 - ROUNDING)
+def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """By seconds, and where these are equal by joules."""
+    if abs(one[0] - other[0]) > ROUNDING * other[0]:
+        return one[0] < other[0]
+    return one[1] < other[1] * (1 - ROUNDING)
 
 
 def _near(lanes: Sequence[Lane], plan: Plan) -> Iterator[tuple[Lane, ...]]:

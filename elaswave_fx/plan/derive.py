@@ -1,6 +1,7 @@
 """What follows from lanes: boxes, orders of micro-batches, predicted cost.
 
-In: topology, workload, lanes. Out: the Plan. Nothing is chosen here but the order of work (`lane_times.py`).
+In: topology, workload, lanes. Out: the Plan, for nominal clocks. Nothing is chosen here but the order of work
+(`lane_times.py`).
 
     make_plan(topology, workload, lanes, reason)
 """
@@ -14,7 +15,6 @@ from typing import NamedTuple
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.copies import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Workload
-from elaswave_fx.plan.frequency import with_clocks
 from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.lane_times import LaneRun, LaneTimes
 from elaswave_fx.plan.memory import UnitSums
@@ -80,8 +80,7 @@ def make_plan(
     )
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
     because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
-    plan = Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
-    return plan if topology.power is None else with_clocks(plan)
+    return Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
 
 
 def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:

@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import fatal_losses
+from elaswave_fx.plan.copies import bucket_sharers, fatal_losses
 from elaswave_fx.plan.frequency import clock_words
+from elaswave_fx.plan.goal_copies import goal_words
+from elaswave_fx.plan.ownership import UNEVEN, deviation, owned_elements
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
@@ -38,8 +40,9 @@ def describe(plan: Plan) -> str:
     """The plan's reason, a row per rank, its schedule and the predicted step; ends with a newline."""
     work, predicted = plan.workload, plan.predicted
     update = f", update {_seconds(predicted.update_s)}" if work.update_s else ""
+    of_batch = f" of {work.global_batch}" if work.skipped else ""
     lines = [
-        f"plan of epoch {plan.epoch}: {len(work.units)} units x {work.global_batch} samples "
+        f"plan of epoch {plan.epoch}: {len(work.units)} units x {work.samples}{of_batch} samples "
         f"(granule {work.granule}) on {len(plan.tiles)} ranks",
         f"because: {plan.reason}",
         "",
@@ -52,7 +55,9 @@ def describe(plan: Plan) -> str:
         f"{len(plan.hops)} hops of {len(work.values)} values, "
         f"{len(work.buckets)} buckets of {sum(b.numel for b in work.buckets)} elements",
         _box_line(plan),
+        *_share_lines(plan),
         fatal_words(plan),
+        *goal_words(plan),
         *_topology_lines(plan.topology),
         *clock_words(plan),
     ]
@@ -101,6 +106,18 @@ def _box_line(plan: Plan) -> str:
     behind = sum(len(b.catching_up) for b in plan.boxes)
     text = f"{len(plan.boxes)} boxes, holders besides the owner: {holders}"
     return text + (f"; copies still to be made: {behind}" if behind else "")
+
+
+def _share_lines(plan: Plan) -> list[str]:
+    """Where those that share the same boxes own uneven shares of them."""
+    sharers = bucket_sharers(plan.workload, plan.tiles)
+    owned = owned_elements(plan.boxes, lambda box: sharers[box.bucket])
+    far = {ranks for ranks, elements in owned.items() if deviation(ranks, elements) > UNEVEN}
+    count = sum(sharers[box.bucket] in far for box in plan.boxes)
+    if not count:
+        return []
+    why = "until copies have caught up" if any(box.catching_up for box in plan.boxes) else "for they are few"
+    return [f"uneven owned shares among the ranks that share them: {count} of {len(plan.boxes)} boxes, {why}"]
 
 
 def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.tiling import consecutive
 from elaswave_fx.plan.topology import Rank
-from elaswave_fx.program.artifact import Artifact, Binding
+from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec
 
 UPDATE = "update"
 """The optimizer's name among the programs."""
@@ -41,27 +41,28 @@ class EngineValue:
 
 @dataclass(frozen=True)
 class EngineBucket:
-    """Flat trained parameters; the boxes of a bucket say which ranks have a working copy of it."""
+    """Flat trained parameters; the boxes of a bucket say which ranks have a working copy of it.
+
+    Or mutable buffers, which have updates in place of an `optimizer`. `group`, of these: (rank, first sample, last + 1)
+    of each span of each rank that runs the unit that updates them.
+    """
 
     name: str
     numel: int
     dtype: str
-    optimizer: str
+    optimizer: str | None
     hyper_group: int
+    group: tuple[tuple[Rank, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class EngineBufferUpdate:
-    """An update of mutable buffers, once per granule. `values`: (dtype, shape) of what a unit yields for a granule.
-
-    `group`: (rank, first sample, last + 1) of each span of each rank that runs the unit; an empty one for those that do
-    not.
-    """
+    """An update of the `buffer` that a "mutable" binding names, once per granule. `values`: (dtype, shape) of what a
+    unit yields for a granule."""
 
     program: str
-    buffers: tuple[str, ...]
+    buffer: Binding
     values: tuple[tuple[str, tuple[int, ...]], ...]
-    group: tuple[tuple[Rank, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,13 @@ class EngineSpec:
 
     @property
     def tables(self) -> frozenset[str]:
-        """Names of the constants, frozen parameters and buffers that this rank's engine needs the tensors of."""
-        bound = {
+        """Names of the constants, frozen parameters and unchanging buffers that this rank's engine needs."""
+        return frozenset(
             binding[1]
             for unit in self.units
             for binding in (*unit.inputs, *unit.eval_inputs)
             if binding[0] in ("constant", "frozen", "buffer")
-        }
-        return frozenset(bound | {name for update in self.updates for name in update.buffers})
+        )
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         values=tuple(
             EngineValue(v.name, v.axis if v.axis >= 0 else None, v.dtype, v.shape, v.has_grad) for v in artifact.values
         ),
-        buckets=tuple(EngineBucket(b.name, b.numel, artifact.work_dtype, UPDATE, b.group) for b in artifact.buckets),
+        buckets=_buckets(artifact, plan),
         boxes=plan.boxes,
-        updates=_updates(artifact, plan),
+        updates=_updates(artifact),
         units=tuple(_unit(artifact, index, (kernels or {}).get(index)) for index in plan.tile(rank).units),
         schedule=EngineSchedule(train.instructions, evaluate.instructions, train.micro_batches),
     )
@@ -194,21 +194,27 @@ def _seed_of_rank(seed: int, rank: Rank) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _updates(artifact: Artifact, plan: Plan) -> tuple[EngineBufferUpdate, ...]:
-    """Every rank keeps every mutable buffer, so that none is lost with a rank."""
-    return tuple(
-        EngineBufferUpdate(
-            program=f"fold.{fold.buffer}",
-            buffers=(fold.buffer,),
-            values=fold.values,
-            group=tuple(
-                (tile.rank, span.lo, span.hi)
-                for tile in plan.tiles
-                for span in (tile.spans if fold.unit in tile.units else (Span(0, 0),))
-            ),
-        )
-        for fold in artifact.folds
-    )
+def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
+    updated_in = {fold.buffer: fold.unit for fold in artifact.folds}
+
+    def made(bucket: BucketSpec) -> EngineBucket:
+        if not bucket.buffers:
+            return EngineBucket(bucket.name, bucket.numel, artifact.work_dtype, UPDATE, bucket.group)
+        unit = updated_in[bucket.buffers[0].name]
+        spans = ((tile.rank, span.lo, span.hi) for tile in plan.tiles if unit in tile.units for span in tile.spans)
+        return EngineBucket(bucket.name, bucket.numel, "float32", None, 0, tuple(spans))
+
+    return tuple(made(bucket) for bucket in artifact.buckets)
+
+
+def _updates(artifact: Artifact) -> tuple[EngineBufferUpdate, ...]:
+    """In the order of the folds: outputs of units name them by their places."""
+    places = {
+        buffer.name: ("mutable", index, buffer.offset, buffer.shape, buffer.dtype)
+        for index, bucket in enumerate(artifact.buckets)
+        for buffer in bucket.buffers
+    }
+    return tuple(EngineBufferUpdate(f"fold.{fold.buffer}", places[fold.buffer], fold.values) for fold in artifact.folds)
 
 
 def _unit(artifact: Artifact, index: int, modelled: Kernel | None) -> EngineUnit:

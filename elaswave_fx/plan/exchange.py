@@ -26,7 +26,7 @@ class ExchangeEstimate:
     """For one workload and topology. A tied bucket counts once for each of its users."""
 
     def __init__(self, workload: Workload, topology: Topology) -> None:
-        self._workload, self._link = workload, topology.between_hosts
+        self._workload, self._topology, self._link = workload, topology, topology.between_hosts
         elements = [0] * len(workload.units)
         for bucket in workload.buckets:
             for user in bucket.users:
@@ -62,6 +62,23 @@ class ExchangeEstimate:
             moved[rank] = size * (until[units.hi] - until[units.lo] - common)
         return moved
 
-    def seconds_of(self, moved: Mapping[Rank, int]) -> float:
-        """Until the last rank has what it fetches, all at once."""
-        return max(moved.values(), default=0) / self._link.bytes_per_s
+    def stall_s(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> float:
+        """Until the last rank has the parameters of units that it runs now and did not run before. Where pairs of hosts
+        are known by themselves, each unit comes from that one of those who ran it which has the fastest link."""
+        if not self._topology.links:
+            return max(self.moved(before, after).values(), default=0) / self._link.bytes_per_s
+        alive = {rank: units for rank, units in before.items() if rank in self._topology.ranks}
+        return max((self._fetch_s(alive, rank, units) for rank, units in after), default=0.0)
+
+    def _fetch_s(self, before: Mapping[Rank, Span], rank: Rank, units: Span) -> float:
+        had, took_s = before.get(rank, Span(0, 0)), 0.0
+        for unit in range(units.lo, units.hi):
+            if not had.lo <= unit < had.hi:
+                rates = (
+                    self._topology.link(rank, other).bytes_per_s
+                    for other, has in before.items()
+                    if has.lo <= unit < has.hi
+                )
+                fastest = max(rates, default=self._link.bytes_per_s)
+                took_s += self._workload.work_bytes_per_element * self._elements[unit] / fastest
+        return took_s

@@ -103,7 +103,7 @@ def clock_words(plan: Plan) -> tuple[str, ...]:
     cap = f" of {power.cap_w:g} W" if power.cap_w is not None else ""
     energy_j = plan.predicted.energy_j
     tokens = plan.workload.sample_tokens
-    of_one = f"{energy_j / plan.workload.global_batch / max(1, tokens):.3g} J a {'token' if tokens else 'sample'}"
+    of_one = f"{energy_j / plan.workload.samples / max(1, tokens):.3g} J a {'token' if tokens else 'sample'}"
     joules = f"{energy_j:.4g} J in a step's pipeline, {of_one}"
     return (f"clocks: {', '.join(named)}; they draw {drawn_w:g} W{cap} at most, {joules}",)
 

@@ -1,7 +1,7 @@
 """What the ranks that are left could do: sketches of lanes, with the words that describe them.
 
-In: the plan before and the topology now. Out: candidates, for `replan.py` to shape, to time and to compare. Lanes that
-lost nobody stay as they are, unless a candidate says that they help one that did.
+In: the plan before and the topology now. Out: candidates, for `lane_search.py` to shape, to time and to compare. Lanes
+that lost nobody stay as they are, unless a candidate says that they help one that did.
 
     4 x 4 lost rank 5, of the second lane   ->  its stages keep their units, and peers are dealt its micro-batches;
                                                 three stages instead of four; one lane with a neighbour; everything anew
@@ -9,19 +9,23 @@ lost nobody stay as they are, unless a candidate says that they help one that di
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import shape_name
 from elaswave_fx.plan.sketches import SideBySide, Sketch, Sketches
-from elaswave_fx.plan.tiling import Lane, Tile, consecutive, even_split
-from elaswave_fx.plan.topology import Member, Topology
-from elaswave_fx.words import listed
+from elaswave_fx.plan.tiling import Lane, consecutive, even_split
+from elaswave_fx.plan.topology import Member, Rank, Topology
+from elaswave_fx.words import listed, rank_words
 
 MANY = 64
 """Up to so many ranks, all numbers of lanes are considered; those of more differ by less than their predictions do."""
+
+MUCH_SLOWER = 0.5
+"""A rank of more than so much of the highest speed always has something to do: at half of it, it can take half of a
+share, and a step without it is rarely shorter."""
 
 Stages = tuple[tuple[Member, ...], ...]
 """The members of a lane, stage by stage; a stage may have lost all."""
@@ -38,10 +42,27 @@ class Candidate:
 
 
 def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """All of them, distinct, those that change least first; each has all members of the topology."""
+    """All of them, distinct, those that change least first. Each has all members of the topology; and where some are
+    much slower than others, there are the same without these, which compute nothing then."""
+    yield from _of_all(plan, topology)
+    for slow in _much_slower(topology):
+        members = tuple(member for member in topology.members if member.rank not in slow)
+        for candidate in _of_all(plan, topology.of(members)):
+            yield replace(candidate, name=f"{candidate.name}, without {rank_words(slow)}, too slow")
+
+
+def _much_slower(topology: Topology) -> Iterator[tuple[Rank, ...]]:
+    """Ranks of at most so high a speed, for each of the speeds that are low beside the highest one."""
+    speeds = {member.speed for member in topology.members}
+    for speed in sorted(speeds):
+        if speed <= MUCH_SLOWER * max(speeds):
+            yield tuple(member.rank for member in topology.members if member.speed <= speed)
+
+
+def _of_all(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     seen: set[tuple[Sketch, ...]] = set()
     units = len(plan.workload.units)
-    for candidate in repaired(plan, topology):
+    for candidate in itertools.chain(unchanged(plan, topology), repaired(plan, topology)):
         sketches = tuple(candidate.sketches)
         if sketches not in seen and all(len(sketch.stages) <= units for sketch in sketches):
             seen.add(sketches)
@@ -49,6 +70,12 @@ def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     for candidate in new_lanes(units, plan.workload.granules, _by_units(plan, topology)):
         if not any(_same(candidate.sketches, other) for other in seen):
             yield candidate
+
+
+def unchanged(plan: Plan, topology: Topology) -> Iterator[Candidate]:
+    """The lanes as they are, where ranks have come and nobody has gone: newcomers get copies first."""
+    if plan.lanes and set(plan.ranks) < set(topology.ranks):
+        yield Candidate("lanes as before, newcomers get copies", tuple(whole_lanes(plan, topology).values()))
 
 
 def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
@@ -109,6 +136,11 @@ def whole_lanes(plan: Plan, topology: Topology) -> dict[int, Sketch]:
     }
 
 
+def samples_of_lanes(plan: Plan) -> tuple[int, ...]:
+    """How many each lane computes."""
+    return tuple(sum(map(len, lane.micro_batches)) for lane in plan.lanes)
+
+
 def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """Every lane has the samples that it had; those that lost somebody are cut anew, less deep or less wide."""
     alive = {m.rank: m for m in topology.members}
@@ -118,8 +150,7 @@ def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
         for stages, lane in zip(left, plan.lanes, strict=True)
     )
     if plan.lanes and set(alive) <= set(plan.ranks) and all(sketch.stages for sketch in sketches):
-        samples = [sum(map(len, lane.micro_batches)) for lane in plan.lanes]
-        shares = tuple(count // plan.workload.granule for count in samples)
+        shares = tuple(count // plan.workload.granule for count in samples_of_lanes(plan))
         yield Candidate("the hurt lanes are cut anew, with the samples that they had", sketches, shares)
 
 
@@ -135,6 +166,17 @@ def keeps_units(plan: Plan, candidate: Candidate) -> bool:
             if any(m.rank not in had or not (had[m.rank].lo <= lo and hi <= had[m.rank].hi) for m in members):
                 return False
     return True
+
+
+def places(plan: Plan, topology: Topology) -> dict[Rank, int]:
+    """Ranks in the order in which the plan before names them: their places in lanes, then the boxes that they have;
+    newcomers by their numbers. Whatever ranks are called, those in the same places come in the same order."""
+    named = itertools.chain(
+        (rank for lane in plan.lanes for rank in lane.ranks),
+        (rank for box in plan.boxes for rank in (box.owner, *box.holders)),
+        topology.ranks,
+    )
+    return {rank: place for place, rank in enumerate(dict.fromkeys(named))}
 
 
 def _alike(a: Lane, b: Lane) -> bool:
@@ -190,9 +232,10 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
         if len(hurt) == len(depths) == 1
         else (f"the hurt lanes are cut anew, {listed(depths)} deep" if depths else "the hurt lanes are gone")
     )
-    yield Candidate(name, _lanes(whole, [(i,) for i in hurt], [Sketch(s) if s else None for s in alone]))
+    if whole or depths:
+        yield Candidate(name, _lanes(whole, [(i,) for i in hurt], [Sketch(s) if s else None for s in alone]))
     pooled = [(place, member) for i in hurt for place, stage in enumerate(left[i]) for member in stage]
-    order = [member for _, member in sorted(pooled, key=lambda each: (each[0], each[1].rank))]
+    order = [member for _, member in sorted(pooled, key=lambda each: each[0])]
     for parts in range(1, min(len(hurt), len(order)) + 1):
         sizes = even_split(len(order), parts)
         yield Candidate(
@@ -215,15 +258,10 @@ def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: S
 
 
 def _by_units(plan: Plan, topology: Topology) -> list[Member]:
-    """The ranks in the order of what they computed: first unit, then first sample; ranks without a tile last."""
-    tiles = {tile.rank: tile for tile in plan.tiles}
-    last = Tile(topology.ranks[0], Span(len(plan.workload.units), len(plan.workload.units)), ())
-
-    def place(member: Member) -> tuple[int, int, int]:
-        tile = tiles.get(member.rank, last)
-        return tile.units.lo, tile.micro_batches[0].lo if tile.micro_batches else 0, member.rank
-
-    return sorted(topology.members, key=place)
+    """The ranks in the order of what they computed: first unit, then place; ranks without a tile last."""
+    first, last = {tile.rank: tile.units.lo for tile in plan.tiles}, len(plan.workload.units)
+    place = places(plan, topology)
+    return sorted(topology.members, key=lambda member: (first.get(member.rank, last), place[member.rank]))
 
 
 def _shape(depths: Sequence[int]) -> str:

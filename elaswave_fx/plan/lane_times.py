@@ -9,12 +9,13 @@ kind, which is run once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload, backward_s, forward_s
+from elaswave_fx.plan.cost import ROUNDING, Workload, backward_s, forward_s
 from elaswave_fx.plan.hops import ValueRoutes
 from elaswave_fx.plan.memory import UnitSums
 from elaswave_fx.plan.pipelines import StageSeconds, is_pipeline, least_pipeline_s, pipeline_orders, pipeline_s
@@ -32,7 +33,7 @@ from elaswave_fx.plan.schedule import (
     most_in_flight,
 )
 from elaswave_fx.plan.split_schedule import Room, shortest_s, split_schedules
-from elaswave_fx.plan.tiling import Lane
+from elaswave_fx.plan.tiling import Lane, consecutive
 from elaswave_fx.plan.topology import Member, Rank, Topology
 
 WORTHWHILE = 0.99
@@ -69,6 +70,7 @@ class LaneTimes:
         self._passes: dict[tuple[Span, int], tuple[float, float]] = {}
         self._limits = {m.rank: m.memory_bytes for m in topology.members}
         self._whole: dict[LaneKind, LaneRun] = {}
+        self._least: dict[LaneKind, float] = {}
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
     def whole_of(self, kind: LaneKind) -> LaneRun:
@@ -99,6 +101,27 @@ class LaneTimes:
         if self._workload.schedule == "1f1b":
             return self._run_whole(kind)
         return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
+
+    def least_about(self, kind: LaneKind) -> float:
+        """No more than the seconds of `about`, known without an order of halves: of each rank, when its first forward
+        pass can begin, and all that it has to do."""
+        if self._workload.schedule == "1f1b":
+            return self._run_whole(kind).seconds
+        if kind not in self._least:
+            self._least[kind] = self._find_least(kind)
+        return self._least[kind]
+
+    def _find_least(self, kind: LaneKind) -> float:
+        begin_s, least_s = [0.0] * len(kind.stages), 0.0
+        first_s = [self._pass_s(stage.units, min(kind.sizes))[0] / max(stage.speeds) for stage in kind.stages]
+        for source, target in sorted(self.routes.traffic(kind.borders)):
+            begin_s[target] = max(begin_s[target], begin_s[source] + first_s[source])
+        for stage, begun_s in zip(kind.stages, begin_s, strict=True):
+            for dealt, speed in zip(consecutive(stage.deal), stage.speeds, strict=True):
+                sizes = Counter(kind.sizes[dealt.lo : dealt.hi])
+                taken_s = sum(sum(self._pass_s(stage.units, size)) * number for size, number in sizes.items()) / speed
+                least_s = max(least_s, begun_s + taken_s)
+        return least_s * (1 - ROUNDING)
 
     def rooms(self, lane: Lane, kept: Mapping[Rank, int]) -> tuple[Room, ...]:
         """By place: what there is for activations, beside the elements of state that the rank keeps."""
@@ -171,7 +194,12 @@ class LaneTimes:
         bounds = {place: most_in_flight(order) for place, order in first.items()}
         best: LaneRun | None = None
         least_s = shortest_s(work)
-        for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), kind.link):
+
+        def enough_s() -> float:
+            """What is no shorter than that is not taken."""
+            return WORTHWHILE * best.seconds if best is not None and best.fits else math.inf
+
+        for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), kind.link, enough_s):
             found = _lane_run(work, schedule, makespan_s(work, schedule, kind.link), whole.seconds)
             found = replace(found, fits=all(map(fits, found.orders, rooms)))
             if best is None or (found.fits and (not best.fits or found.seconds < WORTHWHILE * best.seconds)):

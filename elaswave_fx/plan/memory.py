@@ -6,12 +6,13 @@ tile_memory(workload, units, micro_batch=4, in_flight=2, kept=2000).total
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import GRADIENT_BYTES, Value, Workload, value_samples
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ def tile_memory(
         * sum(in_flight * u.saved_bytes + waiting * u.held_bytes for u in workload.units[units.lo : units.hi]),
         received=arriving,
     )
+
+
+def memory_of(plan: Plan, rank: Rank) -> Memory:
+    """What the plan expects of a rank."""
+    kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
+    tile = plan.tile(rank)
+    if not tile.micro_batches:
+        return tile_memory(plan.workload, Span(0, 0), 0, 0, kept)
+    in_flight = plan.predicted.ranks[rank].in_flight
+    return tile_memory(plan.workload, tile.units, max(len(m) for m in tile.micro_batches), in_flight, kept)
 
 
 def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
@@ -192,10 +203,17 @@ class MemoryTable:
         """`owners`: ranks that share the buckets of a unit; `copies`: of each box; `ranks`: all there are."""
         self._sums, self._workload = sums, sums.workload
         self._owners, self._others = owners, max(1, ranks - owners)
+        self._copies, self._ranks = copies, ranks
         self._held_inside = min(copies, owners - 1)
         self._held_outside = min(copies, ranks - 1) - self._held_inside
         self._reach: dict[tuple[int, int, int], list[int]] = {}
-        self._known: dict[int, dict[int, int]] = {}  # by micro-batch and place: bytes without saved activations
+        # By micro-batch, first unit and end: bytes without saved activations.
+        self._known: dict[int, list[dict[int, int]]] = {}
+
+    @property
+    def kept_evenly(self) -> int:
+        """Elements of all ranks' shares of boxes, if these were equal."""
+        return self._sums.numel * (1 + self._copies) // self._ranks
 
     def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
         """Bytes of a tile, as `tile_memory` counts them; shards rounded up."""
@@ -207,25 +225,23 @@ class MemoryTable:
         if key not in self._reach:
             count, end = len(self._workload.units), 0
             kept, saved = in_flight * micro_batch, self._sums.saved_until
-            known = self._known.setdefault(micro_batch, {})
+            rows = self._known.setdefault(micro_batch, [{} for _ in range(count)])
+            lean = partial(self._lean, micro_batch)
             ends: list[int] = []
-            for lo in range(count):
+            for lo, row in enumerate(rows):
                 end = max(end, lo)
                 left = limit + kept * saved[lo]  # for what does not depend on micro-batches in flight, and saved[end]
-                while end > lo and self._lean(known, lo, end, micro_batch) + kept * saved[end] > left:
+                while end > lo and (row.get(end) or lean(row, lo, end)) + kept * saved[end] > left:
                     end -= 1
-                while end < count and self._lean(known, lo, end + 1, micro_batch) + kept * saved[end + 1] <= left:
+                while end < count and (row.get(end + 1) or lean(row, lo, end + 1)) + kept * saved[end + 1] <= left:
                     end += 1
                 ends.append(end)
             self._reach[key] = ends
         return self._reach[key]
 
-    def _lean(self, known: dict[int, int], lo: int, hi: int, micro_batch: int) -> int:
-        """A tile's bytes with nothing kept for backward."""
-        place = lo * (len(self._workload.units) + 1) + hi
-        found = known.get(place)
-        if found is None:
-            found = known[place] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
+    def _lean(self, micro_batch: int, row: dict[int, int], lo: int, hi: int) -> int:
+        """A tile's bytes with nothing kept for backward, which the row knows from now on."""
+        found = row[hi] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
         return found
 
     def _total(self, lo: int, hi: int, micro_batch: int, in_flight: int) -> int:

@@ -27,7 +27,7 @@ from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 5
+FORMAT = 6
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 
@@ -71,6 +71,18 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """Lanes that are better than those of the plan, and are to be the next ones, once their ranks have copies of what
+    they compute with. `step_s`: predicted; `reason`: what they are, in words. `is_asked`: a user wants them, whether
+    they are better or not."""
+
+    lanes: tuple[Lane, ...]
+    step_s: float
+    reason: str
+    is_asked: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """Who does what in every step of an epoch.
 
@@ -80,6 +92,8 @@ class Plan:
     `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
     `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
     `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
+    `goal`: what the same ranks are to do next. `is_asked`: the lanes are what a user has asked for, so that no other
+    goal is looked for until ranks come or go.
     """
 
     topology: Topology
@@ -91,6 +105,8 @@ class Plan:
     reason: str
     terminal_reason: str = ""
     clocks: Mapping[Rank, OperatingPoint] = field(default_factory=dict)
+    goal: Goal | None = None
+    is_asked: bool = True
 
     @property
     def epoch(self) -> Epoch:
@@ -242,6 +258,8 @@ class _PlanFile:
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
     clocks: Mapping[Rank, OperatingPoint]
+    goal: Goal | None
+    is_asked: bool
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -258,7 +276,7 @@ def _file_of(plan: Plan) -> _PlanFile:
     )
     return _PlanFile(
         FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.lanes, readers, boxes,
-        plan.schedule, plan.predicted, plan.clocks,
+        plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked,
     )  # fmt: skip
 
 
@@ -268,5 +286,5 @@ def _plan_of(file: _PlanFile) -> Plan:
     )
     return Plan(
         file.topology, file.workload, file.lanes, boxes, file.schedule, file.predicted, file.reason,
-        file.terminal_reason, file.clocks,
+        file.terminal_reason, file.clocks, file.goal, file.is_asked,
     )  # fmt: skip

@@ -9,22 +9,22 @@ finishes first, or None where no cut fits the memory of the ranks. `planner.py` 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from elaswave_fx.plan.balance import balanced
+from elaswave_fx.plan.balance import Timed, balanced
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import ROUNDING, Workload
+from elaswave_fx.plan.lane_cuts import LaneCuts, lane_kind
 from elaswave_fx.plan.lane_times import LaneTimes
 from elaswave_fx.plan.memory import MemoryTable, UnitSums
 from elaswave_fx.plan.partition import Reach, crossing_bytes, minimax, slowest_stage
-from elaswave_fx.plan.schedule import LaneKind, StageKind
+from elaswave_fx.plan.schedule import LaneKind
+from elaswave_fx.plan.shares import ShareKind, deal, piece_sizes, share_by_kind
 from elaswave_fx.plan.sketches import Outline, Part, Run, Sketch, Sketches
-from elaswave_fx.plan.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
-from elaswave_fx.plan.topology import Member, Topology
+from elaswave_fx.plan.tiling import Lane, Stage, consecutive, split_micro_batches
+from elaswave_fx.plan.topology import Topology
 
 MICRO_BATCHES_PER_STAGE = 2
 """A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
@@ -41,7 +41,8 @@ WORTHWHILE = 1.01
 class LaneShaper:
     """Cuts and shares for one workload and topology; runs of lanes, and cuts, are known once they have been found."""
 
-    def __init__(self, workload: Workload, topology: Topology) -> None:
+    def __init__(self, workload: Workload, topology: Topology, is_hurried: bool = False) -> None:
+        """`is_hurried`: lanes are not cut in every way where a program has few units."""
         self._workload, self._topology = workload, topology
         self._sums = UnitSums(workload)
         self._crossing = crossing_bytes(workload)
@@ -54,6 +55,7 @@ class LaneShaper:
         self._tables: dict[tuple[int, int, int], MemoryTable] = {}
         self._least_depths: dict[int, int] = {}
         self.times = LaneTimes(workload, topology, self._sums)
+        self.cuts = LaneCuts(workload, self.times, is_hurried)
 
     def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
         """Of what tiles of such lanes need."""
@@ -120,6 +122,9 @@ class LaneShaper:
     def may_end_by(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int, limit_s: float) -> bool:
         """Whether lanes cut so might all end by then, as far as a run of each with wide stages tells, which is left
         what the slowest stages of the others have no time for. Of backward passes in halves it tells nothing."""
+        if self.cuts.tries_all:
+            granules = self._workload.granules
+            return sum(r.count * self.cuts.most_granules(r, size, limit_s, granules) for r in runs) >= granules
         if self._workload.schedule != "1f1b":
             return True
         shares = self._shares(runs, borders, size)
@@ -201,7 +206,10 @@ class LaneShaper:
             return None
         found: list[tuple[int, ...]] = []
         for run in runs:
-            borders = self._borders(run.sketch, size, table)
+            borders = self.borders(run.sketch, size, table)
+            if borders is None and self.cuts.tries_all and len(run.sketch.stages) <= len(self._workload.units):
+                # With few micro-batches there may be room, though there is none for as many as there are stages.
+                borders = minimax(self.costs(size), run.sketch.strengths, None, self._crossing)
             if borders is None:
                 return None
             found.append(borders)
@@ -222,7 +230,8 @@ class LaneShaper:
             given = [shares[first] for first in firsts]
             if any(share < run.sketch.width for share, run in zip(given, runs, strict=True)):
                 return None
-            return [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
+            fixed = [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
+            return balanced(fixed, (), _LanesOfSize(self, size, table, tries_all=False))
         found: list[Part] = []
         for run, cut, (share, more) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
             found += [
@@ -231,7 +240,7 @@ class LaneShaper:
                 if count
             ]
         amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
-        return balanced(found, amounts, _LanesOfSize(self, size, table))
+        return balanced(found, amounts, _LanesOfSize(self, size, table, self.cuts.tries_all))
 
     def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
         """Of these sketches, as the parts say."""
@@ -241,19 +250,11 @@ class LaneShaper:
 
     def kind(self, part: Part, size: int) -> LaneKind:
         """Of its lanes."""
-        sketch = part.run.sketch
-        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
-        return LaneKind(
-            tuple(
-                StageKind(Span(lo, hi), deal(len(sizes), members), tuple(member.speed for member in members))
-                for (lo, hi), members in zip(itertools.pairwise(part.borders), sketch.stages, strict=True)
-            ),
-            sizes,
-            part.run.links,
-        )
+        return lane_kind(self._workload, part, size)
 
-    def _borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
-        """Those given, or of the cut whose slowest stage is fastest."""
+    def borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
+        """Those given, or of the cut whose slowest stage is fastest; None if none fits with as many micro-batches as
+        there are stages."""
         if sketch.borders is not None:
             return sketch.borders
         limits = _limits(sketch)
@@ -364,17 +365,24 @@ class LaneShaper:
 class _LanesOfSize:
     """What `balance.py` asks, for micro-batches of a size."""
 
-    def __init__(self, shaper: LaneShaper, size: int, table: MemoryTable) -> None:
-        self._shaper, self._size, self._table = shaper, size, table
+    def __init__(self, shaper: LaneShaper, size: int, table: MemoryTable, tries_all: bool) -> None:
+        """`tries_all`: shares, too."""
+        self._shaper, self._size, self._table, self.tries_all = shaper, size, table, tries_all
 
-    def seconds(self, part: Part) -> float:
-        return self._shaper.seconds(part, self._size)
+    def timed(self, part: Part) -> Timed:
+        cuts = self._shaper.cuts
+        if cuts.tries_all:
+            return cuts.best(part, self._size, self._table)
+        return Timed(part, self._shaper.seconds(part, self._size))
+
+    def most_granules(self, part: Part, limit_s: float, most: int) -> int:
+        return self._shaper.cuts.most_granules(part.run, self._size, limit_s, most)
 
     def least_s(self, part: Part) -> float:
         return self._shaper.least_part_s(part, self._size)
 
     def may_be_cut_better(self, part: Part, seconds: float) -> bool:
-        return self._shaper.may_be_cut_better(part, self._size, seconds)
+        return not self._shaper.cuts.tries_all and self._shaper.may_be_cut_better(part, self._size, seconds)
 
     def may_become(self, part: Part, other: Part) -> bool:
         return self._shaper.may_become(part, other, self._size, self._table)
@@ -387,57 +395,9 @@ def _limits(sketch: Sketch) -> tuple[int | None, ...]:
     )
 
 
-def piece_sizes(granules: int, most: int, granule: int, least: int) -> tuple[int, ...]:
-    """Samples of the micro-batches that `split_micro_batches` makes of so many granules."""
-    count = max(least, -(-granules // max(1, most // granule)))
-    return tuple(size * granule for size in even_split(granules, count))
-
-
-def deal(count: int, members: Sequence[Member]) -> tuple[int, ...]:
-    """Micro-batches of each rank of a stage, by speed."""
-    return (count,) if len(members) == 1 else share_granules(count, [1 / member.speed for member in members])
-
-
 def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
     """Seconds of forward and backward of one micro-batch through each unit at speed 1."""
     return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
-
-
-class ShareKind(NamedTuple):
-    """`count` workers, one after the other, that are alike: time per granule, in any unit, time that does not depend on
-    granules, and the least number of granules."""
-
-    pace: float
-    fill: float = 0.0
-    least: int = 1
-    count: int = 1
-
-
-def share_by_kind(granules: int, kinds: Sequence[ShareKind]) -> list[tuple[int, int]]:
-    """By kind: granules of each worker, and how many of the first ones have one more, so that the last worker to finish
-    finishes first. Among equal ones the first are the first to get one."""
-    shares, more = [kind.least for kind in kinds], [0] * len(kinds)
-    left = granules - sum(kind.least * kind.count for kind in kinds)
-    finish = [(kind.fill + (kind.least + 1) * kind.pace, number) for number, kind in enumerate(kinds)]
-    heapq.heapify(finish)
-    while left > 0:
-        number = finish[0][1]
-        kind = kinds[number]
-        if kind.count > left:
-            more[number] = left
-            break
-        left -= kind.count
-        shares[number] += 1
-        heapq.heapreplace(finish, (kind.fill + (shares[number] + 1) * kind.pace, number))
-    return list(zip(shares, more, strict=True))
-
-
-def share_granules(granules: int, paces: Sequence[float]) -> tuple[int, ...]:
-    """Granules per worker, at least one each, so that the last to finish finishes first.
-
-    `paces`: time per granule, in any unit. Equal paces give an even split, remainders to the first, one each.
-    """
-    return tuple(share for share, _ in share_by_kind(granules, [ShareKind(pace) for pace in paces]))
 
 
 def micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:

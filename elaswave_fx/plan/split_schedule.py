@@ -16,9 +16,10 @@ import heapq
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.schedule import Action, LinkOf, Place, Schedule, Task, Work
 from elaswave_fx.plan.topology import Link
 
@@ -53,9 +54,15 @@ class _Rule:
 
 
 def split_schedules(
-    work: Work, first: Schedule, bounds: Mapping[Place, int], rooms: Mapping[Place, Room], link: LinkOf
+    work: Work,
+    first: Schedule,
+    bounds: Mapping[Place, int],
+    rooms: Mapping[Place, Room],
+    link: LinkOf,
+    enough_s: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Schedule]:
-    """Orders of the tasks of `work`, which has halves; those that keep least come first.
+    """Distinct rules' orders of the tasks of `work`, which has halves; those that keep least come first. An order that
+    takes `enough_s` or longer, which may change in between, is left out once that is known.
 
     `first`: the orders of the same step with whole backward passes; W follow the order of its B, so that sums have the
     same bits. `bounds`: how many micro-batches are in flight in it.
@@ -69,9 +76,15 @@ def split_schedules(
         kept = {place: _limit(rooms[place], room * deepest) for place in bounds}
         if (in_flight, kept) not in tried:
             tried.append((in_flight, kept))
+    unbounded: set[tuple[float, str]] = set()  # which no wider bound changes
     for (in_flight, kept), patience, preference in itertools.product(tried, _PATIENCE, _PREFERENCES):
-        schedule = _Run(steps, weights, rooms, _Rule(preference, patience, in_flight, kept)).to_end()
-        if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end
+        if (patience, preference) in unbounded:
+            continue
+        run = _Run(steps, weights, rooms, _Rule(preference, patience, in_flight, kept), enough_s() * (1 + ROUNDING))
+        schedule = run.to_end()
+        if not run.was_bounded:
+            unbounded.add((patience, preference))
+        if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end, and time
             yield schedule
 
 
@@ -127,8 +140,14 @@ class _Run:
     """One run of a step by a rule, on the clock of its seconds, links included. Places count from 0."""
 
     def __init__(
-        self, steps: _Steps, weights: Mapping[Place, Sequence[int]], rooms: Mapping[Place, Room], rule: _Rule
+        self,
+        steps: _Steps,
+        weights: Mapping[Place, Sequence[int]],
+        rooms: Mapping[Place, Room],
+        rule: _Rule,
+        enough_s: float,
     ) -> None:
+        """`enough_s`: the run is given up when it cannot end earlier."""
         self._steps, places = steps, steps.places
         self._preference, self._patience = rule.preference, rule.patience
         self._most_in_flight = [rule.in_flight[place] for place in places]
@@ -141,6 +160,11 @@ class _Run:
         # By kind and place: number of the micro-batch -> task, when it is known when all that it needs is there.
         self._coming: dict[str, list[dict[int, int]]] = {kind: [{} for _ in places] for kind in "FIW"}
         self._in_flight, self._kept = [0] * len(places), [0] * len(places)
+        self.was_bounded = False
+        self._left_s = [0.0] * len(places)  # what each rank has still to do
+        for task, place in enumerate(steps.place):
+            self._left_s[place] += steps.seconds[task]
+        self._enough_s = enough_s
         self._events: list[tuple[float, int, bool]] = []  # when a task has ended, or all that it needs is there
 
     def to_end(self) -> Schedule:
@@ -161,6 +185,8 @@ class _Run:
             for place in sorted(free - busy):
                 task = self._choose(place, now)
                 if task is not None:
+                    if now + self._left_s[place] >= self._enough_s:
+                        return {}
                     busy.add(place)
                     self._start(task, now)
         return {place: tuple(order) for place, order in zip(self._steps.places, self._order, strict=True)}
@@ -182,6 +208,7 @@ class _Run:
             self._in_flight[place] -= 1
             self._kept[place] += self._held[place]
         self._order[place].append((kind, mb))
+        self._left_s[place] -= steps.seconds[task]
         end = now + steps.seconds[task]
         heapq.heappush(self._events, (end, task, True))
         missing, arrival = self._missing, self._arrival
@@ -204,7 +231,10 @@ class _Run:
         soonest = math.inf
         for kind in self._preference:
             coming = self._coming[kind][place]
-            if not coming or not self._allowed(place, kind):
+            if not coming:
+                continue
+            if not self._allowed(place, kind):
+                self.was_bounded = True
                 continue
             at, mb = min((max(now, self._arrival[task]), mb) for mb, task in coming.items())
             if at == now:

@@ -4,7 +4,7 @@
     ("SEND", value, mb, peer, tag, lo, hi, grad)   once the value (or its gradient) is there, send; does not block after
     ("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
     ("BACKWARD_INPUTS", unit, mb)  ("BACKWARD_WEIGHTS", unit, mb)  the same as BACKWARD in halves
-    ("REDUCE", bucket)  ("FOLD",)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
+    ("REDUCE", bucket)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
 
 value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb
 (0, 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb; equal tags of later steps
@@ -66,7 +66,7 @@ def step_program(plan: Planned, rank: Rank) -> StepProgram:
     foreign = sorted(owned - set(used))
     instructions: list[Instruction] = [("REDUCE", bucket) for bucket in foreign]
     instructions += lowering.actions(plan.order(rank), train=True)
-    instructions += [("FOLD",), ("VOTE",)]
+    instructions.append(("VOTE",))
     for bucket in (*used, *foreign):
         if bucket in owned:
             instructions.append(("UPDATE", bucket))

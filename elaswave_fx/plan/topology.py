@@ -6,8 +6,8 @@ local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NewType
 
@@ -64,7 +64,9 @@ class Topology:
     `links`: those of pairs of hosts that are known; others have `between_hosts`, and ranks of one host, which share
     its memory, `within_host`.
     `power`: what clocks can be chosen from; None: they are what they are. `life_s`: how long it is expected to last,
-    in seconds.
+    in seconds. `leaving`: members that are to go, ascending; what comes next gives them no work, and no copies.
+    `switch_bytes`: what copies on their way may take of a rank at once, beside what its plan needs; None: all that it
+    has. `on_trial`: members whose speed is assumed, ascending: they were too slow for any work.
     """
 
     members: tuple[Member, ...]
@@ -75,11 +77,20 @@ class Topology:
     links: tuple[HostLink, ...] = ()
     power: Power | None = None
     life_s: float = LIFE_S
+    leaving: tuple[Rank, ...] = ()
+    switch_bytes: int | None = None
+    on_trial: tuple[Rank, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = [m.rank for m in self.members]
         if not ranks or ranks != sorted(set(ranks)):
             raise PlanError(f"topology: ranks {ranks} must be distinct, ascending and at least one")
+        if not set(self.leaving) < set(ranks) or list(self.leaving) != sorted(set(self.leaving)):
+            raise PlanError(
+                f"topology: ranks {list(self.leaving)} leave; they must be members, ascending, and one must stay"
+            )
+        if not set(self.on_trial) <= set(ranks) or list(self.on_trial) != sorted(set(self.on_trial)):
+            raise PlanError(f"topology: ranks {list(self.on_trial)} are on trial; they must be members, ascending")
         for member in self.members:
             if not member.speed > 0:
                 raise PlanError(f"topology: rank {member.rank} has speed {member.speed}; a speed is above 0")
@@ -97,6 +108,36 @@ class Topology:
         if rank not in self._members:
             raise PlanError(f"topology: rank {rank} is not alive in epoch {self.epoch}")
         return self._members[rank]
+
+    def with_speeds(self, speeds: Mapping[Rank, float]) -> Topology:
+        """The same with other speeds of these ranks, as they were measured."""
+        members = tuple(replace(m, speed=speeds.get(m.rank, m.speed)) for m in self.members)
+        return replace(self, members=members, on_trial=tuple(rank for rank in self.on_trial if rank not in speeds))
+
+    def with_trials(self, speeds: Mapping[Rank, float]) -> Topology:
+        """The same with other speeds of these ranks, which are assumed."""
+        on_trial = tuple(sorted({*self.on_trial, *speeds}))
+        return replace(self.with_speeds(speeds), on_trial=on_trial)
+
+    def speeds_changed_from(self, before: Topology) -> dict[Rank, float]:
+        """The speeds of ranks that had other ones before; both have the same ranks."""
+        return {m.rank: m.speed for m in self.members if m.speed != before.member(m.rank).speed}
+
+    def with_leaving(self, ranks: Sequence[Rank]) -> Topology:
+        """The same, which these ranks are to leave."""
+        return replace(self, leaving=tuple(sorted(ranks)))
+
+    @property
+    def staying(self) -> Topology:
+        """The same without those that leave."""
+        if not self.leaving:
+            return self
+        return self.of(tuple(m for m in self.members if m.rank not in self.leaving))
+
+    def of(self, members: tuple[Member, ...], leaving: Sequence[Rank] = ()) -> Topology:
+        """The same of other members, of whom some leave."""
+        on_trial = set(self.on_trial).intersection(m.rank for m in members)
+        return replace(self, members=members, leaving=tuple(leaving), on_trial=tuple(sorted(on_trial)))
 
     @property
     def is_uniform(self) -> bool:

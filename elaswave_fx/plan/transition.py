@@ -45,13 +45,15 @@ class CopyTask(NamedTuple):
 class Transition:
     """The difference of two plans of one job.
 
-    `tiles`: rank -> (tile before, tile after) where they differ, None for no tile. `gained` and `dropped`: units by
-    rank, of ranks that go on. `parameters`: bucket index -> ranks that did not read it before. `links`: all that the
-    new plan needs; `opened`: those that the old one did not.
+    `lost` are gone, and `left` by their own will. `tiles`: rank -> (tile before, tile after) where they differ, None
+    for no tile. `gained` and `dropped`: units by rank, of ranks that go on. `parameters`: bucket index -> ranks that
+    get them, who did not read it before. `links`: all that the new plan needs; `opened`: those that the old one did
+    not.
     """
 
     epochs: tuple[Epoch, Epoch]
     lost: tuple[Rank, ...]
+    left: tuple[Rank, ...]
     joined: tuple[Rank, ...]
     tiles: Mapping[Rank, tuple[Tile | None, Tile | None]]
     gained: Mapping[Rank, tuple[int, ...]]
@@ -72,7 +74,8 @@ class Transition:
         links, known = _links(new), _links(old)
         return Transition(
             epochs=(old.epoch, new.epoch),
-            lost=tuple(r for r in before if r not in after),
+            lost=tuple(r for r in before if r not in after and r not in old.topology.leaving),
+            left=tuple(r for r in before if r not in after and r in old.topology.leaving),
             joined=tuple(r for r in after if r not in before),
             tiles=tiles,
             gained=_units_without(after, before, after),
@@ -99,7 +102,8 @@ class Transition:
         return (self._head(), *self._tile_lines(), *self._box_lines(), *self._link_lines())
 
     def _head(self) -> str:
-        words = [f"{what} {rank_words(r)}" for what, r in (("lost", self.lost), ("joined by", self.joined)) if r]
+        changes = (("lost", self.lost), ("left by", self.left), ("joined by", self.joined))
+        words = [f"{what} {rank_words(ranks)}" for what, ranks in changes if ranks]
         return f"epoch {self.epochs[0]} -> {self.epochs[1]}: {', '.join(words) or 'the same ranks'}"
 
     def _tile_lines(self) -> Iterator[str]:
@@ -155,9 +159,14 @@ def _copy_tasks(plan: Plan) -> tuple[CopyTask, ...]:
 
 
 def _new_readers(old: Plan, new: Plan) -> dict[int, tuple[Rank, ...]]:
+    """But for those that have a copy of all of it, and make its parameters from that."""
+    made: dict[int, set[Rank]] = {}
+    for box in new.boxes:
+        made[box.bucket] = made.get(box.bucket, set(box.local_materializers)) & box.local_materializers
     found = {}
     for index, bucket in enumerate(new.workload.buckets):
-        ranks = tuple(r for r in new.groups[bucket.name] if r not in old.groups[bucket.name])
+        known = {*old.groups[bucket.name], *made.get(index, ())}
+        ranks = tuple(r for r in new.groups[bucket.name] if r not in known)
         if ranks:
             found[index] = ranks
     return found

@@ -25,14 +25,14 @@ from safetensors.torch import load_file, save_file
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import file_digest, replace_file, sync
 
-FORMAT = 7
+FORMAT = 8
 _PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
 Seconds = tuple[float, float, float]
 """Per sample: forward, backward, and the part of backward that the gradients of parameters take (0 if not split)."""
 Binding = tuple[Any, ...]
-"""("param", bucket, offset, shape) | ("frozen", name) | ("buffer", name) | ("constant", name) | ("value", index) |
-("input", name) | ("keys",) | ("step_keys",); for outputs ("value", index) | ("loss",) | ("count",) |
-("fold", index, number) | ("none",)."""
+"""("param", bucket, offset, shape) | ("mutable", bucket, offset, shape, dtype) | ("frozen", name) | ("buffer", name) |
+("constant", name) | ("value", index) | ("input", name) | ("keys",) | ("step_keys",);
+for outputs ("value", index) | ("loss",) | ("count",) | ("fold", index, number) | ("none",)."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,29 @@ class BucketParam:
 
 
 @dataclass(frozen=True)
+class BucketBuffer:
+    """A mutable buffer's place in its bucket: its bytes begin at the word `offset`, which is even."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class BucketSpec:
-    """Flat trained parameters of one unit, or one tied tensor, of one optimizer group."""
+    """Flat trained parameters of one unit, or one tied tensor, of one optimizer group.
+
+    Or the `buffers` that training changes of one unit: `numel` counts words of 32 bits then, there are no `params`, and
+    `group` means nothing.
+    """
 
     name: str
     group: int
     numel: int
     params: tuple[BucketParam, ...]
     users: tuple[int, ...]
+    buffers: tuple[BucketBuffer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,6 +178,15 @@ class Artifact:
             shutil.rmtree(partial)
 
     @staticmethod
+    def copy_for_newcomers(folder: Path, to: Path) -> dict[str, Path]:
+        """By name, the files that `load` and `load_constants` read of an artifact on disk. Costs, which another run of
+        the same program may measure anew, are copied to the folder `to`, and stay as they are now."""
+        found = {name: folder / name for name in (_PROGRAMS, _CONSTANTS, _DIGESTS)}
+        if (folder / _COSTS).is_file():
+            found[_COSTS] = Path(shutil.copyfile(folder / _COSTS, to / _COSTS))
+        return found
+
+    @staticmethod
     def damage(folder: Path) -> str | None:
         """Why an artifact on disk is not as it was written; None for one that is, or that is not there."""
         if not folder.exists():
@@ -220,4 +244,5 @@ def _from_json(data: dict[str, Any]) -> Artifact:
 
 def _bucket(row: dict[str, Any]) -> BucketSpec:
     params = tuple(BucketParam(p["name"], p["offset"], tuple(p["shape"])) for p in row["params"])
-    return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]))
+    buffers = tuple(BucketBuffer(b["name"], b["offset"], tuple(b["shape"]), b["dtype"]) for b in row["buffers"])
+    return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]), buffers)

@@ -2,7 +2,8 @@
 has to find each of them.
 
 In: a name. Out: the `Rules` without that guard. Each guard stands in code that a real run enters: those of a step in
-`native/commit/guards.h`, the decision in `control/protocol/decide.py`.
+`native/commit/guards.h`, the decision in `control/protocol/decide.py`, reading the store in
+`control/coordinator/service.py`.
 
     BUGS["update_before_commit"]  ->  the protocol in which a rank's own yes is enough to commit
 """
@@ -19,26 +20,38 @@ from elaswave_fx.plan.topology import Rank
 
 
 def deaf_to_commits(
-    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], replan: Replan
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
 ) -> Verdict:
     """Always drops the step in flight, also if a survivor knows that it was committed."""
     deaf = {rank: replace(report, votes=(), certificates=()) for rank, report in reports.items()}
-    return decide(register, deaf, gone, replan)
+    return decide(register, deaf, gone, going, replan)
 
 
 def waits_for_nobody(
-    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], replan: Replan
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
 ) -> Verdict:
     """Takes unreachable for dead: rolls back while the last holder may be alive."""
-    return decide(register, reports, gone, replan, allow_rollback=True)
+    return decide(register, reports, gone, going, replan, allow_rollback=True)
+
+
+def lets_go_at_once(
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
+) -> Verdict:
+    """Does not look whether the others have copies of all that a rank has that leaves."""
+    staying = {rank: report for rank, report in reports.items() if rank not in going}
+    return decide(register, staying, gone | going, frozenset(), replan)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the simulator runs: the commit machine `without` some of its guards, and the coordinator's decision."""
+    """What the simulator runs: the commit machine `without` some of its guards, and the coordinator's decision.
+    `store_is_read`: for a rank that asks what the store says; else the coordinator answers with what it knows.
+    `leavers_wait`: until the planner can spare them."""
 
     without: tuple[str, ...] = ()
     decide: Decide = decide
+    store_is_read: bool = True
+    leavers_wait: bool = True
 
 
 SOUND = Rules()
@@ -54,4 +67,6 @@ BUGS: Mapping[str, Rules] = {
     "failed_update_swallowed": Rules(("failed_update_drops_state",)),
     "known_commit_dropped": Rules(decide=deaf_to_commits),
     "unreachable_taken_for_dead": Rules(decide=waits_for_nobody),
+    "store_vouched_for_unread": Rules(store_is_read=False),
+    "leaver_with_the_last_copy": Rules(decide=lets_go_at_once, leavers_wait=False),
 }

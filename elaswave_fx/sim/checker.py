@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from elaswave_fx.control.protocol.messages import StoreSeen
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import (
     SEED,
@@ -19,6 +20,7 @@ from elaswave_fx.control.protocol.types import (
     Record,
     Report,
     Stamp,
+    Term,
     Version,
     Vote,
 )
@@ -89,6 +91,7 @@ class Checker:
     boxes: dict[Epoch, Mapping[BoxId, Box]] = field(default_factory=dict)
     history: dict[Version, Stamp] = field(default_factory=dict)
     reported: dict[Rank, Epoch] = field(default_factory=dict)
+    over_s: dict[tuple[Term, Epoch], float] = field(default_factory=dict)
     orphans: int = 0
     rollbacks: int = 0
 
@@ -225,11 +228,26 @@ class Checker:
         """A rank has said what it has, and promised to vote no more in that epoch."""
         self.reported[rank] = max(report.epoch, self.reported.get(rank, report.epoch))
 
+    def sees(self, rank: Rank, seen: StoreSeen) -> None:
+        """A rank is told what the store says: it must have said so at some time after the rank asked."""
+        over_s = self.over_s.get((seen.term, seen.epoch))
+        if over_s is not None and over_s < seen.asked_s:
+            raise Violation(
+                f"rank {rank}, which asked at {seen.asked_s:.3f} s, is told that the store is at term {seen.term}, "
+                f"epoch {seen.epoch}, which were over at {over_s:.3f} s"
+            )
+        if seen.member != (rank in self.members[seen.epoch]):
+            raise Violation(f"rank {rank} is told that it is {'' if seen.member else 'not '}in epoch {seen.epoch}")
+
     # --- The store ---
 
-    def swapped(self, new: Register, lines: tuple[Certificate, ...]) -> None:
+    def swapped(self, new: Register, lines: tuple[Certificate, ...], now_s: float) -> None:
         """The store has taken a swap."""
         old = self.register
+        if new.numbers < old.numbers:
+            raise Violation(f"{old.numbers} numbers had been given, and now {new.numbers}")
+        if (new.term, new.epoch) != (old.term, old.epoch):
+            self.over_s[old.term, old.epoch] = now_s
         for line in lines:
             self._ledger(old, line)
         if new.epoch != old.epoch:

@@ -29,7 +29,7 @@ from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.checker import Checker, seed_digest, updated_digest
-from elaswave_fx.sim.frames import Frame, ParametersOf, PartOf, RecordOf, StateOf, VoteCast, Wishes
+from elaswave_fx.sim.frames import Frame, ParametersOf, PartOf, RecordOf, StateAsked, StateOf, VoteCast, Wishes
 
 UPDATE_S = 0.001
 HELD_FRAMES = 1024
@@ -282,6 +282,8 @@ class Engine:
             self.content[frame.box] = frame.copy
             self._do(machine.state_arrived(frame.box, frame.version, frame.digest, True))
             self._align(frame.box)
+        elif isinstance(frame, StateAsked):
+            self._do(machine.state_asked(frame.box, sender))
 
     def _align(self, box: BoxId) -> None:
         """A step without an update, which the machine has counted, leaves the bytes as they are."""
@@ -308,7 +310,7 @@ class Engine:
                 _ACTIONS[kind](self, box, peer)
 
     def _update(self, box: BoxId, version: int) -> Wait:
-        kept = self._kept.get(box, ())
+        kept = self._kept.get(box, deque[Record]())
         record = next((record for record in kept if record.stamp.version == version), None) or self.records[box]
         base = self.content[box]
         self._checker.updates(self, box, record)
@@ -323,6 +325,8 @@ class Engine:
         after = Copy(record.stamp, updated_digest(base, record))
         self.content[box] = after
         self._checker.updated(base, after, box)
+        if kept and kept[0] is record:
+            kept.popleft()
         self._do(self.machine.updated(box, after.digest))
         self._align(box)
 
@@ -362,6 +366,9 @@ class Engine:
     def _keep_record(self, box: BoxId, peer: None) -> None:
         self._kept.setdefault(box, deque()).append(self.records[box])
 
+    def _forget_record(self, box: BoxId, peer: None) -> None:
+        self._kept[box].popleft()
+
     def _write_parameters(self, box: BoxId, peer: None) -> None:
         if self.rank in self._readers[box]:
             self.work[box] = (self.content[box], True)
@@ -374,6 +381,14 @@ class Engine:
     def _send_state(self, box: BoxId, peer: Rank) -> None:
         version, digest = self.machine.state(box) or (0, 0)
         self._around.send(peer, StateOf(self.epoch, box, self.content[box], version, digest), bulk=True)
+        self._expected[StateAsked, box, peer] = 1
+
+    def _take_state(self, box: BoxId, peer: Rank) -> None:
+        """The owner of a real run goes on to the next box; here it has sent them all."""
+
+    def _ask_state(self, box: BoxId, peer: Rank) -> None:
+        del self.content[box]
+        self._around.send(peer, StateAsked(self.epoch, box))
 
     def _drop_state(self, box: BoxId, peer: None) -> None:
         self.content.pop(box, None)
@@ -407,7 +422,10 @@ _ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
     "leave_step": Engine._leave_step,
     "commit": Engine._commit,
     "keep_record": Engine._keep_record,
+    "forget_record": Engine._forget_record,
     "write_parameters": Engine._write_parameters,
     "send_state": Engine._send_state,
+    "take_state": Engine._take_state,
+    "ask_state": Engine._ask_state,
     "drop_state": Engine._drop_state,
 }

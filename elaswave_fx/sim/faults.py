@@ -30,6 +30,12 @@ RANK_KINDS = (
     *CRASHES, "crash", "crash", *SILENCES, "pause", "hang", "cut", "split", "corrupt", "update_fails", "no_store",
     "stall",
 )  # fmt: skip
+PLANNED = ("join", "leave")
+"""What costs the job no step: a process asks to join, a rank is told to leave."""
+
+RESHAPE = "reshape"
+"""Nor does this: a user wants `keep` lanes, up to three of them, of as many stages as `rank` says, up to two."""
+
 COORDINATOR_KINDS = ("coordinator_crash", "coordinator_pause", "coordinator_cut")
 
 WINDOW_STEPS = 12.0
@@ -48,9 +54,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `keep`: how many messages that event still leads to; `side`: ranks cut off together.
+    """One fault. `keep`: how many messages that event still leads to; `side`: ranks cut off, or told to leave,
+    together.
 
-    `told_s`: when the launcher reports the exit, `UNTOLD_S` if nobody does; `dies`: whoever fell silent has died.
+    `lasts_s`: of what passes, and how long a rank has to leave. `told_s`: when the launcher reports the exit,
+    `UNTOLD_S` if nobody does; `dies`: whoever fell silent has died; not only one rank is told to leave.
     """
 
     kind: str
@@ -70,9 +78,15 @@ def draw(random: Random, world: int, step_s: float) -> tuple[Fault, ...]:
     faults = []
     for number in range(count):
         kinds = COORDINATOR_KINDS if random.random() < 0.2 else RANK_KINDS
-        kind = random.choice((*kinds, "join")) if random.random() < 0.9 else "join"
+        kind = random.choice((*kinds, *PLANNED)) if random.random() < 0.8 else random.choice(PLANNED)
         faults.append(_fault(random, world, kind, number, step_s))
     return tuple(faults)
+
+
+def draw_reshapes(random: Random, world: int, step_s: float) -> tuple[Fault, ...]:
+    """What a user wants besides, in a third of all schedules."""
+    count = random.choice((0, 0, 1, 2)) if random.random() < 0.7 else 0
+    return tuple(_fault(random, world, RESHAPE, number, step_s) for number in range(count))
 
 
 def _fault(random: Random, world: int, kind: str, number: int, step_s: float) -> Fault:
@@ -90,7 +104,7 @@ def _fault(random: Random, world: int, kind: str, number: int, step_s: float) ->
 
 
 def _moment(random: Random, kind: str, number: int, step_s: float) -> Moment | float:
-    if kind in ("join", "split", "cut", "corrupt", *SILENCES) or random.random() < 0.2:
+    if kind in ("split", "cut", "corrupt", RESHAPE, *PLANNED, *SILENCES) or random.random() < 0.2:
         return random.uniform(0.0, WINDOW_STEPS * step_s)
     if kind in COORDINATOR_KINDS:
         event = random.choice(COORDINATOR_EVENTS)

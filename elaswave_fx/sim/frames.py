@@ -71,6 +71,15 @@ class StateOf:
 
 
 @dataclass(frozen=True, slots=True)
+class StateAsked:
+    """New holder to owner: the state that was sent last was of no use, another one is wanted."""
+
+    epoch: Epoch
+    box: BoxId
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Wishes:
     """To every member, at the start of an epoch: the buckets whose parameters the sender has to be sent."""
 
@@ -90,5 +99,5 @@ class Abort:
     count: int = 1
 
 
-Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | Wishes | Abort
+Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | StateAsked | Wishes | Abort
 STEP_FRAMES: tuple[type, ...] = (PartOf, RecordOf, VoteCast, ParametersOf)

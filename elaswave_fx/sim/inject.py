@@ -9,14 +9,14 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from elaswave_fx.control.protocol import rank as protocol
-from elaswave_fx.control.protocol.rank_state import Limits, RankState
+from elaswave_fx.control.protocol.messages import ReshapeWanted
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import Activation, Copy
+from elaswave_fx.control.protocol.types import Copy
 from elaswave_fx.plan.box import BoxId, numbered
+from elaswave_fx.plan.rank_news import Wish
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.checker import WORD
-from elaswave_fx.sim.faults import UNTOLD_S, Fault
+from elaswave_fx.sim.faults import RESHAPE, UNTOLD_S, Fault
 from elaswave_fx.sim.job import host_of
 from elaswave_fx.sim.network import GIVEN_UP_S, Network
 from elaswave_fx.sim.rank_process import RankProcess
@@ -35,15 +35,14 @@ class Struck(Protocol):
     processes: dict[Rank, Any]
     register: Register
     coordinator: Rank
-    limits: Limits
-    next_rank: Rank
     quiet_from: float
     corrupted: set[tuple[Rank, BoxId]]
     struck: list[Fault]
     lines: list[str] | None
 
     def push(self, at_s: float, target: Rank, event: object, sender: Rank, generation: int = -1) -> None: ...
-    def start_rank(self, state: RankState, first: Activation | None) -> None: ...
+    def ask_to_join(self, connection: int) -> None: ...
+    def tell_to_leave(self, rank: Rank, grace_s: float) -> None: ...
     def start_coordinator(self) -> None: ...
     def may_die(self, address: Rank) -> bool: ...
     def crash(self, rank: Rank, told_s: float, silent: bool, last_too: bool = False) -> None: ...
@@ -77,8 +76,13 @@ class Injector:
         elif fault.kind == "corrupt":
             self._corrupt(fault.rank)
         elif fault.kind == "join":
-            self.world.start_rank(protocol.joiner(self.world.next_rank, self.world.limits, self.world.now), None)
-            self.world.next_rank = Rank(self.world.next_rank + 1)
+            self.world.ask_to_join(len(self.world.struck))
+        elif fault.kind == RESHAPE:
+            wish = Wish() if fault.dies and fault.keep == 0 else Wish(1 + fault.keep % 3, 1 + fault.rank % 2)
+            self.world.push(self.world.now, self.world.coordinator, ReshapeWanted(len(self.world.struck), wish), STORE)
+        elif fault.kind == "leave":
+            for rank in sorted({fault.rank, *(fault.side if fault.dies else ())}):
+                self.world.tell_to_leave(rank, fault.lasts_s)
         elif fault.kind.startswith("coordinator"):
             self._strike_coordinator(fault, until)
         elif isinstance(process.body, RankProcess) and fault.kind == "hang":

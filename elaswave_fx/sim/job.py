@@ -7,12 +7,17 @@ In: how many ranks and units. Out: plans, as the coordinator gets them. Boxes ar
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import cache
 
 from elaswave_fx.control.coordinator.plan_cache import Held, Planned, Planner
+from elaswave_fx.control.protocol.speed_meter import Expected
+from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.rank_news import RankNews, Wish
+from elaswave_fx.plan.topology import Link, Rank, local_topology
 
 BATCH = 12
 """Samples of a step."""
@@ -21,6 +26,9 @@ COPIES = 1
 """Copies of each box besides its owner's."""
 
 RANKS_PER_HOST = 2
+SLOW = Link(0.0, 300.0)
+"""Of jobs of several units: parameters take so long that ranks get copies for a goal before its lanes are taken."""
+
 MOST_PLANS = 50_000
 """Plans that a process remembers."""
 
@@ -33,7 +41,7 @@ def host_of(rank: Rank) -> int:
 def workload(units: int) -> Workload:
     """Units in a chain, each with a bucket of its own."""
     return Workload(
-        tuple(UnitCost(1e-3, 2e-3, param_bytes=192) for _ in range(units)),
+        tuple(UnitCost(0.1, 0.2, param_bytes=192) for _ in range(units)),
         tuple(Value(f"h{unit}", unit, (unit + 1,), 64) for unit in range(units - 1)),
         tuple(Bucket(f"b{unit}", 48, (unit,)) for unit in range(units)),
         BATCH,
@@ -44,7 +52,10 @@ def workload(units: int) -> Workload:
 def first_plan(world: int, units: int) -> Planned:
     """The job at its start: as many stages as units, the ranks shared out among them."""
     widths = [world // units + (stage < world % units) for stage in range(units)]
-    plan = plan_lanes(workload(units), local_topology(world, RANKS_PER_HOST), [widths], copies=COPIES)
+    topology = local_topology(world, RANKS_PER_HOST)
+    if units > 1:
+        topology = replace(topology, within_host=SLOW, between_hosts=SLOW)
+    plan = plan_lanes(workload(units), topology, [widths], copies=COPIES)
     return Planner(COPIES).read(plan.to_json())
 
 
@@ -54,14 +65,18 @@ class MemoPlanner:
     def __init__(self) -> None:
         self._planner = Planner(COPIES)
         self._plans: dict[object, Planned] = {}
-        self._moves: dict[object, bool] = {}
+        self._next: dict[object, Planned | None] = {}
 
     def read(self, text: str) -> Planned:
         """As `Planning.read`."""
         return self._planner.read(text)
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        """As `Planning.replan`."""
+    def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
+        """As `Planning.loss_kind`."""
+        return self._planner.loss_kind(before, rank)
+
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+        """As `Planning.replan`; it searches, whatever it is told."""
         key = (before.assignment.plan_hash, members, tuple(sorted(held.items())))
         if key not in self._plans:
             if len(self._plans) >= MOST_PLANS:
@@ -69,14 +84,26 @@ class MemoPlanner:
             self._plans[key] = self._planner.replan(before, members, held)
         return self._plans[key]
 
-    def wants_move(self, before: Planned, held: Held) -> bool:
-        """As `Planning.wants_move`."""
-        key = (before.assignment.plan_hash, tuple(sorted(held.items())))
-        if key not in self._moves:
-            if len(self._moves) >= MOST_PLANS:
-                self._moves.clear()
-            self._moves[key] = self._planner.wants_move(before, held)
-        return self._moves[key]
+    def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
+        """As `Planning.expected`; votes of the simulator say nothing of durations."""
+        return {}
+
+    def slow_ranks(self, planned: Planned) -> SlowRanks:
+        """As `Planning.slow_ranks`: so there are none."""
+        return SlowRanks()
+
+    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
+        """As `Planning.why_not`."""
+        return self._planner.why_not(before, wish, was_tried)
+
+    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+        """As `Planning.successor`."""
+        key = (before.assignment.plan_hash, tuple(sorted(held.items())), news.leaving, news.overdue, news.wish)
+        if key not in self._next:
+            if len(self._next) >= MOST_PLANS:
+                self._next.clear()
+            self._next[key] = self._planner.successor(before, held, news)
+        return self._next[key]
 
 
 PLANNER = MemoPlanner()

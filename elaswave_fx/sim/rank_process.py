@@ -17,16 +17,17 @@ from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
     Activate,
+    MustStay,
     Over,
     Prepare,
     Prepared,
-    ProbeStore,
     Send,
     StoreSeen,
 )
 from elaswave_fx.control.protocol.rank_state import (
     Answer,
     CaughtUp,
+    Closing,
     Committed,
     Decision,
     Event,
@@ -34,6 +35,8 @@ from elaswave_fx.control.protocol.rank_state import (
     HeartbeatDue,
     Holdings,
     Interrupt,
+    LeaveAsked,
+    Left,
     LinksDown,
     MendLinks,
     Progress,
@@ -61,7 +64,6 @@ class Surroundings(Protocol):
     def after(self, seconds: float, rank: Rank, event: object) -> None: ...
     def lost(self, rank: Rank) -> frozenset[Rank]: ...
     def mend(self, rank: Rank) -> None: ...
-    def probe_store(self, rank: Rank) -> None: ...
     def hear(self, source: Rank, name: str, said: object) -> None: ...
     def chance(self, of: float) -> bool: ...
     def compute_s(self) -> float: ...
@@ -85,6 +87,7 @@ class RankProcess:
         self.rank = state.rank
         self.engine = Engine(self.rank, self, world.checker, without)
         self.ended: str | None = None
+        self.left = False  # it was told to leave, and has
         self.hangs = self.update_will_fail = False
         self.aborted: Abort | None = None
         self._told: Abort | None = None  # the newest abort that a peer told of
@@ -124,7 +127,7 @@ class RankProcess:
             self._follow_abort()
         elif isinstance(event, HeartbeatDue):
             self._feed(HeartbeatDue(Progress(self._phase, None if self._busy else self._awaits())))
-        elif isinstance(event, Ack | Prepare | Activate | Over | StoreSeen):
+        elif isinstance(event, Ack | Prepare | Activate | Over | StoreSeen | LeaveAsked | MustStay):
             if isinstance(event, Prepare):
                 self._feed(self._links_down())
             self._feed(event)
@@ -168,8 +171,8 @@ class RankProcess:
                 self._decision = action.decision
             elif isinstance(action, MendLinks):
                 self.world.mend(self.rank)
-            elif isinstance(action, ProbeStore):
-                self.world.probe_store(self.rank)
+            else:
+                self.ended = action.reason
 
     # --- Links ---
 
@@ -341,6 +344,9 @@ class RankProcess:
         self._phase, self._decision = "left", None
         while self._decision is None:
             yield
+        if isinstance(self._decision, Left):
+            self.left = True
+            self._say(Closing(finished=False), wakes=False)
         if not isinstance(self._decision, Go):
             raise _Over(self._decision.reason)
         return self._decision
@@ -359,7 +365,7 @@ class RankProcess:
         yield from engine.install(activation.epoch, activation.assignment)
         self._follow_abort()
         self._boxes = boxes
-        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes)
+        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, activation.copies_agree)
         if activation.rollback or joins:
             self._stale |= set(engine.buckets)
         if activation.rollback:

@@ -24,12 +24,14 @@ from elaswave_fx.control.protocol.messages import (
     Disconnected,
     Exited,
     Heartbeat,
+    Numbered,
+    NumberWanted,
     Saved,
     Send,
     StoreSeen,
     Tick,
 )
-from elaswave_fx.control.protocol.rank_state import STARTING, HeartbeatDue, RankState
+from elaswave_fx.control.protocol.rank_state import STARTING, HeartbeatDue, LeaveAsked, RankState
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
 from elaswave_fx.errors import ExecError
@@ -39,7 +41,7 @@ from elaswave_fx.sim.bugs import SOUND, Rules
 from elaswave_fx.sim.checker import Checker, Violation
 from elaswave_fx.sim.coordinator_process import CoordinatorProcess
 from elaswave_fx.sim.engine import Engine
-from elaswave_fx.sim.faults import CRASHES, UNTOLD_S, Fault, Moment, draw
+from elaswave_fx.sim.faults import CRASHES, UNTOLD_S, Fault, Moment, draw, draw_reshapes
 from elaswave_fx.sim.inject import STORE, Injector
 from elaswave_fx.sim.job import first_plan
 from elaswave_fx.sim.network import GIVEN_UP_S, Network
@@ -53,6 +55,9 @@ LIMIT_S = 300.0
 """Simulated seconds after the last fault in which that must have happened: a rank that hangs has thirty times the
 slowest step, and one in which links were silent takes some seconds."""
 
+ASK_AGAIN_S = 1.0
+"""A newcomer whose coordinator has gone asks the next one."""
+
 MOST_EVENTS = 150_000
 
 WARM_STEPS = 2
@@ -60,6 +65,9 @@ WARM_STEPS = 2
 
 MEND_S = 1.0
 """For one attempt of a rank to open its broken links, as in `worker/worker.py`."""
+
+LEAVES_S = 4.0
+"""A rank that was told to leave has so long, while faults go on, before the end of the schedule is looked for."""
 
 BLOCKED_S = 30.0
 """After this time a user looks after a rank that the job waits for."""
@@ -114,11 +122,11 @@ class World:
         first = first_plan(world, self.random.choice((1, 2)))
         self.plans = {first.assignment.plan_hash: first}
         activation = Activation(Epoch(0), first.assignment, SEED, SEED, None, rollback=True)
-        self.register = Register(Term(0), activation, SEED, SEED, None, SEED)
+        self.register = Register(Term(0), activation, SEED, SEED, None, SEED, numbers=world)
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
         self.coordinator = Rank(FIRST_COORDINATOR + 1)
-        self.next_rank = Rank(world)
+        self.newcomers: set[int] = set()  # their connections; they have no number yet
         self.untold: set[Rank] = set()
         self.lifelines: dict[Rank, Rank] = {}  # rank -> the coordinator that its stream is open to
         self.triggers: dict[type, dict[int, Fault]] = {}
@@ -131,7 +139,11 @@ class World:
         for rank in activation.assignment.members:
             self.start_rank(protocol.member(rank, self.limits, activation, 0.0), activation)
         self.start_coordinator()
-        self.faults = draw(self.random, world, self.step_s) if faults is None else faults
+        if faults is None:
+            # Of a generator of their own: schedules without wishes are as they would be if there were none.
+            wishes = draw_reshapes(Random(f"wishes of {seed}"), world, self.step_s)
+            faults = (*draw(self.random, world, self.step_s), *wishes)
+        self.faults = faults
         self.armed = False
         if all(fault.kind in CRASHES and fault.told_s < UNTOLD_S for fault in self.faults):
             self._arm()
@@ -156,10 +168,37 @@ class World:
         body.start(first)
         self.push(self.now + HEARTBEAT_S * self.random.random(), state.rank, HeartbeatDue(STARTING), state.rank)
 
+    def ask_to_join(self, connection: int) -> None:
+        """A process without a number asks for one until it has it."""
+        self.newcomers.add(connection)
+        self._ask(connection)
+
+    def _ask(self, connection: int) -> None:
+        if connection in self.newcomers:
+            self.push(self.now, COORDINATOR, NumberWanted(connection), STORE)
+            self.push(self.now + ASK_AGAIN_S, STORE, partial(self._ask, connection), STORE)
+
+    def _join(self, numbered: Numbered) -> None:
+        """A newcomer has its number; one that it got because it had to ask twice is nobody's."""
+        if numbered.number in self.processes:
+            raise Violation(f"the number {numbered.number} is given again")
+        if numbered.connection in self.newcomers:
+            self.newcomers.remove(numbered.connection)
+            self.start_rank(protocol.joiner(numbered.number, self.limits, self.now), None)
+
+    def tell_to_leave(self, rank: Rank, grace_s: float) -> None:
+        """Somebody sends a rank the signal that tells it to leave the job; it is to be seen what comes of it. One that
+        was told before ends at once."""
+        body = self.processes[rank].body
+        if isinstance(body, RankProcess) and body.state.leaves_by_s is not None and not self.may_die(rank):
+            return
+        self.push(self.now, rank, LeaveAsked(grace_s), STORE)
+        self.quiet_from = max(self.quiet_from, self.now + LEAVES_S)
+
     def start_coordinator(self) -> None:
         """Another coordinator process; the newest has the address."""
         self.coordinator = Rank(self.coordinator - 1)
-        body = CoordinatorProcess(self.now, self.plans, self.rules.decide)
+        body = CoordinatorProcess(self.now, self.plans, self.rules)
         process = self.processes[self.coordinator] = Process(body, tick_s=self.now)
         self._perform(self.coordinator, body.driver.first_actions)
         self._schedule_tick(self.coordinator, process, body)
@@ -269,11 +308,13 @@ class World:
             self.push(self.now + HEARTBEAT_S, rank, event, rank)
         if isinstance(event, LinkNews):
             self.network.notice(rank, sender)
+        if isinstance(event, StoreSeen):
+            self.checker.sees(rank, event)
         body.handle(event, sender)
         if self.corrupted:
             self._excuse_promotions()
         if body.ended is not None:
-            self.said["ended by itself"] += 1
+            self.said["left" if body.left else "ended by itself"] += 1
             self.crash(rank, 0.001, silent=False, last_too=True)
 
     def _at_coordinator(self, target: Rank, process: Process, body: CoordinatorProcess, event: object) -> None:
@@ -301,6 +342,8 @@ class World:
         for action in actions:  # type: ignore[attr-defined]
             if isinstance(action, Send):
                 self.send(source, action.target, action.message, False)
+            elif isinstance(action, Numbered):
+                self._join(action)
             elif isinstance(action, EVENT_TYPES):
                 self.hear(source, label(action), action)
             elif isinstance(action, Read | Swap):
@@ -361,10 +404,6 @@ class World:
         """How long a rank computes."""
         return self.step_s * self.random.uniform(0.8, 1.2)
 
-    def probe_store(self, rank: Rank) -> None:
-        """A rank reads the store."""
-        self.send(rank, STORE, Read(), False)
-
     def mend(self, rank: Rank) -> None:
         """A rank tries for a while to open its broken links."""
         for peer in self.network.lost(rank):
@@ -393,18 +432,16 @@ class World:
             if done:
                 if after.epoch != self.register.epoch and not after.activation.rollback:
                     self._excuse(after)
-                self.checker.swapped(after, event.lines)
+                self.checker.swapped(after, event.lines, self.now)
                 self.register = after
                 self._let_one_get_on()
                 self._save(event.lines)
                 if not self.armed and after.committed.version >= WARM_STEPS:
                     self._arm()
             self.send(STORE, sender, StoreReply(self.register), False)
-        elif isinstance(event, Read) and sender >= 0:
-            seen = StoreSeen(self.register.term, self.register.epoch, self.register.members)
-            self.send(STORE, sender, seen, False)
         else:
-            self.send(STORE, sender, StoreReply(self.register), False)
+            assert isinstance(event, Read)
+            self.send(STORE, sender, StoreReply(self.register, event.probe), False)
 
     def _save(self, lines: tuple[Certificate, ...]) -> None:
         for line in lines:

@@ -1,12 +1,14 @@
 """A worker's and the builder's side of checkpoints: what would be in them, writing them, going on from one.
 
 builder   contents = contents_of(…); check_start(start, contents, config)    refuses before workers start
+joiner    check_reach(config, context)                                       refuses before it is a member
 worker    restore(…) once, then Checkpoints.after_step(…) after every step and finish(…) at the end
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.checkpoint.folder import sweep
+from elaswave_fx.checkpoint.folder import MANIFEST, bears, mark, sweep
 from elaswave_fx.checkpoint.initial_state import InitialState, tensor_digest
 from elaswave_fx.checkpoint.layout import (
     MASTER,
@@ -31,6 +33,7 @@ from elaswave_fx.checkpoint.manifest import Contents, Manifest, check_model, pla
 from elaswave_fx.checkpoint.start import Start, checkpoint_folder
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import Source
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.optimizer import Optimizer
 from elaswave_fx.plan.plan import Plan
@@ -52,7 +55,7 @@ def contents_of(
         tensors=logical_tensors(artifact, _state_tensors(optimizer)),
         frozen=frozen,
         samples=source.train.num_samples,
-        data_digest=_data_digest(source),
+        data_digest=data_digest(source),
         fingerprint=fingerprint,
     )
 
@@ -73,21 +76,14 @@ def restore(
 
     def target(piece: Piece) -> torch.Tensor:
         if piece.slice not in found:
-            if piece.box is None:
-                buffer = engine.read(piece.source)
-                assert buffer is not None, f"every rank keeps {piece.source}"
-                found[piece.slice] = torch.empty_like(buffer)
-            else:
-                found[piece.slice] = torch.empty(len(plan.boxes[piece.box].span))
-        return found[piece.slice].view(-1).narrow(0, piece.start, len(piece.span))
+            found[piece.slice] = torch.zeros(len(plan.boxes[piece.box].span))  # nothing is read between two buffers
+        return piece.of(found[piece.slice])
 
     read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
-    for source, box, state in found:
-        if box is None:
-            engine.load(source, found[source, box, state])
-        elif state == MASTER:
-            states = [found[source, box, number] for number in range(_state_tensors(optimizer))]
-            engine.load(box, found[source, box, MASTER], states)
+    for box, state in found:
+        if state == MASTER:
+            states = (found.get((box, number)) for number in range(_state_tensors(optimizer)))
+            engine.load(box, found[box, MASTER], [state for state in states if state is not None])
 
 
 class Checkpoints:
@@ -134,21 +130,44 @@ class Checkpoints:
         return self._saver.finish(done) if self._saver is not None else None
 
 
-def start_fields(start: Start, contents: Contents) -> Mapping[str, Any]:
-    """What the builder tells workers of all this, as JSON."""
+def start_fields(start: Start, contents: Contents, config: Config) -> Mapping[str, Any]:
+    """What the builder tells workers of all this, as JSON. Raises ConfigError if `checkpoint.dir` cannot be written."""
     tensors = {name: [list(shape), dtype] for name, (shape, dtype) in contents.tensors.items()}
     return {
+        "mark": _marked(Path(config.checkpoint.dir)) if config.checkpoint.dir is not None else None,
         "first_step": start.step,
         "resume_from": str(start.path) if start.path is not None else None,
         "contents": {**vars(contents), "tensors": tensors},
     }
 
 
+def _marked(folder: Path) -> str:
+    try:
+        return mark(folder)
+    except OSError as error:
+        raise ConfigError(f"checkpoint.dir={folder}: cannot be written ({error.strerror})") from error
+
+
+def check_reach(config: Config, context: WorkerContext) -> None:
+    """Refuse to join a job from where its checkpoints are not: each rank writes its part of them, and reads its part
+    when the job has to go back to one. Raises ConfigError."""
+    data = context.build.data
+    folder = checkpoint_folder(config, context.run_dir)
+    if folder is not None:
+        of_run = config.checkpoint.dir is None
+        is_here = context.has_run_dir if of_run else bears(folder, data["mark"])
+        if not is_here or not os.access(folder if folder.is_dir() else folder.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"{folder}: the job's checkpoints go there, and this process cannot write to that folder")
+    resumed = data.get("resume_from")
+    if resumed is not None and Path(resumed).parent != folder and not (Path(resumed) / MANIFEST).is_file():
+        raise ConfigError(f"{resumed}: the job has begun with this checkpoint, which is not to be found from here")
+
+
 def _state_tensors(optimizer: Optimizer) -> int:
     return len(optimizer.init(torch.zeros(1)))
 
 
-def _data_digest(source: Source) -> str:
+def data_digest(source: Source) -> str:
     """Of a few samples, spread evenly over those that train: what is cheap to compare and seldom equal by chance."""
     last = source.train.num_samples - 1
     indices = np.unique(np.linspace(0, last, _PROBED_SAMPLES).astype(np.int64))

@@ -69,7 +69,7 @@ class RankEngine:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
         copy has no content, or not all of it, until `native.refresh`.
 
-        `restart_at`: boxes and mutable buffers go back to the beginning, which counts as the state after so many steps
+        `restart_at`: boxes go back to the beginning, which counts as the state after so many steps
         until others are loaded.
         """
         spec = self._spec(plan)
@@ -78,8 +78,6 @@ class RankEngine:
         self._given |= tables
         if restart_at is not None:
             self._load_boxes(plan)
-            for fold in self._job.artifact.folds:
-                self.native.load(fold.buffer, self._initial.tensor(fold.buffer))
         return frozenset(stale)
 
     def _spec(self, plan: Plan) -> EngineSpec:
@@ -90,8 +88,9 @@ class RankEngine:
         """Boxes that this rank keeps, as they were before the first step."""
         for number, box in numbered(plan.boxes):
             if self._rank in box.replica_ranks:
-                master = self._initial.slice(self._job.artifact.buckets[box.bucket], box.span)
-                self.native.load(number, master, list(self._optimizer.init(master)))
+                bucket = self._job.artifact.buckets[box.bucket]
+                master = self._initial.slice(bucket, box.span)
+                self.native.load(number, master, [] if bucket.buffers else list(self._optimizer.init(master)))
 
     # --- Tensors by name
 
@@ -108,7 +107,7 @@ class RankEngine:
         return {name: tensor.contiguous() for name, tensor in zip(artifact.invariant_names, outputs, strict=True)}
 
     def _tensors(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Constants, frozen parameters and buffers; the latter two as they compute, and this rank's to change."""
+        """Constants, frozen parameters and buffers that nothing changes; the latter two as they compute."""
         if not names:
             return {}
         artifact = self._job.artifact

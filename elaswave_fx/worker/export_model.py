@@ -31,7 +31,7 @@ _TAG, _DIGEST_TAG = 7 << 56, 14 << 56
 
 def export_model(
     artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: _native.Engine,
-    endpoint: _native.Endpoint, run_dir: Path, copy_mode: str, timeout_s: float,
+    endpoint: _native.Endpoint, run_dir: Path, has_run_dir: bool, copy_mode: str, timeout_s: float,
 ) -> Mapping[str, Any]:  # fmt: skip
     """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
 
@@ -47,8 +47,8 @@ def export_model(
     state = _digests(plan, rank, engine, endpoint, timeout_s)
     if rank != first:
         return {}
-    tensors = gather_parameters(artifact, initial, flat.get, engine.read)  # every rank keeps every mutable buffer
-    path = write_model(run_dir, tensors)
+    tensors = gather_parameters(artifact, initial, flat.get)
+    path = write_model(run_dir, tensors, has_run_dir)
     digests = {info.name: tensor_digest(tensors[info.name]) for info in artifact.params}
     return {
         "model": str(path),

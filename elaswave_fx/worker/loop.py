@@ -5,7 +5,6 @@ launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps o
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
 from collections import deque
@@ -19,14 +18,16 @@ import torch  # noqa: F401 - the native module finds its libraries loaded
 from elaswave_fx import _native
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
+from elaswave_fx.control.agent.agent import Go
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
-from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, JobOver, UpdateFailed
+from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, HasLeft, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
+from elaswave_fx.plan.memory import memory_of
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.export_model import export_model
 from elaswave_fx.worker.predictions import Predictions
@@ -45,8 +46,8 @@ _PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
 """The engine's instructions at which a fault may strike; the names of phases, in capitals."""
 
 
-def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
-    """Train to the end or until told to stop; returns this rank's share of the summary.
+def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any] | None:
+    """Train to the end or until told to stop; returns this rank's share of the summary, None if it has left before.
 
     Raises Excluded when the others went on without this rank, UpdateFailed when they can go on and this rank cannot,
     JobOver when nobody goes on, ExecError when the runtime refuses the program.
@@ -57,7 +58,7 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any]:
         refuse_other_bits(device, context)
     worker = set_up(config, context)
     try:
-        return Training(worker).run()
+        return Training(worker, device).run()
     finally:
         if worker.clock is not None:
             worker.clock.restore()
@@ -73,11 +74,15 @@ def refuse_other_bits(device: Device, context: WorkerContext) -> None:
 class Training:
     """The steps of a run, as one rank takes them. A failure of another rank is part of it: see recovery.py."""
 
-    def __init__(self, worker: Worker, on_step: Callable[[StepReport], None] | None = None) -> None:
-        """`on_step` hears of every committed step, right after the launcher; measurements are made with it."""
-        self._worker, self._on_step = worker, on_step
+    def __init__(self, worker: Worker, device: Device, on_step: Callable[[StepReport], None] | None = None) -> None:
+        """`device`: set up. `on_step` hears of every committed step, right after the launcher; measurements are made
+        with it."""
+        self._worker, self._device, self._on_step = worker, device, on_step
         self._deadline = Deadline(worker.config.data.deadline_s)
-        self._fault = next(iter(worker.context.faults), None)  # a rank has one at most
+        faults = worker.context.faults
+        self._fault = next((fault for fault in faults if fault.takes_out), None)  # a rank has one of these at most
+        self._slow = [fault for fault in faults if fault.kind == "slow"]
+        self._told_slow: set[Fault] = set()
         self._stopped = False  # all ranks have agreed to
         self._evaluated = -1  # version
         self._saved = worker.committed.version
@@ -88,15 +93,24 @@ class Training:
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
 
-    def run(self) -> Mapping[str, Any]:
-        """To the end of the run. A failure of another rank leads through `_recover` back to where the job stands."""
+    def run(self, entering: Go | None = None) -> Mapping[str, Any] | None:
+        """To the end of the run, or until this rank has left it, as it was told: then there is nothing to return. A
+        failure of another rank leads through `_recover` back to where the job stands.
+
+        `entering`: the epoch in which a rank that joins becomes a member.
+        """
         failed: BaseException | None = None
         while True:
             try:
+                if entering is not None:
+                    first, entering = entering, None
+                    self._enter(first)
                 if failed is not None:
                     self._recover(failed)
                     failed = None
                 return self._go_on()
+            except HasLeft as left:
+                return self._has_left(str(left))
             except JobOver:
                 if self._share is None:
                     raise
@@ -136,9 +150,8 @@ class Training:
             restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
             native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
         worker.started = True
+        self._keep_memory()
         worker.group.barrier(_READ_S)
-        if worker.is_first:
-            shutil.rmtree(Path(context.build.data["state"]).parent)  # everybody has it mapped by now
 
     def _recover(self, error: BaseException) -> None:
         worker = self._worker
@@ -147,9 +160,12 @@ class Training:
             self._committed(held.last_committed)  # the step was committed before it failed
         if isinstance(error, CopyDiffers):
             worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
-        go = report_and_wait(worker, suspect_of(error))
+        self._enter(report_and_wait(worker, suspect_of(error)))
+
+    def _enter(self, go: Go) -> None:
+        """Go on in another epoch."""
         self._share = None
-        install_epoch(worker, go, self._report)
+        install_epoch(self._worker, go, self._report)
         self._skipped = 0 if go.activation.rollback else self._skipped
         self._evaluated = -1  # all ranks look again whether an evaluation is due
         self._resumes = True
@@ -201,19 +217,28 @@ class Training:
         options = _native.StepOptions(
             self._deadline.seconds,
             config.clip_norm,
-            stop_wanted=worker.context.stop_wanted or self._skipped >= config.optimizer.max_skipped,
+            stop_wanted=self._wants_to_stop(),
             content=fed.content,
             fault=self._native_fault(step),
+            slowdown=self._slowdown(step),
         )
         result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
         if self._fault is not None and self._fault.step <= step:
             self._fault = None  # The step has no such phase here: the launcher will miss it.
         self._committed(result)
         if worker.catching_up:
-            arrived = worker.catching_up - frozenset(worker.engine.native.holdings().catching_up)
+            held = worker.engine.native.holdings()
+            arrived = worker.catching_up - frozenset(held.catching_up)
             worker.catching_up -= arrived
             if arrived:
                 worker.agent.caught_up(arrived)
+            if not worker.catching_up:
+                worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
+
+    def _wants_to_stop(self) -> bool:
+        worker = self._worker
+        gives_up = self._skipped >= worker.config.optimizer.max_skipped or worker.agent.must_stay is not None
+        return gives_up or worker.context.stop_wanted
 
     def _hyper(self, step: int) -> list[list[float]]:
         worker = self._worker
@@ -230,6 +255,15 @@ class Training:
             return None
         pipe, words = self._worker.context.fault_words(replace(fault, step=step), self._worker.plan.epoch)
         return _native.Fault(_phase_of(fault), int(fault.signal), pipe, words)
+
+    def _slowdown(self, step: int) -> float:
+        """By what the times of this rank's units are multiplied, as `faults` says; it is told when that begins."""
+        slow = [fault for fault in self._slow if fault.slows(step)]
+        for fault in set(slow) - self._told_slow:
+            self._told_slow.add(fault)
+            words = {"step": step, "fault": fault.kind, "phase": fault.phase, "speed": fault.speed}
+            self._worker.context.report_event("fault", self._worker.plan.epoch, **words)
+        return max((1 / fault.speed for fault in slow), default=1.0)
 
     def _committed(self, result: _native.StepResult) -> None:
         """A step was committed here."""
@@ -268,6 +302,11 @@ class Training:
         context.report_step(report)
         if self._on_step is not None:
             self._on_step(report)
+        if self._resumes:
+            if worker.is_first:
+                context.report_event("resumed", worker.plan.epoch, step=step)
+            self._resumes = False
+            self._keep_memory()
         if not worker.is_first:
             return
         if not result.updated:
@@ -275,9 +314,11 @@ class Training:
         if self._skipped == worker.config.optimizer.max_skipped:
             reason = _why_nothing_is_learned(worker.config, result)
             context.report_event("gave_up", worker.plan.epoch, step=step, reason=reason)
-        if self._resumes:
-            context.report_event("resumed", worker.plan.epoch, step=step)
-        self._resumes = False
+
+    def _keep_memory(self) -> None:
+        """As much as the tile needs: a bigger one that this rank had, or what recovery took, is given back. That takes
+        time, so the first step of an epoch comes before it."""
+        self._device.keep(memory_of(self._worker.plan, self._worker.rank).total)
 
     # --- The end
 
@@ -285,15 +326,19 @@ class Training:
         worker = self._worker
         assert worker.checkpoints is not None and worker.feed is not None
         done = worker.committed.version
+        if worker.agent.must_stay is not None and done < worker.config.steps:
+            why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"
+            worker.context.report_event("gave_up", worker.plan.epoch, step=done - 1, reason=why)
         failed = worker.checkpoints.finish(done)
         if failed is not None:
             worker.context.report_event("gave_up", worker.plan.epoch, step=done, reason=failed)
         share = export_model(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
-            worker.context.run_dir, worker.config.copies.mode, _FLOOR_S,
+            worker.context.run_dir, worker.context.has_run_dir, worker.config.copies.mode, _FLOOR_S,
         )  # fmt: skip
         if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
-            worker.context.report_event("model", path=share["model"], run_dir=str(worker.context.run_dir))
+            run_dir, host = str(worker.context.run_dir), worker.context.host
+            worker.context.report_event("model", path=share["model"], run_dir=run_dir, host=host)
         predicted = self._predictions.report(worker.plan, worker.rank, worker.group)
         if predicted and worker.is_first:
             worker.context.report_event("predicted", **predicted)
@@ -302,6 +347,17 @@ class Training:
         self._share = share
         worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
         return self._close()
+
+    def _has_left(self, cause: str) -> None:
+        """The others have gone on, and miss nothing."""
+        worker = self._worker
+        worker.context.report_event(
+            "left", worker.plan.epoch, step=worker.committed.version - 1, cause=cause, asked=True
+        )
+        if worker.feed is not None:
+            worker.feed.close()
+        worker.agent.close(finished=False)
+        worker.endpoint.close()
 
     def _close(self) -> Mapping[str, Any]:
         worker = self._worker

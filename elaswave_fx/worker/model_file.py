@@ -20,15 +20,16 @@ from elaswave_fx.errors import JobOver
 from elaswave_fx.observe.run_directory import MODEL, RunDirectory
 
 
-def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor], has_run_dir: bool = True) -> Path:
     """Write all logical parameters and buffers as one safetensors file that readers see whole, and return its path.
 
-    It lies in the run directory, or, if that is gone or full after all, where there is room.
+    It lies in the run directory, or, if that is gone or full after all, or not on this machine, where there is room.
     Raises `JobOver` if it can be written nowhere.
     """
-    RunDirectory.release(run_dir)
+    if has_run_dir:
+        RunDirectory.release(run_dir)
     refused = []
-    for path in _places(run_dir):
+    for path in _places(run_dir, has_run_dir):
         partial = path.with_suffix(".partial")
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
@@ -42,9 +43,10 @@ def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
     raise JobOver(f"the model cannot be written to any of {', '.join(refused)}")
 
 
-def _places(run_dir: Path) -> Iterator[Path]:
+def _places(run_dir: Path, has_run_dir: bool) -> Iterator[Path]:
     """The run directory; then other folders of this user, the one with most room first."""
-    yield run_dir / MODEL
+    if has_run_dir:
+        yield run_dir / MODEL
     others = {folder for folder in (Path.cwd(), Path.home(), Path(tempfile.gettempdir())) if folder.is_dir()}
     for folder in sorted(others, key=lambda place: (-shutil.disk_usage(place).free, place)):
         yield folder / f"{run_dir.name}-{os.getpid()}-{MODEL}"

@@ -23,11 +23,23 @@ from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.agent import Go, Holdings
 from elaswave_fx.control.protocol import epoch_start
 from elaswave_fx.control.protocol.types import Activation, Certificate, Stamp, Version
-from elaswave_fx.errors import Aborted, CheckpointError, CommError, CopyDiffers, DamagedCheckpoint, Excluded, JobOver
+from elaswave_fx.errors import (
+    Aborted,
+    CheckpointError,
+    CommError,
+    CopyDiffers,
+    DamagedCheckpoint,
+    Excluded,
+    HasLeft,
+    JobOver,
+)
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.worker import Worker, vote_of
+
+LINK_S = 5.0
+"""For links to members that are new, which have opened theirs before they asked to become one."""
 
 TRANSFER_S = 60.0
 """For moving parameters in a transition. A lost peer ends it at once."""
@@ -45,14 +57,17 @@ def suspect_of(error: BaseException) -> Rank | None:
 def report_and_wait(worker: Worker, suspect: Rank | None) -> Go:
     """Stop, report, and wait for the next epoch.
 
-    Raises Excluded when the others go on without this rank, JobOver when nobody goes on.
+    Raises Excluded when the others go on without this rank, HasLeft if that is what it was told, JobOver when nobody
+    goes on.
     """
-    assert worker.checkpoints is not None
     _drain_transfers(worker)
-    worker.checkpoints.abandon()
+    if worker.checkpoints is not None:  # A rank that joins may leave its first epoch before it has entered it.
+        worker.checkpoints.abandon()
     decision = worker.agent.report_and_wait(holdings_of(worker), suspect)
     if isinstance(decision, agent.Excluded):
         raise Excluded(decision.reason)
+    if isinstance(decision, agent.Left):
+        raise HasLeft(decision.reason)
     if isinstance(decision, agent.Over):
         raise JobOver(decision.reason)
     return decision
@@ -93,9 +108,11 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.endpoint.advance(int(plan.epoch))
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
+    worker.links.open(go.cards, LINK_S)
     if plan.terminal_reason:
         _end_job(worker, plan, saves=not activation.rollback)
-    worker.stale |= epoch_start.unchecked_buckets(worker.rank, worker.plan.boxes, plan.boxes)
+    boxes = worker.plan.boxes, plan.boxes
+    worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, activation.copies_agree)
     if activation.rollback:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()

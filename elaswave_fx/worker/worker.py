@@ -6,15 +6,21 @@ WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every 
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
+from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
+from elaswave_fx.control.protocol.rank_state import STARTING
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
@@ -26,12 +32,13 @@ from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
 from elaswave_fx.plan.box import BoxId
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import Checkpoints
 from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
+from elaswave_fx.worker.peer_links import PeerLinks
 
 CONNECT_S = 60.0
 MEND_S = 1.0
@@ -52,6 +59,7 @@ class Worker:
     artifact: Artifact
     engine: RankEngine
     endpoint: _native.Endpoint
+    links: PeerLinks
     initial: InitialState
     optimizer: Optimizer
     schedule: Schedule
@@ -100,10 +108,40 @@ class Worker:
         )  # fmt: skip
 
 
-def set_up(config: Config, context: WorkerContext) -> Worker:
-    """Links to every rank and a declared engine; the agent runs."""
-    plan = Plan.from_json(context.build.plan)
-    is_emulated = config.device == "emulated"
+@dataclass
+class Equipment:
+    """What a rank has before it is in an epoch, and keeps. `engine` comes with the first one."""
+
+    card: Card
+    endpoint: _native.Endpoint
+    links: PeerLinks
+    artifact: Artifact
+    constants: Mapping[str, torch.Tensor]
+    initial: InitialState
+    optimizer: Optimizer
+    code: UserCode
+    source: Source
+    engine: RankEngine | None = None
+
+    def progress(self) -> Progress:
+        """What the rank does now."""
+        if self.engine is None:
+            return STARTING
+        now = self.engine.native.progress()
+        # Data that is slow is another place every second, and no standstill: its own deadline ends it.
+        place = self.code.progress() if now.instruction is None else f"{now.instruction} {now.number}"
+        return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
+
+    def interrupt(self, reason: str) -> None:
+        """Have the step fail, here and at the others."""
+        self.endpoint.abort(reason)
+        self.endpoint.broadcast_abort(None)
+
+
+def equip(config: Config, context: WorkerContext, topology: Topology | None, connect_s: float = CONNECT_S) -> Equipment:
+    """Links to every rank that there is, within `connect_s`, and all of the job that no plan changes. `topology`: that
+    of the first plan, if it has the rank; it says which links are emulated."""
+    is_emulated, has_slow_hosts = config.device == "emulated", config.emulated.link.is_slowed
     endpoint = _native.Endpoint(
         rank=context.rank,
         token=context.token,
@@ -111,45 +149,74 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
         port=context.port,
         host_id=context.host_id,
         silence_timeout_s=SILENT_FLOOR_S,
-        paces=paces(plan.topology, Rank(context.rank)) if is_emulated else {},
+        paces=paces(topology, Rank(context.rank), has_slow_hosts) if is_emulated and topology is not None else {},
     )
-    peers = context.peers(endpoint.port)
-    endpoint.connect({r: (p.host, p.port, p.host_id) for r, p in peers.items() if r != context.rank}, CONNECT_S)
+    card, cards = context.meet(endpoint.port)
+    links = PeerLinks(endpoint)
+    links.open(cards.values(), connect_s)
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
-    initial = InitialState(Path(context.build.data["state"]))
-    optimizer = make_optimizer(config.optimizer)
-    engine = RankEngine(
-        engine_job(config, artifact), constants, initial,
-        Rank(context.rank), endpoint, optimizer, context.build.data["update"], plan, context.first.resume.version,
-        kernels if is_emulated else None,
-    )  # fmt: skip
-    initial.let_go()
     code = UserCode(config.data.deadline_s, SampleError)
+    return Equipment(
+        card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
+        make_optimizer(config.optimizer), code, open_source(config, code=code),
+    )  # fmt: skip
 
-    def progress() -> Progress:
-        now = engine.native.progress()
-        # Data that is slow is another place every second, and no standstill: its own deadline ends it.
-        place = code.progress() if now.instruction is None else f"{now.instruction} {now.number}"
-        return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
-    def interrupt(reason: str) -> None:
-        endpoint.abort(reason)
-        endpoint.broadcast_abort(None)
-
+def start_agent(config: Config, context: WorkerContext, has: Equipment) -> Agent:
+    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave."""
     agent = Agent(
-        Rank(context.rank), context.first, context.control, interrupt=interrupt, progress=progress,
-        lost=lambda: endpoint.lost_peers, mend=lambda: endpoint.mend(MEND_S),
+        has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
+        lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S),
     )  # fmt: skip
     agent.start()
-    context.detach()
-    worker = Worker(
-        config, context, artifact, engine, endpoint, initial, optimizer, make_schedule(config.schedule, config.steps),
-        open_source(config, code=code), agent, plan, context.first.resume,
-        clock=rank_clock(config, context.run_dir, context.rank),
+    agent.leave_on(signal.SIGTERM, config.launch.grace_s)
+    return agent
+
+
+def start_engine(config: Config, context: WorkerContext, has: Equipment, plan: Plan, resume: Stamp) -> RankEngine:
+    """A declared engine by a plan, in the state that the job begins with as far as the plan says that the rank has it,
+    which counts as that after `resume`."""
+    speeds = config.emulated.speeds
+    speed = 1.0 if speeds is None or context.rank >= len(speeds) else speeds[context.rank]
+    engine = RankEngine(
+        engine_job(config, has.artifact), has.constants, has.initial, Rank(context.rank), has.endpoint, has.optimizer,
+        context.build.data["update"], plan, resume.version,
+        partial(kernels, speed=speed) if config.device == "emulated" else None,
     )  # fmt: skip
+    has.initial.let_go()
+    has.engine = engine
+    return engine
+
+
+def set_up(config: Config, context: WorkerContext) -> Worker:
+    """Links to every rank and a declared engine; the agent runs."""
+    assert context.first is not None, "whoever joins is set up by `join`"
+    plan = Plan.from_json(context.build.plan)
+    has = equip(config, context, plan.topology)
+    engine = start_engine(config, context, has, plan, context.first.resume)
+    agent = start_agent(config, context, has)
+    context.detach(agent.job_time)
+    worker = make_worker(config, context, has, engine, agent, plan, context.first.resume)
     worker.begin_epoch(plan)
     gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step
     return worker
+
+
+def make_worker(
+    config: Config,
+    context: WorkerContext,
+    has: Equipment,
+    engine: RankEngine,
+    agent: Agent,
+    plan: Plan,
+    committed: Stamp,
+) -> Worker:
+    """A rank that stands at `committed` and has not entered the epoch of `plan` yet."""
+    return Worker(
+        config, context, has.artifact, engine, has.endpoint, has.links, has.initial, has.optimizer,
+        make_schedule(config.schedule, config.steps), has.source, agent, plan, committed,
+        clock=rank_clock(config, context.run_dir, context.rank),
+    )  # fmt: skip
 
 
 def certificate_of(stamp: Stamp, votes: Mapping[Rank, bytes]) -> Certificate:

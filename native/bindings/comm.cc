@@ -83,15 +83,16 @@ class PyTransfer {
   Buffer buffer_;
 };
 
-std::unique_ptr<PyTransfer> post(const std::shared_ptr<Endpoint>& endpoint, bool sends, int peer, std::uint64_t tag,
-                                 const py::object& object, std::optional<std::uint32_t> generation) {
-  Buffer buffer = as_buffer(object, !sends);
+// `lane`: of a message that is sent; null: one is received.
+std::unique_ptr<PyTransfer> post(const std::shared_ptr<Endpoint>& endpoint, std::optional<comm::Lane> lane, int peer,
+                                 std::uint64_t tag, const py::object& object, std::optional<std::uint32_t> generation) {
+  Buffer buffer = as_buffer(object, !lane);
   const std::uint32_t epoch = generation.value_or(endpoint->generation());
   comm::Transfer transfer;
   {
     const py::gil_scoped_release release;
-    transfer = sends ? endpoint->send(peer, tag, buffer.data, buffer.bytes, epoch)
-                     : endpoint->recv(peer, tag, buffer.data, buffer.bytes, epoch);
+    transfer = lane ? endpoint->send(peer, tag, buffer.data, buffer.bytes, epoch, *lane)
+                    : endpoint->recv(peer, tag, buffer.data, buffer.bytes, epoch);
   }
   return std::make_unique<PyTransfer>(endpoint, std::move(transfer), std::move(buffer));
 }
@@ -231,12 +232,15 @@ void bind_endpoint(py::module_& module) {
       .def(
           "send",
           [](const std::shared_ptr<Endpoint>& e, int peer, std::uint64_t tag, const py::object& buffer,
-             std::optional<std::uint32_t> generation) { return post(e, true, peer, tag, buffer, generation); },
-          py::arg("peer"), py::arg("tag"), py::arg("buffer"), py::arg("generation") = py::none())
+             std::optional<std::uint32_t> generation, bool bulk) {
+            return post(e, bulk ? comm::Lane::kBulk : comm::Lane::kStep, peer, tag, buffer, generation);
+          },
+          py::arg("peer"), py::arg("tag"), py::arg("buffer"), py::arg("generation") = py::none(),
+          py::arg("bulk") = false, "Bulk messages are overtaken by all others.")
       .def(
           "recv",
           [](const std::shared_ptr<Endpoint>& e, int peer, std::uint64_t tag, const py::object& buffer,
-             std::optional<std::uint32_t> generation) { return post(e, false, peer, tag, buffer, generation); },
+             std::optional<std::uint32_t> generation) { return post(e, std::nullopt, peer, tag, buffer, generation); },
           py::arg("peer"), py::arg("tag"), py::arg("buffer"), py::arg("generation") = py::none())
       .def("wait", &wait_one, py::arg("transfer"), py::arg("timeout_s"))
       .def("wait", &wait_all, py::arg("transfers"), py::arg("timeout_s"),

@@ -26,9 +26,13 @@ using commit::StepMachine;
 
 // In the order of Action::Kind.
 constexpr std::array<const char*, commit::kActionKinds> kKinds = {
-    "send_part",       "expect_part",       "sum",        "send_record",  "expect_record", "send_vote",
-    "expect_vote",     "leave_step",        "commit",     "update",       "keep_record",   "write_parameters",
-    "send_parameters", "expect_parameters", "send_state", "expect_state", "drop_state"};
+    "send_part",        "expect_part",     "sum",
+    "send_record",      "expect_record",   "send_vote",
+    "expect_vote",      "leave_step",      "commit",
+    "update",           "keep_record",     "forget_record",
+    "write_parameters", "send_parameters", "expect_parameters",
+    "send_state",       "expect_state",    "take_state",
+    "ask_state",        "drop_state"};
 
 py::handle kind_name(Action::Kind kind) {
   static const std::array<PyObject*, commit::kActionKinds> names = [] {
@@ -119,6 +123,8 @@ void bind_events(py::class_<StepMachine>& machine) {
       .def("load", [](M& self, I box, std::uint64_t digest) { self.load(BoxId(box), {digest, 0}); })
       .def("send_state",
            [](M& self, I box, I holder) { return to_python(self.send_state(BoxId(box), RankId(holder))); })
+      .def("state_asked",
+           [](M& self, I box, I holder) { return to_python(self.state_asked(BoxId(box), RankId(holder))); })
       .def("expect_state", [](M& self, I box) { return to_python(self.expect_state(BoxId(box))); })
       .def("refresh",
            [](M& self, I bucket, const std::vector<I>& takers) {

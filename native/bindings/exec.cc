@@ -110,8 +110,8 @@ std::map<std::string, exec::Timing> timings_of(const exec::StepResult& result) {
 using Content = std::pair<std::uint64_t, std::uint64_t>;
 
 exec::StepOptions make_options(double deadline_s, std::optional<double> clip_norm, bool stop_wanted, Content content,
-                               std::optional<exec::Fault> fault) {
-  return {deadline_s, clip_norm, stop_wanted, {content.first, content.second}, std::move(fault)};
+                               std::optional<exec::Fault> fault, double slowdown) {
+  return {deadline_s, clip_norm, stop_wanted, {content.first, content.second}, std::move(fault), slowdown};
 }
 
 exec::Fault make_fault(const std::string& instruction, int signal, std::optional<int> pipe, const py::bytes& words) {
@@ -142,7 +142,8 @@ void bind_step(py::module_& module) {
            py::arg("words") = py::bytes());
   py::class_<exec::StepOptions>(module, "StepOptions", "What a step is told beside its inputs.")
       .def(py::init(&make_options), py::arg("deadline_s"), py::arg("clip_norm") = py::none(), py::kw_only(),
-           py::arg("stop_wanted") = false, py::arg("content") = Content(), py::arg("fault") = py::none());
+           py::arg("stop_wanted") = false, py::arg("content") = Content(), py::arg("fault") = py::none(),
+           py::arg("slowdown") = 1.0);
   py::class_<exec::Timing>(module, "Timing", "How often an instruction ran, how long, and how much of it it waited.")
       .def_readonly("count", &exec::Timing::count)
       .def_readonly("seconds", &exec::Timing::seconds)
@@ -173,6 +174,12 @@ void bind_step(py::module_& module) {
       .def_readonly("seconds", &exec::EvalResult::seconds);
 }
 
+std::pair<std::uint64_t, std::uint64_t> digest_of_words(std::int64_t bucket, const at::Tensor& words) {
+  const exec::BoxSpec box{BucketId(bucket), 0, words.numel(), {}, {}, {}};
+  const exec::Digest digest = exec::make_state(box, {words}).digest;
+  return {digest.lo, digest.hi};
+}
+
 void bind_state(py::module_& module) {
   using Box = exec::Holdings::Box;
   py::class_<exec::ShardState>(module, "BoxState",
@@ -181,6 +188,8 @@ void bind_state(py::module_& module) {
       .def_readonly("state", &exec::ShardState::optimizer)
       .def_property_readonly("digest",
                              [](const exec::ShardState& self) { return std::pair(self.digest.lo, self.digest.hi); });
+  module.def("digest_of_words", &digest_of_words, py::arg("bucket"), py::arg("words"),
+             "The digest of the whole state of a bucket of buffers, [words] fp32: as that of a box says it.");
   py::class_<Box>(module, "HeldBox", "A box that has its state here.")
       .def_readonly("box", &Box::box)
       .def_property_readonly("digest", [](const Box& self) { return self.digest.lo; })
@@ -193,7 +202,9 @@ void bind_state(py::module_& module) {
       .def_readonly("pending", &exec::Holdings::pending)
       .def_property_readonly("votes", [](const exec::Holdings& self) { return bytes_of(self.votes); })
       .def_readonly("last_committed", &exec::Holdings::last_committed)
-      .def_readonly("copied_bytes", &exec::Holdings::copied_bytes);
+      .def_readonly("copied_bytes", &exec::Holdings::copied_bytes)
+      .def_readonly("sent_at_once", &exec::Holdings::sent_at_once)
+      .def_readonly("behind_peak", &exec::Holdings::behind_peak);
   py::class_<exec::Progress>(module, "Progress",
                              "Where a step stands; None outside of steps, or while nobody is awaited.")
       .def_property_readonly("instruction",

@@ -24,6 +24,8 @@ class Channel {
   // Bytes moved; 0: nothing to read, or no room, right now; kClosed: never again. What a peer wrote before it went
   // is read before kClosed shows.
   virtual std::ptrdiff_t read(void* data, std::size_t bytes) = 0;
+  // The reader can do nothing before so many more bytes are there; it need not be woken for fewer. Until the next read.
+  virtual void expect(std::size_t /*bytes*/) {}
   virtual std::ptrdiff_t write(const iovec* parts, int count) = 0;
   // Has the socket reported to `epoll` under `number`.
   virtual void watch(int epoll, std::uint64_t number) = 0;

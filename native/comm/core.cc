@@ -61,7 +61,7 @@ EndpointCore::EndpointCore(EndpointOptions options)
 // ---- messages ---------------------------------------------------------------------------------------------------
 
 Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
-                            std::uint32_t generation) {
+                            std::uint32_t generation, Lane lane) {
   const LinkPtr link = link_to(peer);
   auto request = std::make_shared<Request>();
   request->kind = kind;
@@ -70,6 +70,7 @@ Transfer EndpointCore::post(Request::Kind kind, int peer, std::uint64_t tag, std
   request->generation = generation;
   request->data = data;
   request->bytes = bytes;
+  request->lane = lane;
   request->link = link;
   const bool needs_io = kind == Request::Kind::kSend ? link->post_send(request) : link->post_recv(request);
   if (needs_io) io_thread_.wake(link);

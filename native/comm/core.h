@@ -29,7 +29,7 @@ class EndpointCore {
   Connector& connector() { return connector_; }
 
   Transfer post(Request::Kind kind, int peer, std::uint64_t tag, std::byte* data, std::size_t bytes,
-                std::uint32_t generation);
+                std::uint32_t generation, Lane lane);
   void wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members);
   bool test(const Transfer& transfer);
   void cancel(std::span<const Transfer> transfers);

@@ -41,13 +41,14 @@ Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t byt
   return recv(peer, tag, data, bytes, core_->table().generation());
 }
 
-Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation) {
+Transfer Endpoint::send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation,
+                        Lane lane) {
   auto* at = static_cast<std::byte*>(const_cast<void*>(data));  // a send only reads it
-  return core_->post(Request::Kind::kSend, peer, tag, at, bytes, generation);
+  return core_->post(Request::Kind::kSend, peer, tag, at, bytes, generation, lane);
 }
 
 Transfer Endpoint::recv(int peer, std::uint64_t tag, void* data, std::size_t bytes, std::uint32_t generation) {
-  return core_->post(Request::Kind::kRecv, peer, tag, static_cast<std::byte*>(data), bytes, generation);
+  return core_->post(Request::Kind::kRecv, peer, tag, static_cast<std::byte*>(data), bytes, generation, Lane::kStep);
 }
 
 void Endpoint::wait(const Transfer& transfer, Deadline deadline) { core_->wait({&transfer, 1}, deadline, {}); }

@@ -87,6 +87,12 @@ struct EndpointOptions {
 
 enum class LinkKind { kNone, kTcp, kSharedMemory };
 
+// Where a message waits at its sender. Bulk messages travel in pieces, one message after the other, at most a few
+// pieces ahead of what the receiver has taken; step messages overtake them between two pieces, wherever those are held
+// on the way, and leave them a fifth of a busy link. A receive takes either. Between the lanes there is no order,
+// within a lane that of sending.
+enum class Lane { kStep, kBulk };
+
 class Endpoint {
  public:
   // Listens at once. Throws CommError that names host and port when the port is busy or the host is not ours.
@@ -118,12 +124,15 @@ class Endpoint {
   std::vector<int> peers() const;       // ranks with a live link, ascending
   std::vector<int> lost_peers() const;  // ranks whose link broke, ascending
 
+  // Bulk messages are held at the sender until a receive is there for them, but for the first few pieces: one without
+  // a receive holds up those behind it, no step message, and takes no place in the pool.
   // Messages of zero bytes are legal (pointer may be null). The forms without a generation use the current one.
   // Throw CommError for a peer that was never linked or more pending transfers than allowed; a lost peer or an abort
   // shows up in `wait` and `test`.
   Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes);
   Transfer recv(int peer, std::uint64_t tag, void* data, std::size_t bytes);
-  Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation);
+  Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes, std::uint32_t generation,
+                Lane lane = Lane::kStep);
   Transfer recv(int peer, std::uint64_t tag, void* data, std::size_t bytes, std::uint32_t generation);
 
   // Blocks until all are done. On the first failure or at the deadline it cancels those that are not done and throws:
@@ -136,8 +145,9 @@ class Endpoint {
   void wait(std::span<const Transfer> transfers, Deadline deadline, std::span<const int> members);
   // True when done; throws like `wait` when it failed. Never blocks; makes a little progress itself.
   bool test(const Transfer& transfer);
-  // Takes back what is not done. A message that was partly sent is completed from a private copy; whether a cancelled
-  // message arrives is not known to the sender.
+  // Takes back what is not done. A message that was partly sent is completed from a private copy, a bulk message only
+  // to the end of a piece: one that never ends here is as if it had not begun. Whether a cancelled message arrives is
+  // not known to the sender.
   void cancel(std::span<const Transfer> transfers);
 
   // Fails all pending and later transfers with Aborted(reason) and wakes all waiters, until `advance`.

@@ -4,6 +4,7 @@
 // number of bytes at a time, so that nobody waits long for the lock. Nothing here blocks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -66,7 +67,8 @@ class Link {
   // The library does not touch the request's buffer once these return.
   void cancel(const RequestPtr& request, const FailurePtr& reason);
   void abort(const FailurePtr& reason);
-  // Queues an abort frame before everything that is not on its way yet. True: the IO thread has to look at this link.
+  // Queues an abort frame before everything that is not on its way yet, but for one piece of a bulk message. True: the
+  // IO thread has to look at this link.
   bool post_abort(PendingAbort::Abort abort);
   // Ends an abort; drops what is older than `generation`.
   void advance(std::uint32_t generation);
@@ -91,12 +93,12 @@ class Link {
   struct KeyHash {
     std::size_t operator()(const Key& key) const;
   };
-  // What a message in the pool counts there: its bookkeeping too, or endless messages without bytes would be free.
-  static std::size_t held_bytes(std::size_t message_bytes) { return message_bytes + 256; }
-  // A message that came before its receive.
+  // A message that came before its receive: all of it, of a bulk message as much as may come without one.
   struct Arrival {
     std::size_t bytes;
     std::unique_ptr<std::byte[]> data;
+    std::size_t pooled = 0;   // what it counts in the pool
+    std::size_t untaken = 0;  // what its pieces weigh, which the sender is told of when they have a place
     std::size_t filled = 0;
   };
   // What waits under one key: receives or arrivals, never both.
@@ -105,34 +107,59 @@ class Link {
     std::list<std::shared_ptr<Arrival>> arrivals;
   };
   using Slots = std::unordered_map<Key, Slot, KeyHash>;
-  // The message whose payload is being read. Into `receive`, else into `arrival`, else thrown away.
+  // A message that is coming in, one of each lane. Into `receive`, else into `arrival`, else thrown away.
   struct Incoming {
-    FrameHeader header;
+    Key key{};
+    std::size_t bytes = 0;
+    bool open = false;
+    std::uint32_t pieces = 0;  // that have begun
     std::size_t filled = 0;
-    RequestPtr receive;
-    std::shared_ptr<Arrival> arrival;
+    RequestPtr receive{};
+    std::shared_ptr<Arrival> arrival{};
   };
+  // A frame to be written.
   struct Outgoing {
     FrameHeader header;
-    RequestPtr request;                 // null once it was cancelled midway
-    const std::byte* data;              // the request's, or `copy`
-    std::unique_ptr<std::byte[]> copy;  // the unsent rest of a cancelled request
-    std::size_t sent = 0;               // of header and data together
+    RequestPtr request;      // whose bytes they are; null once it was cancelled
+    const std::byte* data;   // the request's, or `copy`
+    bool completes = false;  // with its last byte the request is done
+    std::unique_ptr<std::byte[]> copy{};
+    std::size_t sent = 0;  // of header and data together
+  };
+  // A bulk message, of which pieces have been cut so far.
+  struct Bulk {
+    RequestPtr request;
+    std::size_t cut = 0;  // bytes
+    std::uint32_t pieces = 0;
   };
 
   bool arm_channel();
   std::size_t progress_send(std::size_t budget);
+  std::size_t write_some(std::size_t budget);
+  bool owes_word() const { return taken_ - acknowledged_ >= kTellAt; }
+  bool may_cut() const;
+  bool has_output() const { return under_way_ || !outgoing_.empty() || owes_word() || may_cut(); }
+  bool choose_frame();
+  void cut_piece();
+  void finish_frame_sent();
   std::size_t progress_receive(std::size_t budget);
-  bool begin_message();
-  bool find_place(const FrameHeader& header);
+  bool begin_frame();
+  void begin_piece(const FrameHeader& header);
+  void give_up_bulk();
+  bool find_place(Incoming& message, std::size_t capacity, std::size_t pooled);
   std::size_t read_payload(std::size_t budget, bool& blocked);
-  void finish_message();
+  void finish_frame();
+  void finish_piece();
+  void finish_message(Incoming& message);
+  Incoming& incoming(Lane lane) { return incoming_[static_cast<std::size_t>(lane)]; }
+  void release(Arrival& arrival);
   void hear(PendingAbort::Abort abort);
   bool fill_header();
   bool accepts(const FrameHeader& header);
+  const char* fault_here(const FrameHeader& header) const;
   bool is_admitted(const FrameHeader& header);
   void settle_with_arrival(const RequestPtr& request, Slots::iterator slot);
-  void drop_incoming();
+  void drop_incoming(Incoming& message);
   void withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
   void withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
   void lose(Failure::Kind kind, const std::string& why, bool orderly = false);
@@ -159,16 +186,25 @@ class Link {
   bool hangup_ = false;  // the peer writes no more: what remains is read whatever the pool's soft bound
   bool write_broken_ = false;
 
-  std::deque<Outgoing> outgoing_;
+  std::optional<Outgoing> under_way_;  // written in part
+  std::deque<Outgoing> outgoing_;      // aborts, then step messages
+  std::deque<Bulk> bulk_;
+  std::size_t overtaken_by_ = 0;  // bytes of step messages since the last piece
+  // What pieces weigh, since the link began: those that were cut here and those that the peer has taken of them, those
+  // that have begun to come, those of them that have been taken, and what the peer was told of that.
+  std::uint64_t cut_ = 0, peer_took_ = 0, came_ = 0, taken_ = 0, acknowledged_ = 0;
+
   Slots slots_;
   std::size_t receives_posted_ = 0;
   std::size_t pool_bytes_ = 0;
   int drivers_ = 0;       // threads between `enter` and `leave`
   bool stalled_ = false;  // a message waits in the stream for the pool to have room
 
-  bool in_message_ = false;
-  Incoming incoming_;
-  std::vector<std::byte> staging_;  // headers and small messages are read through this
+  bool in_frame_ = false;
+  FrameHeader frame_;  // whose payload is being read
+  std::size_t frame_filled_ = 0;
+  std::array<Incoming, 2> incoming_;  // by lane
+  std::vector<std::byte> staging_;    // headers and small messages are read through this
   std::size_t staged_begin_ = 0;
   std::size_t staged_end_ = 0;
 

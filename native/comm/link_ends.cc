@@ -32,31 +32,29 @@ void Link::cancel(const RequestPtr& request, const FailurePtr& reason) {
 
 // A frame that is partly on its way is completed from a private copy: the stream must not lose its step.
 void Link::withdraw_sends(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason) {
-  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
-    if (!it->request || !chosen(*it->request)) {
-      ++it;
-      continue;
+  if (under_way_ && under_way_->request && chosen(*under_way_->request)) {
+    Outgoing& frame = *under_way_;
+    if (const std::size_t length = frame.header.length; length > 0) {
+      frame.copy = std::make_unique_for_overwrite<std::byte[]>(length);
+      const std::size_t done = frame.sent > sizeof frame.header ? frame.sent - sizeof frame.header : 0;
+      std::memcpy(frame.copy.get() + done, frame.data + done, length - done);
+      frame.data = frame.copy.get();
     }
-    const RequestPtr request = std::exchange(it->request, nullptr);
-    if (it->sent == 0) {
-      it = outgoing_.erase(it);
-    } else {
-      const std::size_t length = it->header.length;
-      if (length > 0) {
-        it->copy = std::make_unique_for_overwrite<std::byte[]>(length);
-        const std::size_t done = it->sent > sizeof it->header ? it->sent - sizeof it->header : 0;
-        std::memcpy(it->copy.get() + done, it->data + done, length - done);
-        it->data = it->copy.get();
-      }
-      ++it;
-    }
-    fail(request, reason);
+    const RequestPtr request = std::exchange(frame.request, nullptr);
+    if (frame.completes) fail(request, reason);  // else the rest of it is still in `bulk_`
   }
+  const auto withdraw = [&](const auto& each) {
+    const bool is_chosen = each.request && chosen(*each.request);
+    if (is_chosen) fail(each.request, reason);
+    return is_chosen;
+  };
+  std::erase_if(outgoing_, withdraw);
+  std::erase_if(bulk_, withdraw);
 }
 
 void Link::withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason) {
-  if (in_message_ && incoming_.receive && chosen(*incoming_.receive)) {
-    fail(std::exchange(incoming_.receive, nullptr), reason);
+  for (Incoming& message : incoming_) {
+    if (message.receive && chosen(*message.receive)) fail(std::exchange(message.receive, nullptr), reason);
   }
   for (auto slot = slots_.begin(); slot != slots_.end();) {
     auto& receives = slot->second.receives;
@@ -88,11 +86,9 @@ bool Link::post_abort(PendingAbort::Abort abort) {
   header.kind = FrameKind::kAbort;
   header.generation = abort.generation;
   header.tag = PendingAbort::code_of(abort.suspect);
-  // A frame that is partly written goes first: the stream must keep its step.
-  const bool under_way = !outgoing_.empty() && outgoing_.front().sent > 0;
-  outgoing_.insert(outgoing_.begin() + (under_way ? 1 : 0), {header, nullptr, nullptr, nullptr, 0});
-  if (!under_way) progress_send(sizeof header);
-  return !outgoing_.empty() || write_broken_;
+  outgoing_.push_front({header, nullptr, nullptr});
+  if (!under_way_) progress_send(sizeof header);  // else what is written in part goes first
+  return has_output() || write_broken_;
 }
 
 void Link::advance(std::uint32_t generation) {
@@ -112,8 +108,10 @@ void Link::advance(std::uint32_t generation) {
       continue;
     }
     for (const auto& arrival : slot->second.arrivals) {
-      pool_bytes_ -= held_bytes(arrival->bytes);
-      if (incoming_.arrival == arrival) incoming_.arrival = nullptr;
+      release(*arrival);
+      for (Incoming& message : incoming_) {
+        if (message.arrival == arrival) message.arrival = nullptr;
+      }
     }
     slot = slots_.erase(slot);
   }
@@ -123,7 +121,9 @@ void Link::advance(std::uint32_t generation) {
 void Link::close(const FailurePtr& reason) {
   const std::lock_guard lock(mutex_);
   if (lost_) return;
-  if (outgoing_.empty() || outgoing_.front().sent == 0) {
+  // Copies may be under way when a job ends: their piece goes first, if there is room for it.
+  while (under_way_ && under_way_->header.kind == FrameKind::kPiece && write_some(kPieceBytes) > 0) continue;
+  if (!under_way_) {
     FrameHeader goodbye;
     goodbye.kind = FrameKind::kGoodbye;
     iovec part{&goodbye, sizeof goodbye};
@@ -159,23 +159,23 @@ void Link::lose(Failure::Kind kind, const std::string& why, bool orderly) {
 void Link::fail_everything(const FailurePtr& reason) {
   lost_ = reason;
   over_.store(true);
-  for (const Outgoing& out : outgoing_) {
-    if (out.request) fail(out.request, reason);
-  }
+  if (under_way_ && under_way_->request && under_way_->completes) fail(under_way_->request, reason);
+  under_way_.reset();
+  const auto all = [](const Request&) { return true; };
+  withdraw_sends(all, reason);
+  withdraw_receives(all, reason);
   outgoing_.clear();
-  withdraw_receives([](const Request&) { return true; }, reason);
-  drop_incoming();
+  for (Incoming& message : incoming_) drop_incoming(message);
   signal_.notify();
 }
 
 // Takes back a message that will never be whole.
-void Link::drop_incoming() {
-  if (!in_message_) return;
-  in_message_ = false;
-  const std::shared_ptr<Arrival> arrival = std::exchange(incoming_.arrival, nullptr);
+void Link::drop_incoming(Incoming& message) {
+  if (!std::exchange(message.open, false)) return;
+  const std::shared_ptr<Arrival> arrival = std::exchange(message.arrival, nullptr);
   if (!arrival) return;
-  pool_bytes_ -= held_bytes(arrival->bytes);
-  const auto slot = slots_.find({incoming_.header.generation, incoming_.header.tag});
+  release(*arrival);
+  const auto slot = slots_.find(message.key);
   slot->second.arrivals.remove(arrival);
   if (slot->second.arrivals.empty()) slots_.erase(slot);
 }

@@ -28,7 +28,8 @@ constexpr std::size_t kPullMost = std::size_t{1} << 20;  // in one call: the lin
 // Bytes held beyond those under way, and bytes held at all.
 constexpr double kSpare = 4 << 20;
 constexpr double kHeldMost = 1 << 30;
-// Bytes of a stream are handed out together that are due within this time: each hand-out wakes a thread.
+// Bytes of a stream are handed out together that are due within this time, and more where the reader expects more: each
+// hand-out wakes a thread. Nor is the channel below asked more often without a sign, for threads that wait look often.
 constexpr double kTogether_s = 5e-4;
 
 class PacedChannel final : public Channel {
@@ -48,8 +49,9 @@ class PacedChannel final : public Channel {
 
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
     if (ending_) return below_->read(data, bytes);
+    expected_ = 1;
     const double now = now_s();
-    pull(now);
+    if (!drained_ || now >= pulled_s_ + kTogether_s) pull(now);
     auto* to = static_cast<std::byte*>(data);
     std::size_t done = 0;
     while (done < bytes && !pieces_.empty()) {
@@ -67,6 +69,7 @@ class PacedChannel final : public Channel {
     return static_cast<std::ptrdiff_t>(done);
   }
 
+  void expect(std::size_t bytes) override { expected_ = bytes; }
   std::ptrdiff_t write(const iovec* parts, int count) override { return below_->write(parts, count); }
 
   void watch(int epoll, std::uint64_t number) override {
@@ -85,12 +88,17 @@ class PacedChannel final : public Channel {
     if (for_read && pieces_.empty() && closed_) return true;  // the next read says so
     if (pulls && !drained_) return true;
     if (for_read && !pieces_.empty() && !set_timer()) return true;
-    return below_->arm(pulls, for_write);
+    const bool is_ready = below_->arm(pulls, for_write);
+    if (is_ready) drained_ = false;
+    return is_ready;
   }
 
   // The timer may go off once more, to no harm.
   void disarm() override { below_->disarm(); }
-  void on_event() override { below_->on_event(); }
+  void on_event() override {
+    drained_ = false;
+    below_->on_event();
+  }
   bool is_silent(Clock::time_point now, bool look_afresh) override { return below_->is_silent(now, look_afresh); }
   // Nobody waits for what comes in from now on.
   void finish_writing() override {
@@ -122,6 +130,7 @@ class PacedChannel final : public Channel {
   }
 
   void pull(double now) {
+    pulled_s_ = now;
     drained_ = false;
     for (std::size_t pulled = 0; !closed_ && pulled < kPullMost && held_ < capacity_;) {
       const std::ptrdiff_t n = below_->read(staging_.data(), std::min(staging_.size(), capacity_ - held_));
@@ -142,10 +151,21 @@ class PacedChannel final : public Channel {
     }
   }
 
+  // When all bytes that the reader expects are due, or all that are held of these.
+  double expected_s() const {
+    std::size_t before = 0;
+    for (const Piece& piece : pieces_) {
+      const std::size_t left = piece.data.size() - piece.taken;
+      if (before + left >= expected_) return end_s(piece, piece.taken + (expected_ - before));
+      before += left;
+    }
+    return end_s(pieces_.back(), pieces_.back().data.size());
+  }
+
   // False if something is due by now.
   bool set_timer() {
     const Piece& first = pieces_.front();
-    const double next_s = std::max(end_s(first, first.taken) + kTogether_s, end_s(first, first.taken + 1));
+    const double next_s = std::max(end_s(first, first.taken) + kTogether_s, expected_s());
     const double at_s = std::min(free_s_ + latency_s_, next_s);
     if (at_s <= now_s()) return false;
     if (at_s == timer_at_s_) return true;
@@ -161,6 +181,8 @@ class PacedChannel final : public Channel {
   const std::size_t capacity_;
   const Fd timer_;
   double timer_at_s_ = 0.0;
+  double pulled_s_ = 0.0;
+  std::size_t expected_ = 1;
   double free_s_ = 0.0;  // the link has passed on all that is held
   std::deque<Piece> pieces_;
   std::size_t held_ = 0;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/deadline.h"
+#include "comm/endpoint.h"
 
 namespace elaswave::comm {
 
@@ -38,6 +39,7 @@ struct Request {
   std::uint32_t generation;
   std::byte* data;  // read only for kSend
   std::size_t bytes;
+  Lane lane = Lane::kStep;  // of kSend
   std::shared_ptr<Link> link;
 
   std::atomic<State> state{State::kPending};

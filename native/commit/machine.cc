@@ -50,9 +50,16 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
     box.state_sent_to.clear();
     box.state_awaited = false;
     box.kept.clear();
+    box.backlog = kBacklog;
     if (!keeps(box)) drop_state(actions, box);
   }
-  for (Bucket& bucket : buckets_) bucket.stale = bucket.stale && reads_any(bucket);
+  for (Bucket& bucket : buckets_) {
+    bucket.stale = bucket.stale && reads_any(bucket);
+    if (bucket.stale && has_all(bucket)) {
+      for (const BoxId box : bucket.boxes) act(actions, Kind::kWriteParameters, at(box));
+      bucket.stale = false;
+    }
+  }
   return actions;
 }
 
@@ -74,30 +81,6 @@ void StepMachine::load(BoxId id, Digest digest) {
 }
 
 void StepMachine::load_parameters(BucketId bucket) { at(bucket).stale = false; }
-
-Actions StepMachine::send_state(BoxId id, RankId holder) {
-  Box& box = at(id);
-  if (!box.state) throw ProtocolError(text(id) + ": " + self() + " has no state of it to send");
-  Actions actions;
-  if (!contains(box.state_sent_to, holder)) box.state_sent_to.push_back(holder);
-  act(actions, Kind::kSendState, box, holder);
-  return actions;
-}
-
-Actions StepMachine::expect_state(BoxId id) {
-  Box& box = at(id);
-  if (!holds(id)) throw ProtocolError(text(id) + ": " + self() + " does not hold it");
-  Actions actions;
-  await_state(actions, box);
-  return actions;
-}
-
-void StepMachine::await_state(Actions& actions, Box& box) const {
-  drop_state(actions, box);
-  if (!contains(box.state_sent_to, rank_)) box.state_sent_to.push_back(rank_);
-  box.state_awaited = true;
-  act(actions, Kind::kExpectState, box, box.roles.owner);
-}
 
 Actions StepMachine::refresh(BucketId bucket, std::span<const RankId> takers) {
   expect_phase(Phase::kIdle, "refresh");
@@ -290,7 +273,7 @@ Actions StepMachine::commit(bool updates) {
     for (Box& box : boxes_) {
       box.record = false;
       if (box.state) ++box.state->version;
-      if (box.state_awaited) box.kept.push_back({version_, false});
+      if (box.state_awaited) keep_record(actions, box, false);
     }
   } else if (left_) {
     finish_updates(actions);
@@ -315,6 +298,8 @@ Actions StepMachine::update_replicas() {
     if (!updates_ || !holds(id_of(box))) continue;
     if (mode_ == CopyMode::kState) {
       await_state(actions, box);
+    } else if (box.record && box.state && box.state->version == version_) {
+      box.record = false;  // the state came after the owner's update
     } else if (box.record && box.state && !box.update_due) {
       if (guards_.replicas_are_updated.demands()) {
         update(actions, box, version_);
@@ -323,9 +308,7 @@ Actions StepMachine::update_replicas() {
       }
     } else if (box.record && box.state_awaited) {
       box.record = false;
-      box.kept.push_back({version_, true});
-      act(actions, Kind::kKeepRecord, box);
-      actions.back().version = version_;
+      keep_record(actions, box, true);
     }
   }
   return actions;
@@ -337,6 +320,7 @@ Actions StepMachine::updated(BoxId id, Digest digest) {
   box.state = StateTag{*std::exchange(box.update_due, std::nullopt), digest};
   Actions actions;
   if (!box.kept.empty()) {
+    box.kept.pop_front();
     catch_up(actions, box);
     return actions;
   }
@@ -394,36 +378,6 @@ void StepMachine::end_step() {
   expect_phase(Phase::kCommitted, "end_step");
   phase_ = Phase::kIdle;
   forget_step();
-}
-
-// --- A state that was on its way
-
-Actions StepMachine::state_arrived(BoxId id, const StateTag& tag, bool whole) {
-  Box& box = at(id);
-  if (!box.state_awaited) throw ProtocolError(text(id) + ": a state, which is not awaited");
-  box.state_awaited = false;
-  Actions actions;
-  if (whole) {
-    box.state = tag;
-    catch_up(actions, box);
-  } else {
-    drop_state(actions, box);
-  }
-  return actions;
-}
-
-// The next of the records that were kept. One that is missing before it makes the state useless.
-void StepMachine::catch_up(Actions& actions, Box& box) {
-  while (!box.kept.empty()) {
-    const Kept next = box.kept.front();
-    if (next.version > box.state->version + 1) return drop_state(actions, box);
-    if (next.version == box.state->version + 1) {
-      if (next.updates) return update(actions, box, next.version);
-      box.state->version = next.version;
-    }
-    box.kept.pop_front();
-  }
-  compare(actions, box);
 }
 
 // --- After a failure

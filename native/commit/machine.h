@@ -23,8 +23,14 @@
 //   After the commit: the updates that are still to be done are the actions of leave(); parameters that would have come
 //   from others are stale. Then end_step().
 //
-// States that this rank shall get and has none of: expect_state() here, send_state() at the owner, between steps. They
-// travel behind the steps, whose records are kept meanwhile (at most kBacklog; then the vote waits) -> state_arrived.
+// States that this rank shall get and has none of: expect_state() here, send_state() at the owner, between steps. Each
+// travels by itself behind the steps, in bulk, and no vote waits for it. The records of the steps meanwhile are kept,
+// the newest of them, as many as kBacklog; a state that does not go before them without a gap is of no use, and the
+// owner is asked for another: for each such time twice as many records are kept, at most kMostBacklog.
+// Nothing is assumed of the order in which a state and records come, for bulk is overtaken: versions say what a state
+// lacks. One that is ahead, of a step that is not committed here, is of no use either: that step may still be dropped.
+// The rank vouches for the box from the step on in which state and record are both here. With CopyMode::kState votes
+// do wait, for the state is what comes in place of a record.
 //
 // A holder that reads a box makes the parameters from its state and is not sent them: the record has replaced them.
 // Whoever was sent a state under these roles misses steps, so it is sent the parameters until the roles change.
@@ -50,8 +56,8 @@ namespace elaswave::commit {
 
 class StepMachine {
  public:
-  // Records that are kept for a state on its way; at the bound the vote waits for it.
-  static constexpr std::size_t kBacklog = 8;
+  // Records that are kept for a state on its way: at first, and at most.
+  static constexpr std::size_t kBacklog = 8, kMostBacklog = 64;
 
   explicit StepMachine(RankId rank, CopyMode mode = CopyMode::kLog, Guards guards = {})
       : rank_(rank), mode_(mode), guards_(guards), members_{rank} {}
@@ -59,7 +65,8 @@ class StepMachine {
   // --- Between steps
 
   // New members and roles: every box in the same order at every rank, and as many each time. States without a role are
-  // dropped. Parameters that a rank has not read before are stale until they are loaded or refreshed.
+  // dropped. Parameters that a rank has not read before are made from its states, if it has those of all boxes of the
+  // bucket; else they are stale until they are loaded or refreshed.
   Actions install(std::uint32_t epoch, std::vector<RankId> members, std::vector<BoxRoles> boxes);
   // All states go, and all parameters are stale: what is loaded from now on is that after `version` committed steps.
   Actions restart(std::int64_t version);
@@ -69,6 +76,8 @@ class StepMachine {
   // Both ends of a state's way to a new holder.
   Actions send_state(BoxId box, RankId holder);
   Actions expect_state(BoxId box);
+  // At the owner: the state that was sent to `holder` was of no use. At any time.
+  Actions state_asked(BoxId box, RankId holder);
   // Parameters of the bucket from its owners' states, at those of `takers`; every rank is told the same.
   Actions refresh(BucketId bucket, std::span<const RankId> takers);
 
@@ -165,6 +174,7 @@ class StepMachine {
     bool state_awaited = false;
     std::vector<RankId> state_sent_to;  // since the roles were assigned, as owner or holder know
     std::deque<Kept> kept;
+    std::size_t backlog = kBacklog;  // of `kept`, at most
   };
   struct Bucket {
     std::vector<BoxId> boxes;
@@ -186,6 +196,7 @@ class StepMachine {
   bool vouches_for(const Box& box) const;
   bool reads_any(const Bucket& bucket) const;
   bool makes_all(const Bucket& bucket) const;
+  bool has_all(const Bucket& bucket) const;
   bool votes_suffice();
   Actions merged(const Actions& actions) const;
   void act(Actions& actions, Action::Kind kind, const Box& box, std::optional<RankId> peer = {}) const;
@@ -194,6 +205,8 @@ class StepMachine {
   void compare(Actions& actions, Box& box);
   void drop_state(Actions& actions, Box& box) const;
   void await_state(Actions& actions, Box& box) const;
+  void keep_record(Actions& actions, Box& box, bool updates) const;
+  bool leads_here(const Box& box, std::int64_t version) const;
   void catch_up(Actions& actions, Box& box);
   void publish(Actions& actions, Box& box, std::span<const RankId> takers);
   void finish_updates(Actions& actions);

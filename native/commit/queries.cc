@@ -22,7 +22,7 @@ bool StepMachine::materializes(BoxId id, RankId rank) const {
 
 bool StepMachine::state_must_come(BoxId id) const {
   const Box& box = at(id);
-  return box.state_awaited && (mode_ == CopyMode::kState || box.kept.size() + 1 >= kBacklog);
+  return box.state_awaited && mode_ == CopyMode::kState;
 }
 
 std::vector<BoxId> StepMachine::catching_up() const {
@@ -114,6 +114,12 @@ bool StepMachine::makes_all(const Bucket& bucket) const {
   return std::all_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) {
     return !reads(box) || owns(box) || (materializes(box, rank_) && at(box).state);
   });
+}
+
+// Whether every box of the bucket has a state here that is compared with its owner's, or is the owner's.
+bool StepMachine::has_all(const Bucket& bucket) const {
+  return mode_ == CopyMode::kLog &&
+         std::all_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) { return at(box).state.has_value(); });
 }
 
 // Neighbours with equal roles do the same at once: one action, at the place of the first, stands for theirs.

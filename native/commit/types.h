@@ -90,11 +90,14 @@ struct Action {
     kCommit,            // the votes suffice: add them up -> commit()
     kUpdate,            // apply the record of `version` to the state -> updated, update_failed
     kKeepRecord,        // the record of `version` waits for the state, which is on its way
+    kForgetRecord,      // the oldest of those records is not kept any longer
     kWriteParameters,   // the state is new: write the box's parameters into the working copy here, if there is one
     kSendParameters,    // to the reader `peer`, from the state
     kExpectParameters,  // from the owner `peer` -> parameters_arrived
     kSendState,         // to the holder `peer`: the state as it is now, with its tag
     kExpectState,       // from the owner `peer` -> state_arrived
+    kTakeState,         // to the owner `peer`: the state that it sent is in use
+    kAskState,          // to the owner `peer`: it was of no use, another one is wanted -> state_asked there
     kDropState,         // the state here, and the records that wait for it, are of no use any more
   };
   Kind kind;
@@ -106,7 +109,7 @@ struct Action {
 
   bool operator==(const Action&) const = default;
 };
-inline constexpr std::size_t kActionKinds = 17;
+inline constexpr std::size_t kActionKinds = 20;
 
 // In the order in which they are to be done; what is told to the machine meanwhile may add more, which come first.
 using Actions = std::vector<Action>;

@@ -5,21 +5,12 @@
 #include <utility>
 
 #include "memory.h"
+#include "parameter_view.h"
 #include "program.h"
 #include "tensor_span.h"
 
 namespace elaswave::exec {
 namespace {
-
-std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : shape) numel *= size;
-  return numel;
-}
-
-at::Tensor view_of(const at::Tensor& flat, const Parameter& parameter) {
-  return flat.narrow(0, parameter.offset, numel_of(parameter.shape)).view(parameter.shape);
-}
 
 void expect_slice(const std::string& name, const char* what, const at::Tensor& tensor, std::int64_t numel) {
   const bool fits = tensor.defined() && tensor.dim() == 1 && tensor.numel() == numel && tensor.is_contiguous();
@@ -55,7 +46,7 @@ std::optional<BucketId> Buckets::find(const std::string& name) const {
 }
 
 at::Tensor Buckets::parameter(const Parameter& parameter) const {
-  return view_of(at(parameter.bucket).work, parameter);
+  return parameter_view(at(parameter.bucket).work, parameter);
 }
 
 std::size_t Buckets::add_region(const Parameter& parameter) {
@@ -65,7 +56,7 @@ std::size_t Buckets::add_region(const Parameter& parameter) {
     if (bucket.regions[i].offset == offset && bucket.regions[i].numel == numel) return i;
   }
   if (!bucket.accumulator.defined()) bucket.accumulator = zeros(bucket);
-  bucket.regions.push_back({offset, numel, view_of(bucket.accumulator, parameter)});
+  bucket.regions.push_back({offset, numel, parameter_view(bucket.accumulator, parameter)});
   return bucket.regions.size() - 1;
 }
 

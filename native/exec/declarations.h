@@ -22,8 +22,10 @@ struct Parameter {
   BucketId bucket;
   std::int64_t offset = 0;  // its first element in the bucket
   std::vector<std::int64_t> shape;
+  // Of a mutable buffer, whose bytes lie in the bucket from that element on; a parameter has the bucket's.
+  std::optional<c10::ScalarType> dtype;
 };
-struct TableEntry {  // a constant, frozen parameter or mutable buffer
+struct TableEntry {  // a constant, frozen parameter, or buffer that nothing changes
   TableId table;
 };
 struct BorderValue {
@@ -65,13 +67,19 @@ struct OwnedSpan {
   std::int64_t lo = 0, hi = 0;
 };
 
-// The flat parameters of one unit and one optimizer group, as units compute with them.
+// The bytes in an element of a bucket of buffers, which are declared as fp32.
+inline constexpr std::int64_t kWordBytes = 4;
+
+// The flat parameters of one unit and one optimizer group, as units compute with them. Or the buffers of a unit that
+// training changes: those have no optimizer but updates, and are one box.
 struct BucketSpec {
   std::string name;
   std::int64_t numel = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;  // of the working copy
-  ProgramId optimizer;
+  std::optional<ProgramId> optimizer;
   std::size_t hyper_group = 0;
+  // Of buffers: the spans of samples of each rank that runs the unit, ascending.
+  std::vector<OwnedSpan> group;
 };
 
 // A piece of a bucket. Its owner sums the gradient, updates master and optimizer state and publishes the parameters;
@@ -93,15 +101,13 @@ struct GranuleValue {
   std::vector<std::int64_t> shape;
 };
 
-// An update of mutable buffers. Units yield `values` per granule; every rank applies
-//   program(*buffers, *values of the granule) -> *new buffers
+// The update of a mutable buffer. A unit yields `values` per granule; who keeps the buffer's box applies
+//   program(buffer, *values of the granule) -> new buffer
 // once per granule of the step, in granule order.
 struct BufferUpdateSpec {
   ProgramId program;
-  std::vector<TableId> buffers;  // are replaced
+  Parameter buffer;
   std::vector<GranuleValue> values;
-  // Spans of samples of each rank that runs the unit, together the step's; an empty one for the others.
-  std::vector<OwnedSpan> group;
 };
 
 // How long a unit takes on the device that is emulated: seconds per sample, and per FORWARD or BACKWARD; and the part
@@ -133,13 +139,12 @@ enum class OpCode {
   kBackwardInputs,
   kBackwardWeights,
   kReduce,
-  kFold,
   kVote,
   kUpdate,
   kGather,
   kSnapshot
 };
-inline constexpr std::size_t kOpCodes = 12;
+inline constexpr std::size_t kOpCodes = 11;
 const char* name_of(OpCode code);
 OpCode opcode_of(const std::string& name);  // throws ExecError for an unknown one
 

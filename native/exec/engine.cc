@@ -30,10 +30,9 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
       values_(transfers_),
       machine_(spec_.rank, spec_.copy_mode),
       buckets_(machine_, transfers_, spec_.exact),
-      shards_(machine_, transfers_, buckets_,
+      shards_(machine_, transfers_, buckets_, updates_,
               {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }},
-              spec_.exact),
-      updates_(transfers_) {
+              spec_.exact) {
   shards_.set_record_type(spec_.record_dtype);
   link(spec_);
   machine_.restart(version);
@@ -61,7 +60,9 @@ Names Engine::names() const {
 
 // Before anything is changed: a program may be refused.
 void Engine::link(const EngineSpec& spec) {
-  for (const BucketSpec& bucket : spec.buckets) programs_.linked(bucket.optimizer);
+  for (const BucketSpec& bucket : spec.buckets) {
+    if (bucket.optimizer) programs_.linked(*bucket.optimizer);
+  }
   for (const BufferUpdateSpec& update : spec.updates) programs_.linked(update.program);
   for (const auto& [id, unit] : spec.units) {
     for (const std::optional<ProgramId>& program :
@@ -74,9 +75,9 @@ void Engine::link(const EngineSpec& spec) {
 void Engine::apply(const commit::Actions& roles) {
   transfers_.set_members(spec_.world);
   buckets_.install(spec_.buckets);
+  updates_.install(spec_.buckets, spec_.updates, spec_.granule);
   shards_.install(spec_.boxes);
   shards_.perform(roles);
-  updates_.reset(spec_.updates, spec_.granule);
   values_.reset(spec_.values, spec_.schedule.micro_batches);
   resolved_.clear();
   for (const auto& [id, unit] : spec_.units) resolved_.emplace(id, resolve(unit));
@@ -124,7 +125,8 @@ void Engine::expect(BoxId box) const {
 }
 
 std::size_t Engine::state_tensors(const BoxSpec& box) const {
-  return programs_.spec(buckets_.spec(box.bucket).optimizer).outputs.size() - 1;
+  const std::optional<ProgramId> optimizer = buckets_.spec(box.bucket).optimizer;
+  return optimizer ? programs_.spec(*optimizer).outputs.size() - 1 : 0;
 }
 
 void Engine::check_inputs(const Tensors& inputs) const {
@@ -149,6 +151,8 @@ Holdings Engine::holdings() const {
   found.votes = votes_;
   found.last_committed = last_committed_;
   found.copied_bytes = shards_.copied_bytes();
+  found.sent_at_once = shards_.sent_at_once();
+  found.behind_peak = shards_.behind_peak();
   return found;
 }
 
@@ -195,6 +199,7 @@ void Engine::replicate(const std::vector<CopyTask>& tasks) {
     if (task.target == spec_.rank) shards_.perform(machine_.expect_state(task.box));
     if (task.source == spec_.rank) shards_.perform(machine_.send_state(task.box, task.target));
   }
+  shards_.send_states();
 }
 
 }  // namespace elaswave::exec

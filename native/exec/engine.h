@@ -99,6 +99,7 @@ struct StepOptions {
   bool stop_wanted = false;  // for the vote
   Digest content;            // of the inputs, for the vote
   std::optional<Fault> fault;
+  double slowdown = 1.0;  // units take so many times as long: for tests of what comes of slow ranks; at least 1
 };
 
 // What a rank has, for whoever decides what comes after a failure.
@@ -116,6 +117,8 @@ struct Holdings {
   Votes votes;  // of the step that was left last: the own one, if it was cast, and those that came
   std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
   std::uint64_t copied_bytes = 0;            // sent for copies so far: records, states, their headers
+  std::uint64_t sent_at_once = 0;            // since `install`: bytes of states under way to others, at most
+  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see shard_store.h
 };
 
 // Where a step stands.
@@ -176,8 +179,8 @@ class Engine {
   void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
   void load(const std::string& name, const at::Tensor& value);
   bool intact(BoxId box) const;  // whether a state still has the bytes that its last update wrote; reads all of it
-  // Copies for new holders: sent as they are now, behind the coming steps; the holders take records from now on. Tasks
-  // of other ranks are left to them.
+  // Copies for new holders: sent in bulk behind the coming steps, box by box, each as it is then; the holders take
+  // records from now on. Tasks of other ranks are left to them.
   void replicate(const std::vector<CopyTask>& tasks);
 
   Progress progress() const;
@@ -245,7 +248,8 @@ class Engine {
   void compute_clip(double square);
   void update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper);
   void check_hyper(const Hypers& hyper) const;
-  void fault_if_due(std::optional<OpCode> next) const;
+  void fault_if_due(std::optional<OpCode> next);
+  void busy(double seconds);
   std::exception_ptr finish_updates(commit::Actions updates);
   std::exception_ptr recover() noexcept;
   [[noreturn]] void leave_step();
@@ -261,13 +265,14 @@ class Engine {
   Values values_;
   commit::StepMachine machine_;
   Buckets buckets_;
-  ShardStore shards_;
   BufferUpdates updates_;
+  ShardStore shards_;
   std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
   std::map<UnitId, ResolvedUnit> resolved_;
   // A lost rank and an abort end a step between two operators: a unit takes milliseconds.
   const std::function<void()> stop_if_interrupted_ = [this] { transfers_.check_members(); };
   EmulatedDevice device_;
+  double busy_seconds_ = 0.0;  // of units in this step, without what was waited for
   std::optional<StepResult> last_committed_;
   Votes votes_;
 

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <functional>
 #include <span>
+#include <thread>
 
 #include "below_autograd_guard.h"
 #include "engine.h"
@@ -72,6 +73,7 @@ void Engine::begin(std::int64_t step_index, const Tensors& inputs, double deadli
   consumed_ = Consumed();
   result_ = StepResult();
   device_.begin();
+  busy_seconds_ = 0.0;
 }
 
 StepResult Engine::step(std::int64_t step_index, const Tensors& inputs, const Hypers& hyper,
@@ -145,6 +147,7 @@ void Engine::run(const StepList& list, StepResult* result) {
       execute(step, result != nullptr);
       for (const ActivationRef& ref : list.releases[at]) values_.release(ref.value, ref.micro_batch, ref.grad);
       if (result == nullptr) continue;
+      if (runs_unit(step.code)) busy(seconds_since(begin) - (transfers_.wait_seconds() - waited));
       Timing& timing = result->timings[static_cast<std::size_t>(step.code)];
       ++timing.count;
       timing.seconds += seconds_since(begin);
@@ -159,12 +162,24 @@ void Engine::run(const StepList& list, StepResult* result) {
   }
 }
 
+// A unit has run for so long; on a rank that is to be slow, the rest of what it takes is slept. What is emulated took
+// its whole time already.
+void Engine::busy(double seconds) {
+  if (device_.times().kernels == 0 && options_.slowdown > 1.0) {
+    std::this_thread::sleep_for(duration_of(seconds * (options_.slowdown - 1.0)));
+    seconds *= options_.slowdown;
+  }
+  busy_seconds_ += seconds;
+}
+
 // Phases follow each other in the order of opcodes, so an empty one is reached with the next.
-void Engine::fault_if_due(std::optional<OpCode> next) const {
-  const std::optional<Fault>& fault = options_.fault;
+void Engine::fault_if_due(std::optional<OpCode> next) {
+  std::optional<Fault>& fault = options_.fault;
   if (!fault || (next && *next < fault->at)) return;
   if (fault->pipe) (void)!::write(*fault->pipe, fault->words.data(), fault->words.size());
-  ::raise(fault->signal);
+  const int signal = fault->signal;
+  fault.reset();  // the process may live on: it is told to leave once
+  ::raise(signal);
 }
 
 Progress Engine::progress() const {
@@ -193,8 +208,6 @@ void Engine::execute(const Step& step, bool train) {
       return shards_.advance();
     case OpCode::kReduce:
       return shards_.reduce(step.bucket());
-    case OpCode::kFold:
-      return updates_.exchange();
     case OpCode::kVote:
       return vote();
     case OpCode::kUpdate:
@@ -246,6 +259,7 @@ void Engine::vote() {
   if (count < 0.0) throw ExecError("the model returned a negative count of targets, " + std::to_string(count));
   Vote mine;
   mine.memory_bytes = static_cast<double>(resident_peak_bytes());
+  mine.busy_seconds = device_.times().kernels == 0 ? busy_seconds_ : device_.times().modelled_s;
   mine.content = options_.content;
   mine.keys = keys_;
   mine.buckets = shards_.owned_digests();
@@ -253,7 +267,6 @@ void Engine::vote() {
   mine.loss = loss_;
   mine.count = count_;
   mine.squares = shards_.wait_ready();
-  updates_.wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
   const commit::Actions cast = machine_.cast_vote();
   check_copies(cast);
@@ -263,7 +276,6 @@ void Engine::vote() {
   all_gather_votes(mine.pack(), words_of, 0);
   for (const RankId peer : peers) machine_.vote_arrived(peer);
   commit(unpacked(votes_));
-  if (result_.updated) updates_.apply(programs_, tables_);
 }
 
 // Throws CopyDiffers if the machine would not vote with what this rank has found.
@@ -324,7 +336,8 @@ void Engine::check_hyper(const Hypers& hyper) const {
   for (const BoxId box : all_ids<BoxId>(shards_.size())) {
     if (!machine_.owns(box) && !machine_.holds(box)) continue;
     const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket);
-    const ProgramSpec& program = programs_.spec(bucket.optimizer);
+    if (!bucket.optimizer) continue;
+    const ProgramSpec& program = programs_.spec(*bucket.optimizer);
     const std::size_t group = bucket.hyper_group;
     const std::size_t given = group < hyper.size() ? hyper[group].size() + 1 : 0;
     const std::size_t wanted = static_cast<std::size_t>(program.num_inputs) - 2 - state_tensors(shards_.spec(box));
@@ -337,7 +350,8 @@ void Engine::check_hyper(const Hypers& hyper) const {
 
 void Engine::update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper) {
   const BucketSpec& bucket = buckets_.spec(box.bucket);
-  Optimizer& optimizer = optimizers_.try_emplace(bucket.optimizer, programs_.linked(bucket.optimizer)).first->second;
+  if (!bucket.optimizer) return updates_.apply(programs_, box, state, gradient);
+  Optimizer& optimizer = optimizers_.try_emplace(*bucket.optimizer, programs_.linked(*bucket.optimizer)).first->second;
   optimizer.update(box, state, gradient, hyper[bucket.hyper_group]);
 }
 
@@ -374,16 +388,10 @@ StepResult Engine::finish(const Votes& all) {
   machine_.finish(voters_of(all));
   votes_ = all;
   const commit::Actions updates = commit(votes);
-  std::exception_ptr failure;
-  try {
-    if (result_.updated) updates_.apply(programs_, tables_);
-  } catch (const ExecError&) {
-    failure = std::current_exception();
-  }
-  const std::exception_ptr next = finish_updates(updates);
+  const std::exception_ptr failure = finish_updates(updates);
   machine_.end_step();
   end_step();
-  if (failure || next) std::rethrow_exception(failure ? failure : next);
+  if (failure) std::rethrow_exception(failure);
   return *last_committed_;
 }
 

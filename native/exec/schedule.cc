@@ -17,7 +17,7 @@ struct OpCodeInfo {
 // In the order of OpCode.
 constexpr OpCodeInfo kOpCodeInfo[kOpCodes] = {
     {"RECV", 7},   {"SEND", 7}, {"FORWARD", 2}, {"BACKWARD", 2}, {"BACKWARD_INPUTS", 2}, {"BACKWARD_WEIGHTS", 2},
-    {"REDUCE", 1}, {"FOLD", 0}, {"VOTE", 0},    {"UPDATE", 1},   {"GATHER", 1},          {"SNAPSHOT", 0},
+    {"REDUCE", 1}, {"VOTE", 0}, {"UPDATE", 1},  {"GATHER", 1},   {"SNAPSHOT", 0},
 };
 
 class StepCheck {
@@ -108,10 +108,6 @@ class StepCheck {
                std::to_string(micro_batch));
         }
         voted_ = true;
-        return;
-      case OpCode::kFold:
-        train_only();
-        if (voted_) fail("comes after VOTE, which applies the folds");
         return;
       case OpCode::kSnapshot:
         return train_only();

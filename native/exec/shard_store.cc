@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "copy_header.h"
 #include "memory.h"
 #include "program.h"
 #include "tensor_span.h"
@@ -17,34 +18,7 @@ namespace {
 using commit::Action;
 using commit::StateTag;
 
-// The words of a header, per box: version and digest of the state that it belongs to, the digest of the record.
-constexpr std::int64_t kHeaderWords = 5;
 constexpr std::uint32_t kRecordSalt = 0x5eed;
-
-at::Tensor empty_header(std::size_t boxes) {
-  return host_empty({kHeaderWords * static_cast<std::int64_t>(boxes)}, at::kLong);
-}
-
-// The words of the box that is the `number`th in its message.
-void write_header(const at::Tensor& header, std::size_t number, const StateTag& state, const Digest& record) {
-  auto* words = header.mutable_data_ptr<std::int64_t>() + kHeaderWords * static_cast<std::int64_t>(number);
-  words[0] = state.version;
-  words[1] = static_cast<std::int64_t>(state.digest.lo);
-  words[2] = static_cast<std::int64_t>(state.digest.hi);
-  words[3] = static_cast<std::int64_t>(record.lo);
-  words[4] = static_cast<std::int64_t>(record.hi);
-}
-
-struct Header {
-  StateTag state;
-  Digest record;
-};
-
-Header read_header(const at::Tensor& header, std::size_t number) {
-  const auto* words = header.const_data_ptr<std::int64_t>() + kHeaderWords * static_cast<std::int64_t>(number);
-  const auto word = [words](int i) { return static_cast<std::uint64_t>(words[i]); };
-  return {{words[0], {word(1), word(2)}}, {word(3), word(4)}};
-}
 
 // Of a record as it travels; an odd last half-word of bf16 counts as a word of its own.
 Digest digest_of_record(const at::Tensor& record) {
@@ -72,8 +46,6 @@ void append(Residuals& residuals, const at::Tensor& words) {
   std::memcpy(residuals.data() + before, words.const_data_ptr(), words.nbytes());
 }
 
-std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
-
 }  // namespace
 
 // --- Roles and states
@@ -87,9 +59,14 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
     if (owned.emplace(owner, specs[i].bucket).second) ++owned_buckets_[owner];
     Box& box = boxes_[i];
     box.spec = specs[i];
+    box.came = false;
     box.coming.reset();
     box.kept.clear();
   }
+  behind_peak_ = 0;
+  sent_at_once_ = 0;
+  copies_due_.clear();
+  copies_under_way_.clear();
   runs_.assign(specs.size(), Run());
   gradients_.assign(buckets_.size(), at::Tensor());
 }
@@ -147,7 +124,9 @@ void ShardStore::perform(const Action& action) {
     case Kind::kUpdate:
       return update(box);
     case Kind::kKeepRecord:
-      at(box).kept.push_back({std::exchange(at(box).gradient, at::Tensor()), hyper_});
+      return keep_record(box);
+    case Kind::kForgetRecord:
+      at(box).kept.pop_front();
       return;
     case Kind::kWriteParameters:
       return write_parameters(box);
@@ -159,6 +138,11 @@ void ShardStore::perform(const Action& action) {
       return send_state(box, peer);
     case Kind::kExpectState:
       return expect_state(box, peer);
+    case Kind::kTakeState:
+      return answer(box, peer, true);
+    case Kind::kAskState:
+      at(box).state = ShardState();
+      return answer(box, peer, false);
     case Kind::kDropState:
       return drop_state(box);
     case Kind::kSendVote:
@@ -176,6 +160,7 @@ ShardStore::Elements ShardStore::elements_of(commit::BoxRange boxes) const {
 }
 
 at::Tensor ShardStore::own_part(commit::BoxRange boxes) const {
+  if (are_buffers(boxes)) return gradients_[spec(boxes.first).bucket.index()];
   const Elements elements = elements_of(boxes);
   return gradients_[elements.bucket.index()].narrow(0, elements.lo, elements.numel());
 }
@@ -185,14 +170,16 @@ at::Tensor ShardStore::piece(const at::Tensor& tensor, commit::BoxRange boxes, B
 }
 
 void ShardStore::reduce(BucketId bucket) {
-  gradients_[bucket.index()] = buckets_.gradient(bucket);
+  buckets_.wait_ready(bucket);  // Of buffers that no unit reads, such as a count of steps: nobody has waited yet.
+  gradients_[bucket.index()] =
+      updates_.changes(bucket) ? updates_.part(bucket, transfers_.rank()) : buckets_.gradient(bucket);
   perform(machine_.bucket_reduced(bucket));
   advance();
 }
 
 void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
   sends_.push_back(transfers_.send(own_part(boxes), owner, tag_of(kReduceTag, boxes.first.index())));
-  if (!exact_) return;
+  if (!are_exact(boxes)) return;
   const Elements elements = elements_of(boxes);
   const Residuals residuals = buckets_.residuals(elements.bucket, elements.lo, elements.hi);
   const at::Tensor count = host_empty({1}, at::kLong);
@@ -203,12 +190,14 @@ void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
 }
 
 void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
-  Part part{reader, boxes, host_empty({elements_of(boxes).numel()}, exact_ ? at::kDouble : at::kFloat), {}, {}, {}};
+  const std::int64_t numel =
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket, reader) : elements_of(boxes).numel();
+  Part part{reader, boxes, host_empty({numel}, are_exact(boxes) ? at::kDouble : at::kFloat), {}, {}, {}};
   const auto expect = [&](const at::Tensor& tensor, std::uint64_t kind) {
     part.receives.push_back(transfers_.receive(tensor, reader, tag_of(kind, boxes.first.index())));
   };
   expect(part.tensor, kReduceTag);
-  if (exact_) expect(part.count = host_empty({1}, at::kLong), kResidualCountTag);
+  if (are_exact(boxes)) expect(part.count = host_empty({1}, at::kLong), kResidualCountTag);
   parts_.push_back(std::move(part));
 }
 
@@ -217,6 +206,7 @@ void ShardStore::advance() {
     const auto done = [this](const comm::Transfer& each) { return transfers_.test(each); };
     if (!part.here && std::all_of(part.receives.begin(), part.receives.end(), done)) take_part(part);
   }
+  send_states();
 }
 
 // What was awaited of a part is here; residuals follow if there are any.
@@ -227,7 +217,7 @@ void ShardStore::take_part(Part& part) {
     return;
   }
   part.here = true;
-  if (exact_) merge(part);
+  if (are_exact(part.boxes)) merge(part);
   perform(machine_.part_arrived(part.boxes, part.reader));
 }
 
@@ -284,13 +274,22 @@ at::Tensor ShardStore::ordered_total(commit::BoxRange boxes) const {
   return total;
 }
 
+at::Tensor ShardStore::total_of_granules(commit::BoxRange boxes) const {
+  const at::Tensor own = own_part(boxes);
+  return updates_.record(spec(boxes.first).bucket, [&](RankId reader) -> const at::Tensor& {
+    return reader == transfers_.rank() ? own : part_of(boxes.first, reader);
+  });
+}
+
 void ShardStore::sum(commit::BoxRange boxes) {
-  const at::Tensor total = exact_ ? exact_total(boxes) : ordered_total(boxes);
+  const at::Tensor total = are_buffers(boxes) ? total_of_granules(boxes)
+                           : exact_           ? exact_total(boxes)
+                                              : ordered_total(boxes);
   Run& run = run_at(boxes.first);
   run.header = at::Tensor();
   run.record = total;
-  if (record_type_ != at::kFloat) {
-    run.record = total.to(record_type_);
+  if (record_type(boxes) != at::kFloat) {
+    run.record = total.to(record_type(boxes));
     total.copy_(run.record);
   }
   for (const BoxId box : boxes.ids()) at(box).gradient = piece(total, boxes, box);
@@ -305,15 +304,20 @@ void ShardStore::send_record(commit::BoxRange boxes, RankId holder) {
       write_header(run.header, number++, *machine_.state(box), digest_of_record(piece(run.record, boxes, box)));
     }
   }
-  sends_.push_back(send_copy(run.record, holder, tag_of(kRecordTag, boxes.first.index())));
-  sends_.push_back(send_copy(run.header, holder, tag_of(kRecordHeaderTag, boxes.first.index())));
+  const auto send = [&](const at::Tensor& tensor, std::uint64_t kind) {
+    sends_.push_back(send_copy(tensor, holder, tag_of(kind, boxes.first.index()), comm::Lane::kStep));
+  };
+  send(run.record, kRecordTag);
+  send(run.header, kRecordHeaderTag);
 }
 
 void ShardStore::expect_record(commit::BoxRange boxes, RankId owner) {
   Run& run = run_at(boxes.first);
   // A record that waits for its state is still in use.
   const bool reusable = run.record.defined() && run.record.storage().use_count() == 1;
-  if (!reusable) run.record = host_empty({elements_of(boxes).numel()}, record_type_);
+  const std::int64_t numel =
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket) : elements_of(boxes).numel();
+  if (!reusable) run.record = host_empty({numel}, record_type(boxes));
   if (!run.header.defined()) run.header = empty_header(boxes.count);
   run.boxes = boxes;
   run.receives = {transfers_.receive(run.record, owner, tag_of(kRecordTag, boxes.first.index())),
@@ -331,7 +335,7 @@ void ShardStore::take_record(BoxId first) {
     const Header header = read_header(run.header, number++);
     const at::Tensor record = piece(run.record, run.boxes, box);
     const bool whole = digest_of_record(record) == header.record;
-    if (whole) at(box).gradient = record_type_ == at::kFloat ? record : record.to(at::kFloat);
+    if (whole) at(box).gradient = record_type(box) == at::kFloat ? record : record.to(at::kFloat);
     perform(machine_.record_arrived(box, header.state, whole));
   }
 }
@@ -352,7 +356,9 @@ ExactTotal ShardStore::wait_ready() {
       transfers_.wait(at(box).coming->transfers);
       take_state(box);
     }
-    if (machine_.owns(box) && machine_.recorded(box)) squares.add_squares(span_of<const float>(at(box).gradient));
+    if (machine_.owns(box) && machine_.recorded(box) && !are_buffers(box)) {
+      squares.add_squares(span_of<const float>(at(box).gradient));
+    }
   }
   transfers_.wait(sends_);
   sends_.clear();
@@ -400,6 +406,13 @@ void ShardStore::update(BoxId id) {
   perform(machine_.updated(id, box.state.digest));
 }
 
+// A record of its own: that of a run is as large as all its boxes, of which the state of others may be here.
+void ShardStore::keep_record(BoxId id) {
+  at::Tensor record = std::exchange(at(id).gradient, at::Tensor());
+  if (record.storage().nbytes() > record.nbytes()) record = record.clone();
+  at(id).kept.push_back({std::move(record), hyper_});
+}
+
 void ShardStore::write_parameters(BoxId id) {
   Box& box = at(id);
   if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);
@@ -427,58 +440,9 @@ void ShardStore::expect_parameters(commit::BoxRange boxes, RankId owner) {
                         tag_of(kGatherTag, boxes.first.index()));
 }
 
-// --- States on their way
-
-comm::Transfer ShardStore::send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag) {
+comm::Transfer ShardStore::send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag, comm::Lane lane) {
   copied_bytes_ += tensor.nbytes();
-  return transfers_.send(tensor, holder, tag);
-}
-
-void ShardStore::send_state(BoxId id, RankId holder) {
-  const ShardState& state = at(id).state;
-  // Updates leave tensors alone that a transfer still holds.
-  const at::Tensor header = empty_header(1);
-  write_header(header, 0, *machine_.state(id), {});
-  send_copy(header, holder, state_tag(id, 0));
-  send_copy(state.master, holder, state_tag(id, 1));
-  for (std::size_t i = 0; i < state.optimizer.size(); ++i) send_copy(state.optimizer[i], holder, state_tag(id, i + 2));
-}
-
-void ShardStore::expect_state(BoxId id, RankId owner) {
-  Box& box = at(id);
-  StateOnItsWay coming;
-  coming.header = empty_header(1);
-  coming.transfers.push_back(transfers_.receive(coming.header, owner, state_tag(id, 0)));
-  for (std::size_t i = 0; i <= rule_.state_tensors(box.spec); ++i) {
-    coming.tensors.push_back(host_empty({box.spec.numel()}, at::kFloat));
-    coming.transfers.push_back(transfers_.receive(coming.tensors.back(), owner, state_tag(id, i + 1)));
-  }
-  box.coming = std::move(coming);
-}
-
-void ShardStore::take_state(BoxId id) {
-  Box& box = at(id);
-  StateOnItsWay arrived = *std::exchange(box.coming, std::nullopt);
-  const StateTag tag = read_header(arrived.header, 0).state;
-  box.state = make_state(box.spec, std::move(arrived.tensors));
-  perform(machine_.state_arrived(id, tag, box.state.digest == tag.digest));
-}
-
-void ShardStore::take_states() {
-  for (const BoxId id : all_ids<BoxId>(size())) {
-    if (!at(id).coming || machine_.state_must_come(id)) continue;
-    std::vector<comm::Transfer>& transfers = at(id).coming->transfers;
-    const bool here = std::all_of(transfers.begin(), transfers.end(),
-                                  [this](const comm::Transfer& each) { return transfers_.test(each); });
-    if (here) take_state(id);
-  }
-}
-
-void ShardStore::drop_state(BoxId id) {
-  Box& box = at(id);
-  box.state = ShardState();
-  box.coming.reset();
-  box.kept.clear();
+  return transfers_.send(tensor, holder, tag, lane);
 }
 
 // --- After a failure
@@ -493,6 +457,8 @@ void ShardStore::abandon_transfers() {
       take_state(id);
     }
   }
+  copies_due_.clear();
+  copies_under_way_.clear();
   forget_transfers();
 }
 

@@ -4,9 +4,9 @@
 //
 //   begin_step -> reduce(bucket) ... advance -> wait_ready -> (votes, commit) -> perform(updates, gathers) -> end_step
 //
-// A record is the summed gradient; it travels with a header: per box, the tag of the owner's state that it belongs to,
-// and its own digest. A state travels with its tag. Parts, records and parameters of a run, which are neighbours with
-// equal roles, share a message, whose tag names the first box.
+// A record is the summed gradient, or of buffers what all granules have yielded; it travels with a header: per box, the
+// tag of the owner's state that it belongs to, and its own digest. A state travels with its tag. Parts, records and
+// parameters of a run, which are neighbours with equal roles, share a message, whose tag names the first box.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,14 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "buckets.h"
+#include "buffer_updates.h"
 #include "commit/machine.h"
 #include "declarations.h"
 #include "exact_sum.h"
@@ -42,8 +44,14 @@ struct UpdateRule {
 class ShardStore {
  public:
   // `exact`: gradients of ranks are added without regard to order, and without loss.
-  ShardStore(commit::StepMachine& machine, TensorTransfers& transfers, Buckets& buckets, UpdateRule rule, bool exact)
-      : machine_(machine), transfers_(transfers), buckets_(buckets), rule_(std::move(rule)), exact_(exact) {}
+  ShardStore(commit::StepMachine& machine, TensorTransfers& transfers, Buckets& buckets, BufferUpdates& updates,
+             UpdateRule rule, bool exact)
+      : machine_(machine),
+        transfers_(transfers),
+        buckets_(buckets),
+        updates_(updates),
+        rule_(std::move(rule)),
+        exact_(exact) {}
 
   // The same boxes with their roles of now, which the machine has taken over.
   void install(const std::vector<BoxSpec>& specs);
@@ -77,11 +85,17 @@ class ShardStore {
   // Takes the states that have arrived, but for those that the next vote waits for; never blocks.
   void take_states();
   void end_step();
+  // States that others shall hold: sends those whose turn has come, and hears what became of them; never blocks.
+  void send_states();
 
   // After `TensorTransfers::drop`: nothing is under way any more. Sums and records stay until `end_step`.
   void abandon_transfers();
   // Handed to the links for copies so far: records, states and their headers.
   std::uint64_t copied_bytes() const { return copied_bytes_; }
+  // Since the roles were installed, at most at once: states that others were sent, and were still being sent; and, with
+  // the records of the steps until they are here, states that come or have come.
+  std::uint64_t sent_at_once() const { return sent_at_once_; }
+  std::uint64_t behind_peak() const { return behind_peak_; }
 
  private:
   struct Part {  // of another reader
@@ -108,6 +122,16 @@ class ShardStore {
     at::Tensor gradient;
     Hyper hyper;
   };
+  // A state that another rank shall hold. In bulk, one after the other, each as it is when its turn comes: so what is
+  // held for them here is bounded, and few records are made while one is under way.
+  struct Copy {
+    BoxId box;
+    RankId holder;
+    std::vector<comm::Transfer> sends;
+    std::size_t bytes = 0;
+    at::Tensor answer;  // a word, of the holder
+    comm::Transfer answered;
+  };
   struct StateOnItsWay {
     std::vector<comm::Transfer> transfers;
     at::Tensor header;
@@ -119,12 +143,17 @@ class ShardStore {
     at::Tensor gradient;  // of the step, fp32: the sum, at the owner; the record, at holders
     std::deque<Kept> kept;
     std::optional<StateOnItsWay> coming;
+    bool came = false;  // since the roles were installed
   };
 
   Box& at(BoxId box) { return boxes_[box.index()]; }
   const Box& at(BoxId box) const { return boxes_[box.index()]; }
   Run& run_at(BoxId first) { return runs_[first.index()]; }
   Elements elements_of(commit::BoxRange boxes) const;
+  // Whether they are buffers, of which ranks contribute what their granules yield (buffer_updates.h), and no gradient.
+  bool are_buffers(commit::BoxRange boxes) const { return updates_.changes(spec(boxes.first).bucket); }
+  bool are_exact(commit::BoxRange boxes) const { return exact_ && !are_buffers(boxes); }
+  at::ScalarType record_type(commit::BoxRange boxes) const { return are_buffers(boxes) ? at::kFloat : record_type_; }
   at::Tensor own_part(commit::BoxRange boxes) const;
   // The piece of `box` of a tensor of all `boxes`.
   at::Tensor piece(const at::Tensor& tensor, commit::BoxRange boxes, BoxId box) const;
@@ -137,24 +166,31 @@ class ShardStore {
   void begin_total(commit::BoxRange boxes);
   at::Tensor exact_total(commit::BoxRange boxes);
   at::Tensor ordered_total(commit::BoxRange boxes) const;
+  at::Tensor total_of_granules(commit::BoxRange boxes) const;
   void sum(commit::BoxRange boxes);
   void send_record(commit::BoxRange boxes, RankId holder);
   void expect_record(commit::BoxRange boxes, RankId owner);
   void take_record(BoxId first);
   void forget_transfers();
   void update(BoxId box);
+  void keep_record(BoxId box);
   void write_parameters(BoxId box);
   void send_parameters(commit::BoxRange boxes, RankId reader);
   void expect_parameters(commit::BoxRange boxes, RankId owner);
   void send_state(BoxId box, RankId holder);
+  void send_state(Copy& copy, comm::Lane lane);
+  void hear_answers();
+  void answer(BoxId box, RankId owner, bool taken);
   void expect_state(BoxId box, RankId owner);
   void take_state(BoxId box);
   void drop_state(BoxId box);
-  comm::Transfer send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag);
+  std::uint64_t behind_bytes() const;
+  comm::Transfer send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag, comm::Lane lane);
 
   commit::StepMachine& machine_;
   TensorTransfers& transfers_;
   Buckets& buckets_;
+  BufferUpdates& updates_;
   UpdateRule rule_;
   bool exact_;
   at::ScalarType record_type_ = at::kFloat;
@@ -164,9 +200,12 @@ class ShardStore {
   // Of the step.
   std::vector<Run> runs_;  // one for each box, used of those that are first
   std::vector<Part> parts_;
-  std::vector<at::Tensor> gradients_;  // per bucket, this rank's own; undefined where it reads nothing
+  std::vector<at::Tensor> gradients_;  // per bucket, this rank's own part; undefined where it reads nothing
   std::vector<comm::Transfer> sends_;  // of gradients, which the next step writes again
   std::uint64_t copied_bytes_ = 0;
+  std::uint64_t sent_at_once_ = 0, behind_peak_ = 0;
+  std::deque<Copy> copies_due_;
+  std::list<Copy> copies_under_way_;  // until they are answered
 };
 
 }  // namespace elaswave::exec

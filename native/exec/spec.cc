@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "names.h"
+#include "parameter_view.h"
 #include "schedule.h"
 
 namespace elaswave::exec {
@@ -23,12 +24,6 @@ std::string span_text(std::int64_t lo, std::int64_t hi) {
 
 bool contains(const std::vector<RankId>& ranks, RankId rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
-std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : shape) numel *= size;
-  return numel;
 }
 
 std::size_t count_of(const Reader& reader) {
@@ -131,8 +126,13 @@ class SpecReader {
     const std::string place = "bucket " + bucket.name;
     bucket.numel = data.field("numel").integer();
     bucket.dtype = dtype_of(data.field("dtype"));
-    bucket.optimizer = program_named(place, data.field("optimizer").text());
+    bucket.optimizer =
+        data.field("optimizer").optional([&](const Reader& name) { return program_named(place, name.text()); });
     bucket.hyper_group = count_of(data.field("hyper_group"));
+    bucket.group = read_group(place, data.field("group"));
+    if (!bucket.optimizer && bucket.dtype != c10::ScalarType::Float) {
+      throw ExecError(place + ": the bytes of buffers are declared as float32");
+    }
     if (names_.table(bucket.name)) throw ExecError(place + ": a buffer or constant has the same name");
     return bucket;
   }
@@ -181,12 +181,34 @@ class SpecReader {
       const std::string place = "buffer update " + std::to_string(i);
       BufferUpdateSpec update;
       update.program = program_named(place, data.field("program").text());
-      update.buffers = data.field("buffers").list([&](const Reader& each) { return table_named(place, each.text()); });
+      update.buffer = read_place(place, data.field("buffer"));
       update.values = data.field("values").list(
           [](const Reader& each) { return GranuleValue{dtype_of(each.item(0)), each.item(1).list(kIntegers)}; });
-      check_program(place, update.program, update.buffers.size() + update.values.size(), update.buffers.size());
-      update.group = read_group(place, data.field("group"));
+      check_program(place, update.program, 1 + update.values.size(), 1);
+      const BucketSpec& bucket = spec_.buckets[update.buffer.bucket.index()];
+      if (bucket.optimizer || !update.buffer.dtype) {
+        throw ExecError(place + ": bucket " + bucket.name + " is of parameters, which an optimizer updates");
+      }
       spec_.updates.push_back(std::move(update));
+    }
+    check_buckets_of_buffers();
+  }
+
+  // Their updates read a whole state.
+  void check_buckets_of_buffers() const {
+    for (const BucketId id : all_ids<BucketId>(spec_.buckets.size())) {
+      const BucketSpec& bucket = spec_.buckets[id.index()];
+      if (bucket.optimizer) continue;
+      const auto of_it = [id](const BufferUpdateSpec& update) { return update.buffer.bucket == id; };
+      if (std::none_of(spec_.updates.begin(), spec_.updates.end(), of_it)) {
+        throw ExecError("bucket " + bucket.name + ": has neither an optimizer nor an update");
+      }
+      const auto boxes =
+          std::count_if(spec_.boxes.begin(), spec_.boxes.end(), [id](const BoxSpec& box) { return box.bucket == id; });
+      if (boxes != 1) {
+        throw ExecError("bucket " + bucket.name + ": is cut into " + std::to_string(boxes) +
+                        " boxes; buffers are one box");
+      }
     }
   }
 
@@ -219,15 +241,39 @@ class SpecReader {
     return Id(index);
   }
 
-  Parameter read_parameter(const std::string& place, const Reader& data) const {
+  // The elements of its bucket that a parameter or buffer takes.
+  static Span elements_of(const Parameter& parameter) {
+    if (!parameter.dtype) return {parameter.offset, parameter.offset + numel_of(parameter.shape)};
+    const auto size = static_cast<std::int64_t>(c10::elementSize(*parameter.dtype));
+    const std::int64_t bytes = numel_of(parameter.shape) * size;
+    return {parameter.offset, parameter.offset + (bytes + kWordBytes - 1) / kWordBytes};
+  }
+
+  // Of ("param", bucket, offset, shape) or ("mutable", bucket, offset, shape, dtype).
+  Parameter read_place(const std::string& place, const Reader& data) const {
     Parameter parameter{expect_index<BucketId>(place, data.item(1), spec_.buckets.size()), data.item(2).integer(),
-                        data.item(3).list(kIntegers)};
+                        data.item(3).list(kIntegers), std::nullopt};
+    if (data.item(0).text() == "mutable") parameter.dtype = dtype_of(data.item(4));
     const BucketSpec& bucket = spec_.buckets[parameter.bucket.index()];
-    const std::int64_t last = parameter.offset + numel_of(parameter.shape);
-    if (parameter.offset < 0 || last > bucket.numel) {
-      throw ExecError("bucket " + bucket.name + ": a parameter at " + span_text(parameter.offset, last) +
-                      " lies outside its " + std::to_string(bucket.numel) + " elements");
+    const auto [lo, hi] = elements_of(parameter);
+    if (lo < 0 || hi > bucket.numel) {
+      throw ExecError("bucket " + bucket.name + ": a parameter at " + span_text(lo, hi) + " lies outside its " +
+                      std::to_string(bucket.numel) + " elements");
     }
+    if (!parameter.dtype) return parameter;
+    const auto size = static_cast<std::int64_t>(c10::elementSize(*parameter.dtype));
+    if (lo * kWordBytes % size != 0 || bucket.numel * kWordBytes % size != 0) {
+      throw ExecError("bucket " + bucket.name + ": a buffer of elements of " + std::to_string(size) +
+                      " bytes begins at word " + std::to_string(lo) + " of " + std::to_string(bucket.numel) +
+                      "; both must be multiples");
+    }
+    return parameter;
+  }
+
+  Parameter read_parameter(const std::string& place, const Reader& data) const {
+    const Parameter parameter = read_place(place, data);
+    const BucketSpec& bucket = spec_.buckets[parameter.bucket.index()];
+    const std::int64_t last = elements_of(parameter).hi;
     for (const BoxSpec& box : spec_.boxes) {
       const bool touched = box.bucket == parameter.bucket && box.lo < last && parameter.offset < box.hi;
       if (!touched || contains(box.readers, spec_.rank)) continue;
@@ -243,7 +289,7 @@ class SpecReader {
 
   InputBinding read_input(const std::string& place, const Reader& data) const {
     const std::string& kind = data.item(0).text();
-    if (kind == "param") return read_parameter(place, data);
+    if (kind == "param" || kind == "mutable") return read_parameter(place, data);
     if (kind == "constant" || kind == "frozen" || kind == "buffer") {
       return TableEntry{table_named(place, data.item(1).text())};
     }

@@ -1,4 +1,4 @@
-// Tensors by name that units read and buffer updates write: constants, frozen parameters, mutable buffers. Their
+// Tensors by name that units read and nothing changes: constants, frozen parameters, buffers of that kind. Their
 // numbers stay for the life of the engine. Private to exec/.
 #pragma once
 

@@ -43,10 +43,12 @@ comm::Endpoint& TensorTransfers::endpoint(RankId peer) {
   return *endpoint_;
 }
 
-comm::Transfer TensorTransfers::send(const at::Tensor& tensor, RankId peer, std::uint64_t tag) {
+comm::Transfer TensorTransfers::send(const at::Tensor& tensor, RankId peer, std::uint64_t tag, comm::Lane lane) {
   TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && tensor.is_cpu());
-  const comm::Transfer transfer = endpoint(peer).send(number_of(peer), tag, tensor.const_data_ptr(), tensor.nbytes());
-  sends_.push_back({transfer, tensor});
+  comm::Endpoint& from = endpoint(peer);
+  const comm::Transfer transfer =
+      from.send(number_of(peer), tag, tensor.const_data_ptr(), tensor.nbytes(), from.generation(), lane);
+  sends_[static_cast<std::size_t>(lane)].push_back({transfer, tensor});
   return transfer;
 }
 
@@ -103,21 +105,26 @@ void TensorTransfers::broadcast_abort(std::optional<RankId> suspect) noexcept {
 
 void TensorTransfers::wait_all_sends() {
   std::vector<comm::Transfer> transfers;
-  for (const Posted& posted : sends_) transfers.push_back(posted.transfer);
+  std::deque<Posted>& sends = sends_[static_cast<std::size_t>(comm::Lane::kStep)];
+  for (const Posted& posted : sends) transfers.push_back(posted.transfer);
   wait(transfers);
-  sends_.clear();
+  sends.clear();
 }
 
 void TensorTransfers::reap() {
-  while (!sends_.empty() && endpoint_->test(sends_.front().transfer)) sends_.pop_front();
+  for (std::deque<Posted>& sends : sends_) {
+    while (!sends.empty() && endpoint_->test(sends.front().transfer)) sends.pop_front();
+  }
 }
 
 void TensorTransfers::drop() noexcept {
   std::vector<comm::Transfer> transfers;
-  for (const Posted& posted : sends_) transfers.push_back(posted.transfer);
+  for (const std::deque<Posted>& sends : sends_) {
+    for (const Posted& posted : sends) transfers.push_back(posted.transfer);
+  }
   for (const auto& [request, posted] : receives_) transfers.push_back(posted.transfer);
   if (endpoint_ && !transfers.empty()) endpoint_->cancel(transfers);
-  sends_.clear();
+  for (std::deque<Posted>& sends : sends_) sends.clear();
   receives_.clear();
   awaited_.store(kNobody, std::memory_order_relaxed);
 }

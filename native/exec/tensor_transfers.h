@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -37,12 +38,12 @@ class TensorTransfers {
 
   // `tensor` must be contiguous, on the CPU, and must not change until the transfer is done. Never block. Throw
   // ExecError without an endpoint, CommError as the endpoint does.
-  comm::Transfer send(const at::Tensor& tensor, RankId peer, std::uint64_t tag);
+  comm::Transfer send(const at::Tensor& tensor, RankId peer, std::uint64_t tag, comm::Lane lane = comm::Lane::kStep);
   comm::Transfer receive(const at::Tensor& into, RankId peer, std::uint64_t tag);
 
   // Blocks until all are done, at most until the deadline. Throws like Endpoint::wait.
   void wait(std::span<const comm::Transfer> transfers);
-  void wait_all_sends();
+  void wait_all_sends();  // of step messages
   // Whether it is done; never blocks. Throws like Endpoint::test.
   bool test(const comm::Transfer& transfer);
   // The same of a receive after a failed wait; false when it failed.
@@ -56,7 +57,7 @@ class TensorTransfers {
     const int awaited = awaited_.load(std::memory_order_relaxed);
     return awaited == kNobody ? std::nullopt : std::optional(RankId(awaited));
   }
-  // Lets go of the tensors of finished sends. Throws like Endpoint::test.
+  // Lets go of the tensors of finished sends, in each lane up to the first that is not. Throws like Endpoint::test.
   void reap();
   // Cancels all that is in flight; nobody touches the tensors afterwards. For failures.
   void drop() noexcept;
@@ -80,16 +81,16 @@ class TensorTransfers {
   double wait_seconds_ = 0.0;
   std::int64_t waits_ = 0;
   std::atomic<int> awaited_{kNobody};
-  std::vector<int> members_;  // without this rank; as the endpoint takes them
-  std::deque<Posted> sends_;
+  std::vector<int> members_;                 // without this rank; as the endpoint takes them
+  std::array<std::deque<Posted>, 2> sends_;  // by lane, in which they are done one after the other
   std::unordered_map<const comm::Request*, Posted> receives_;
 };
 
 // Engine's own kinds of tags; values use kinds 1 and 2.
-inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kUpdateValuesTag = 5, kVoteTag = 6;
-// 7 and 11 are the worker's, for handing state back and for checkpoints.
+inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kVoteTag = 6;
+// 7, 11 and 14 are the worker's, for handing state back and for checkpoints.
 inline constexpr std::uint64_t kRecordTag = 8, kRecordHeaderTag = 9, kStateTag = 10;
-inline constexpr std::uint64_t kResidualCountTag = 12, kResidualsTag = 13;
+inline constexpr std::uint64_t kResidualCountTag = 12, kResidualsTag = 13, kStateAnswerTag = 15;
 inline std::uint64_t tag_of(std::uint64_t kind, std::size_t index) { return kind << 56 | std::uint64_t{index} << 32; }
 
 }  // namespace elaswave::exec

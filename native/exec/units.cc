@@ -150,7 +150,7 @@ void Engine::keep_gradients(const Step& step, const std::vector<GradientTarget>&
 void Engine::emulate(double seconds_per_sample, const Step& step, double share) {
   const auto samples = static_cast<double>(micro_batch(step.micro_batch).size());
   const Modelled& costs = *spec_.units.at(step.unit()).modelled;
-  device_.run(share * (costs.fixed_s + seconds_per_sample * samples), transfers_.waits());
+  device_.run(options_.slowdown * share * (costs.fixed_s + seconds_per_sample * samples), transfers_.waits());
 }
 
 std::vector<c10::IValue> Engine::zero_outputs(const std::vector<OutputBinding>& bindings, const Step& step) {

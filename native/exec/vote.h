@@ -2,7 +2,7 @@
 // the step: loss, count, clipping norm and verdict follow from them. Also what the ledger needs. No torch in here.
 //
 // As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
-//   peak memory [float64]  flags  content lo, hi  keys  number of spans, number of buckets [uint64]
+//   peak memory, busy seconds [float64]  flags  content lo, hi  keys  number of spans, number of buckets [uint64]
 //   kMostSpans spans, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
 //   loss, count, squares [ExactTotal each: the digits from the least one on, then how many values were not finite]
 //   for each bucket of which the rank owns a box: number, digest lo, hi [uint64]
@@ -76,13 +76,14 @@ class Consumed {
 struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
   static constexpr std::size_t kMostSpans = 8;
-  static constexpr std::size_t kHeadWords = 7;
+  static constexpr std::size_t kHeadWords = 8;
   static constexpr std::size_t kBucketWords = 3;
   static constexpr std::size_t words_with(std::size_t buckets) {
     return kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords + kBucketWords * buckets;
   }
 
   double memory_bytes = 0.0;
+  double busy_seconds = 0.0;  // what its units took in this step, without waiting for others; 0: not known
   std::uint64_t flags = 0;
   Digest content;          // of the samples that the rank consumed
   std::uint64_t keys = 0;  // the sum of the keys that it drew with
@@ -97,7 +98,7 @@ struct Vote {
       throw ExecError("vote: " + std::to_string(consumed.size()) +
                       " separate spans were consumed; a vote has room for " + std::to_string(kMostSpans));
     }
-    std::vector<std::uint64_t> words = {bits(memory_bytes), flags,         content.lo, content.hi, keys,
+    std::vector<std::uint64_t> words = {bits(memory_bytes), bits(busy_seconds), flags, content.lo, content.hi, keys,
                                         consumed.size(),    buckets.size()};
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
@@ -118,20 +119,21 @@ struct Vote {
     // Compared by division: a number of buckets may be anything.
     const std::size_t least = words_with(0);
     const std::size_t rest = words.size() < least ? 0 : words.size() - least;
-    if (words.size() < least || rest % kBucketWords != 0 || rest / kBucketWords != words[6]) {
+    if (words.size() < least || rest % kBucketWords != 0 || rest / kBucketWords != words[7]) {
       throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(least) + " and " +
                       std::to_string(kBucketWords) + " for each bucket");
     }
-    if (words[5] > kMostSpans) {
-      throw ExecError("vote: says that it has " + std::to_string(words[5]) + " spans; there is room for " +
+    if (words[6] > kMostSpans) {
+      throw ExecError("vote: says that it has " + std::to_string(words[6]) + " spans; there is room for " +
                       std::to_string(kMostSpans));
     }
     Vote vote;
     vote.memory_bytes = real(words[0]);
-    vote.flags = words[1];
-    vote.content = {words[2], words[3]};
-    vote.keys = words[4];
-    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[5]; i += 4) {
+    vote.busy_seconds = real(words[1]);
+    vote.flags = words[2];
+    vote.content = {words[3], words[4]};
+    vote.keys = words[5];
+    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
       vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
     }
     std::size_t at = kHeadWords + 4 * kMostSpans;

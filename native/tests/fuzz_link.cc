@@ -30,8 +30,11 @@ const std::vector<std::size_t> kSizes{0, 16, 300, 5000};
 
 // ---- frames -----------------------------------------------------------------------------------------------------
 
-void append_frame(Bytes& bytes, FrameKind kind, std::uint32_t generation, std::uint64_t tag, std::size_t length) {
+void append_frame(Bytes& bytes, FrameKind kind, std::uint32_t generation, std::uint64_t tag, std::size_t length,
+                  std::uint32_t piece = 0, std::size_t total = 0) {
   FrameHeader header;
+  header.piece = piece;
+  header.total = total;
   header.kind = kind;
   header.generation = generation;
   header.tag = tag;
@@ -41,7 +44,7 @@ void append_frame(Bytes& bytes, FrameKind kind, std::uint32_t generation, std::u
 }
 
 std::vector<Bytes> streams() {
-  std::vector<Bytes> all(4);
+  std::vector<Bytes> all(5);
   for (std::uint64_t tag = 0; tag < 4; ++tag) append_frame(all[0], FrameKind::kMessage, kGeneration, tag, kSizes[tag]);
   for (std::uint32_t generation = 0; generation < 4; ++generation) {
     append_frame(all[1], FrameKind::kMessage, generation, 1, 16);
@@ -52,6 +55,13 @@ std::vector<Bytes> streams() {
   append_frame(all[2], FrameKind::kMessage, kGeneration + 1, 1, 16);
   append_frame(all[3], FrameKind::kMessage, kGeneration, 9, 20);
   append_frame(all[3], FrameKind::kGoodbye, 0, 0, 0);
+  // Overtaken, taken back, and one that nobody asked for.
+  append_frame(all[4], FrameKind::kPiece, kGeneration, 2, 200, 0, 300);
+  append_frame(all[4], FrameKind::kMessage, kGeneration, 1, 16);
+  append_frame(all[4], FrameKind::kPiece, kGeneration, 2, 100, 1, 300);
+  append_frame(all[4], FrameKind::kTaken, 0, 0, 0);
+  append_frame(all[4], FrameKind::kPiece, kGeneration, 9, 100, 0, 5000);
+  append_frame(all[4], FrameKind::kPiece, kGeneration, 0, 0, 0, 0);
   return all;
 }
 
@@ -65,7 +75,7 @@ class Owner {
   }
 
   void act() {
-    switch (draw_.below(10)) {
+    switch (draw_.below(11)) {
       case 0:
         post(Request::Kind::kRecv, draw_.below(4), draw_.of(kSizes), generation_ + draw_.coin());
         break;
@@ -85,6 +95,9 @@ class Owner {
         link_.post_abort({generation_, static_cast<int>(draw_.below(8))});
         break;
       case 6:
+        post(Request::Kind::kSend, draw_.below(4), draw_.of(kSizes), generation_, Lane::kBulk);
+        break;
+      case 7:
         link_.enter();
         link_.try_progress(4096);
         link_.leave();
@@ -116,7 +129,8 @@ class Owner {
   }
 
  private:
-  void post(Request::Kind kind, std::uint64_t tag, std::size_t bytes, std::uint32_t generation) {
+  void post(Request::Kind kind, std::uint64_t tag, std::size_t bytes, std::uint32_t generation,
+            Lane lane = Lane::kStep) {
     auto request = std::make_shared<Request>();
     request->kind = kind;
     request->peer = 1;
@@ -125,6 +139,7 @@ class Owner {
     // Of exactly this size, so that the sanitizer sees a byte too many.
     request->data = buffers_.emplace_back(new std::byte[bytes]()).get();
     request->bytes = bytes;
+    request->lane = lane;
     requests_.push_back(request);
     kind == Request::Kind::kRecv ? link_.post_recv(request) : link_.post_send(request);
   }

@@ -1,6 +1,7 @@
 // The commit machine: several of them over a queue that loses nothing, then what each rule refuses.
 #include <algorithm>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <tuple>
@@ -47,7 +48,8 @@ TEST(owners_and_holders_stay_equal) {
     for (const auto& [name, guard] : Guards::all()) {
       const bool used = (cluster.at(each).guards().*guard).consulted() > 0;
       const std::string rule = name;
-      const bool rest = rule == "older_frames_are_dropped" || rule == "failed_update_drops_state" || each != rank(1);
+      const bool rest = rule == "older_frames_are_dropped" || rule == "failed_update_drops_state" ||
+                        rule == "late_state_has_no_gap" || each != rank(1);
       CHECK(used || rest);
     }
   }
@@ -299,18 +301,115 @@ TEST(a_state_may_arrive_at_any_point_of_a_step) {
   }
 }
 
-TEST(a_backlog_that_is_full_keeps_the_vote_waiting) {
-  std::vector<BoxRoles> roles = {{bucket(0), rank(0), ranks({1}), ranks({0, 1})}};
-  Cluster cluster(roles);
-  const StateTag tag = *cluster.at(rank(0)).state(box(0));
-  cluster.at(rank(0)).send_state(box(0), rank(1));
-  cluster.at(rank(1)).expect_state(box(0));
-  for (std::size_t i = 0; i + 1 < StepMachine::kBacklog; ++i) cluster.step();
+// Steps of a pair whose state is on its way from rank 0 to rank 1; no vote waits for it.
+struct Late {
+  Cluster cluster;
+  StepMachine& owner = cluster.at(rank(0));
+  StepMachine& holder = cluster.at(rank(1));
+
+  explicit Late(Guards guards = {})
+      : cluster({{bucket(0), rank(0), ranks({1}), ranks({0, 1})}}, 2, CopyMode::kLog, guards) {
+    owner.send_state(box(0), rank(1));
+    holder.expect_state(box(0));
+  }
+  void steps(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) cluster.step();
+  }
+  Actions arrive(const StateTag& tag, bool whole = true) {
+    Actions actions = holder.state_arrived(box(0), tag, whole);
+    Actions here = actions;  // what is sent is the test's to look at
+    std::erase_if(here, [](const Action& each) { return each.kind == Kind::kAskState; });
+    cluster.perform(rank(1), here);
+    return actions;
+  }
+  bool caught_up() { return holder.state(box(0)) && holder.state(box(0)) == owner.state(box(0)); }
+};
+
+TEST(a_state_that_comes_too_late_is_asked_for_anew_and_more_records_are_kept) {
+  Late late;
+  std::size_t backlog = StepMachine::kBacklog;
+  for (int time = 0; time < 5; ++time, backlog = std::min(2 * backlog, StepMachine::kMostBacklog)) {
+    const StateTag tag = *late.owner.state(box(0));
+    late.steps(backlog + 1);
+    CHECK_EQUAL(late.holder.version(), late.owner.version());
+    const Actions refused = late.arrive(tag);
+    CHECK(has(refused, Kind::kAskState) && has(refused, Kind::kExpectState) && !has(refused, Kind::kTakeState));
+    CHECK(!late.holder.state(box(0)) && late.holder.state_awaited(box(0)));
+    CHECK(has(late.owner.state_asked(box(0), rank(1)), Kind::kSendState));
+  }
+  CHECK_EQUAL(backlog, StepMachine::kMostBacklog);
+  const StateTag tag = *late.owner.state(box(0));
+  late.steps(backlog);
+  CHECK(has(late.arrive(tag), Kind::kTakeState) && late.caught_up());
+  late.steps(1);
+  CHECK(late.caught_up());
+}
+
+TEST(what_is_kept_for_a_state_is_bounded) {
+  Late late;
+  late.steps(3 * StepMachine::kBacklog);
+  std::size_t kept = 0;
+  for (const auto& [self, action] : late.cluster.done) {
+    kept += action.kind == Kind::kKeepRecord ? 1 : 0;
+    kept -= action.kind == Kind::kForgetRecord ? 1 : 0;
+    CHECK(kept <= StepMachine::kBacklog);
+  }
+  CHECK_EQUAL(kept, StepMachine::kBacklog);
+}
+
+TEST(a_state_that_is_damaged_is_asked_for_anew) {
+  Late late;
+  const StateTag tag = *late.owner.state(box(0));
+  late.steps(1);
+  CHECK(has(late.arrive(tag, false), Kind::kAskState));
+  CHECK(has(late.arrive(tag), Kind::kTakeState) && late.caught_up());
+}
+
+// Its step may still be dropped here: nothing of it may be left then.
+TEST(a_state_of_a_step_that_is_not_committed_here_is_not_taken) {
+  Late late;
+  Cluster& cluster = late.cluster;
+  late.steps(1);
   for (const RankId each : cluster.members()) cluster.compute(each);
   cluster.deliver();
-  CHECK(!cluster.at(rank(1)).ready_to_vote() && cluster.at(rank(1)).awaited() == rank(0));
-  cluster.perform(rank(1), cluster.at(rank(1)).state_arrived(box(0), tag, true));
-  CHECK(cluster.at(rank(1)).ready_to_vote());
+  cluster.perform(rank(0), late.owner.cast_vote());
+  late.holder.cast_vote();
+  cluster.perform(rank(0), late.owner.vote_arrived(rank(1)));
+  cluster.perform(rank(0), late.owner.update_bucket(bucket(0)));
+  CHECK_EQUAL(late.owner.state(box(0))->version, 2);
+  CHECK(has(late.arrive(*late.owner.state(box(0))), Kind::kAskState));
+  CHECK(!late.holder.state(box(0)));
+}
+
+TEST(a_record_is_not_applied_to_a_state_that_has_it) {
+  Late late;
+  Cluster& cluster = late.cluster;
+  for (const RankId each : cluster.members()) cluster.compute(each);
+  cluster.deliver();
+  for (const RankId each : cluster.members()) cluster.vote(each);
+  cluster.deliver();
+  cluster.perform(rank(0), late.owner.update_bucket(bucket(0)));
+  CHECK(has(late.arrive(*late.owner.state(box(0))), Kind::kTakeState));
+  CHECK(late.holder.update_replicas().empty() && late.caught_up());
+}
+
+// Whenever it comes, in whatever order with the steps: the copies become equal, and stay so.
+TEST(a_copy_catches_up_however_late_its_states_come) {
+  std::mt19937 random(4711);
+  int taken = 0, asked = 0;
+  for (int time = 0; time < 200; ++time) {
+    Late late;
+    for (bool again = true; again; asked += again ? 1 : 0) {
+      const StateTag tag = *late.owner.state(box(0));
+      late.steps(random() % 20);
+      again = has(late.arrive(tag), Kind::kAskState);
+    }
+    ++taken;
+    CHECK(late.caught_up());
+    late.steps(2);
+    CHECK(late.caught_up());
+  }
+  CHECK(taken == 200 && asked > 20);
 }
 
 TEST(a_step_without_an_update_counts_and_changes_nothing) {
@@ -339,6 +438,20 @@ TEST(who_reads_a_bucket_for_the_first_time_has_stale_parameters) {
   CHECK(!cluster.at(rank(1)).parameters_ready(bucket(0)) && cluster.at(rank(1)).awaited() == rank(0));
   cluster.deliver();
   CHECK(cluster.at(rank(1)).parameters_ready(bucket(0)));
+}
+
+TEST(who_has_copies_of_a_bucket_makes_the_parameters_that_it_reads_for_the_first_time) {
+  std::vector<BoxRoles> roles = {{bucket(0), rank(0), ranks({1}), ranks({0})}, {bucket(0), rank(0), {}, ranks({0})}};
+  for (const bool all : {true, false}) {
+    roles[1].holders = all ? ranks({1}) : ranks({});
+    for (BoxRoles& each : roles) each.readers = ranks({0});
+    Cluster cluster(roles);
+    cluster.step();
+    for (BoxRoles& each : roles) each.readers = ranks({0, 1});
+    const Actions actions = cluster.at(rank(1)).install(1, ranks({0, 1}), roles);
+    CHECK_EQUAL(has(actions, Kind::kWriteParameters), all);
+    CHECK_EQUAL(cluster.at(rank(1)).stale(bucket(0)), !all);
+  }
 }
 
 TEST(frames_are_admitted_by_their_epoch) {
@@ -381,6 +494,26 @@ TEST(without_comparing_a_wrong_copy_is_voted_for) {
     cluster.deliver();
     CHECK(has(cluster.at(rank(1)).cast_vote(), Kind::kSendVote));
     CHECK_EQUAL(cluster.at(rank(1)).state(box(0)).has_value(), !compares);
+  }
+}
+
+// An old base, with records that do not follow it: after these it counts as the state of now, and is another one. The
+// next comparison finds it; without that too it is voted for.
+TEST(without_the_rule_of_gaps_an_old_base_becomes_todays) {
+  for (const bool compares : {true, false}) {
+    Guards guards;
+    guards.late_state_has_no_gap.take_away();
+    if (!compares) guards.digests_are_compared.take_away();
+    Late late(guards);
+    const StateTag old = *late.owner.state(box(0));
+    late.steps(StepMachine::kBacklog + 1);
+    late.arrive(old);
+    CHECK_EQUAL(late.holder.state(box(0))->version, late.owner.state(box(0))->version);
+    CHECK(!late.caught_up());
+    for (const RankId each : late.cluster.members()) late.cluster.compute(each);
+    late.cluster.deliver();
+    CHECK_EQUAL(late.holder.state(box(0)).has_value(), !compares);
+    CHECK_EQUAL(has(late.holder.cast_vote(), Kind::kSendVote), !compares);
   }
 }
 

@@ -51,6 +51,13 @@ FrameHeader frame(FrameKind kind, std::uint32_t generation = 0, std::uint64_t ta
   return header;
 }
 
+FrameHeader piece(std::uint32_t number, std::uint64_t length, std::uint64_t total) {
+  FrameHeader header = frame(FrameKind::kPiece, 0, 0, length);
+  header.piece = number;
+  header.total = total;
+  return header;
+}
+
 std::string end_by(const FrameHeader& header, LinkLimits limits = kLimits) {
   Signal signal;
   PendingAbort aborts;
@@ -94,12 +101,36 @@ TEST(a_frame_that_no_end_writes_ends_its_link) {
   check_names(end_by(header),
               "rank 0: the link to rank 1 failed: the stream is out of step (a frame with a wrong magic");
   header = frame(FrameKind::kMessage);
-  header.reserved_too = 1;
+  header.reserved = 1;
   check_names(end_by(header), "what is reserved");
-  check_names(end_by(frame(static_cast<FrameKind>(4))), "a frame of an unknown kind");
+  header = frame(FrameKind::kMessage);
+  header.piece = 1;
+  check_names(end_by(header), "what is a piece's to say");
+  check_names(end_by(frame(static_cast<FrameKind>(6))), "a frame of an unknown kind");
   check_names(end_by(frame(FrameKind::kGoodbye, 0, 0, 1)), "a goodbye with a payload");
   check_names(end_by(frame(FrameKind::kAbort, 0, 0, 1)), "an abort with a payload");
   check_names(end_by(frame(FrameKind::kAbort, 0, std::uint64_t{1} << 32)), "an abort that accuses what is no rank");
+  check_names(end_by(frame(FrameKind::kTaken, 0, 0, 1)), "an acknowledgement with a payload");
+  check_names(end_by(frame(FrameKind::kTaken, 0, 1)), "an acknowledgement of what was not sent");
+}
+
+TEST(a_piece_that_no_end_writes_ends_its_link) {
+  check_names(end_by(piece(0, kPieceBytes + 1, kPieceBytes + 1)), "a piece that is too long");
+  check_names(end_by(piece(0, 20, 10)), "a piece that is too long");
+  check_names(end_by(piece(0, 0, 10)), "a piece of nothing");
+  check_names(end_by(piece(1, 10, 20)), "a piece that is not the next one");
+  check_names(end_by(piece(0, 0, 0)), "no end");
+}
+
+// Whatever is announced and never received: no more than the bound lies here.
+TEST(pieces_without_a_receive_are_bounded) {
+  Signal signal;
+  PendingAbort aborts;
+  Heard heard(signal, aborts);
+  std::size_t weight = 0;
+  for (; !heard.link.lost(); weight += held_bytes(0)) heard.hear(piece(0, 0, 0));
+  check_names(heard.end(), "more pieces than there is room for");
+  CHECK(weight <= kMostAhead + held_bytes(0));
 }
 
 TEST(a_length_beyond_all_memory_ends_its_link) {

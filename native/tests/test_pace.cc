@@ -1,12 +1,19 @@
 // Links of a pace: what comes over them is late, and otherwise as it was sent.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "cluster.h"
+#include "comm/channel.h"
 
 using namespace elaswave::comm;
 using namespace elaswave::tests;
@@ -98,6 +105,36 @@ TEST_BOTH(what_a_peer_sent_before_it_went_is_delivered) {
   pair.at(1).wait(receive, plenty());
   CHECK(got == sent);
   CHECK_THROWS(PeerLost, "rank 0", pair.at(1).wait(pair.at(1).recv(0, 2, got.data(), got.size()), plenty()));
+}
+
+// The other end of a paced channel, as one that reads from a socket: how often it is woken until `bytes` are there.
+int wakes(std::size_t bytes, bool expects) {
+  std::array<int, 2> ends{};
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
+  const Fd peer(ends[0]), epoll(::epoll_create1(0));
+  const auto channel = make_paced_channel(make_tcp_channel(Fd(ends[1]), std::chrono::minutes(1)), {0.0, 1e6});
+  channel->watch(epoll.get(), 1);
+  std::vector<std::byte> data(bytes);
+  CHECK(::write(peer.get(), data.data(), bytes) == static_cast<ssize_t>(bytes));
+  std::size_t done = 0;
+  for (int woken = 0;; ++woken) {
+    do {
+      std::ptrdiff_t n = 0;
+      while (done < bytes && (n = channel->read(data.data() + done, bytes - done)) > 0) {
+        done += static_cast<std::size_t>(n);
+      }
+      if (done == bytes) return woken;
+      if (expects) channel->expect(bytes - done);
+    } while (channel->arm(true, false));
+    epoll_event event{};
+    CHECK(::epoll_wait(epoll.get(), &event, 1, 10'000) == 1);
+    channel->on_event();
+  }
+}
+
+TEST(a_reader_is_not_woken_for_less_than_it_expects) {
+  CHECK(wakes(50'000, false) > 10);
+  CHECK(wakes(50'000, true) <= 3);
 }
 
 TEST(a_pace_that_is_none_is_refused) {

@@ -65,6 +65,7 @@ TEST(holes_and_repetitions_are_told) {
 TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   Vote vote;
   vote.memory_bytes = 1048576.0;
+  vote.busy_seconds = 0.25;
   vote.flags = Vote::kStop;
   vote.content = {3, 4};
   vote.keys = 7;
@@ -81,19 +82,20 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   CHECK(back.loss == vote.loss && back.count == vote.count && back.squares == vote.squares);
   CHECK_EQUAL(back.flags, Vote::kStop);
   CHECK_EQUAL(back.memory_bytes, 1048576.0);
+  CHECK_EQUAL(back.busy_seconds, 0.25);
   CHECK(back.content.hi == 4 && back.keys == 7 && back.buckets == vote.buckets);
 }
 
 TEST(a_vote_that_is_none_is_refused) {
   std::vector<std::uint64_t> words = Vote().pack();
-  words[5] = 9;
+  words[6] = 9;
   CHECK_THROWS(ExecError, "says that it has 9 spans; there is room for 8", Vote::unpack(words));
   for (const std::uint64_t buckets : {std::uint64_t{1}, ~std::uint64_t{0}, std::uint64_t{1} << 63}) {
-    words[6] = buckets;
-    CHECK_THROWS(ExecError, "72 words; it has 72 and 3 for each bucket", Vote::unpack(words));
+    words[7] = buckets;
+    CHECK_THROWS(ExecError, "73 words; it has 73 and 3 for each bucket", Vote::unpack(words));
   }
   words.pop_back();
-  CHECK_THROWS(ExecError, "71 words; it has 72 and 3 for each bucket", Vote::unpack(words));
+  CHECK_THROWS(ExecError, "72 words; it has 73 and 3 for each bucket", Vote::unpack(words));
   Vote scattered;
   scattered.consumed.resize(9);
   CHECK_THROWS(ExecError, "9 separate spans were consumed; a vote has room for 8", scattered.pack());

@@ -18,6 +18,7 @@ import pytest
 
 from elaswave_fx.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
 from elaswave_fx.bench.left_out import train_without
+from elaswave_fx.bench.namespaces import missing
 from elaswave_fx.bench.own_job import OwnJob, Variant
 from elaswave_fx.bench.pipeline import check_losses
 from elaswave_fx.bench.processes import BenchFailed
@@ -97,9 +98,14 @@ def test_communicator_edit(tmp_path: Path) -> None:
 
 def test_messages(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "messages", "--tiny", "--repeats", "1")
-    sizes, sides = 3, 2
-    assert len(entries) == sizes * sides and all(entry["ours"] > 0 < entry["peer"] for entry in entries)
-    assert [entry["target"] for entry in entries] == [None] * 4 + [1.3, 1.0]
+    sizes, sides, skipped = 3, 2, "800 Mbit/s: skipped, " in shown
+    behind = entries[sizes * sides :]
+    assert [entry["name"] for entry in behind] == [
+        "64 KB behind 8 MB, shm", "64 KB behind 8 MB, tcp", "64 KB behind 8 MB, 800 Mbit/s",
+    ][: 2 if skipped else 3]  # fmt: skip
+    assert all(entry["ours"] > 0 < entry["peer"] for entry in entries)
+    assert [entry["target"] for entry in entries[: sizes * sides]] == [None] * 4 + [1.3, 1.0]
+    assert "tcp: alone " in shown and (skipped or behind[2]["ratio"] > 2)
     assert re.search(r"1 MB: socket [\d.]+ ms, ours [\d.]+ ms, gloo [\d.]+ ms", shown)
 
 
@@ -140,6 +146,16 @@ def test_planner(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all(entry["ratio"] == pytest.approx(entry["peer"] / entry["ours"]) for entry in entries)
     assert "not timed: the independent checker" in shown
+
+
+def test_shards(tmp_path: Path) -> None:
+    """Two jobs; what both sides move is about the same, and messages are more where boxes are dealt in turn."""
+    _, entries = bench(tmp_path, "shards", "--tiny")
+    moved, longest, messages = entries
+    assert [entry["unit"] for entry in entries] == ["MiB", "MiB", "messages"]
+    assert 0 < longest["parts"]["mean"] <= moved["parts"]["mean"]
+    assert 0.5 < moved["parts"]["mean of the peer"] / moved["parts"]["mean"] < 2
+    assert messages["ratio"] > 1.2
 
 
 def test_parts_of_a_start_are_read_off_what_it_prints() -> None:
@@ -355,11 +371,62 @@ def test_policies(tmp_path: Path) -> None:
         "1 lost: as predicted",
         "1 lost: proportional",
     ]
-    assert {"1 lost: recycle", "1 lost: drop_replica", "1 lost: restart", "1 lost: ours without graph"} <= set(names)
+    rivals = ("recycle", "drop_replica", "smaller_batch", "restart", "ours without graph")
+    assert {f"1 lost: {rival}" for rival in rivals} <= set(names)
     assert "1 lost, drop_replica: " in shown and "the hurt lanes leave" in shown
-    assert "1 lost, whole lanes with a smaller batch (worked out): 0.667 of proportional" in shown
+    (took_ms,) = re.findall(r"1 lost, smaller_batch: (\d+) ms for 8 of 16 samples", shown)
+    (compared,) = (entry for entry in entries if entry["name"].endswith("1 lost: smaller_batch"))
+    assert compared["peer"] == pytest.approx(2 * int(took_ms), abs=2), "the time of as many samples"
     assert "--only 5x5: no case has this in its name; there are 4x4, m=4; " in refused("policies", "--only", "5x5")
     assert refused("policies", "--ranks", "4").strip().endswith("--ranks: policies does not take it")
+
+
+def test_goals(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "goals", "--tiny")
+    assert [(entry["name"], entry["target"]) for entry in entries] == [
+        ("2x2, m=2, 1 lost, background: proportional", 0.95), ("2x2, m=2, 1 lost, blocking: proportional", None),
+        ("2x2, m=2, 1 lost, never: proportional", None), ("2x2, m=2, 1 lost, background: blocking", 1.0),
+        ("2x2, m=2, 1 lost, background: never", 1.0),
+    ]  # fmt: skip
+    assert all(entry["ours"] > 0 and entry["peer"] > 0 for entry in entries)
+    lost = re.findall(r"epoch 1, \d+ steps, the first \d+ ms, then \d+ \(\d+ ms predicted\): lost rank 3; ", shown)
+    assert len(lost) == 3, "every mode has had its loss"
+    assert "--only 5x5: no case has this in its name; there are 4x4, m=16; 2x8, m=32" in refused(
+        "goals", "--only", "5x5"
+    )
+
+
+def test_slow(tmp_path: Path) -> None:
+    _, entries = bench(tmp_path, "slow", "--tiny")
+    less, proportional, before, overloaded = entries
+    assert 10 < less["ours"] <= 30 and proportional["ours"] < before["peer"]
+    assert overloaded["peer"] == 1.0 and overloaded["name"].startswith("plans of 20 steps")
+
+
+def test_join(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "join", "--tiny")
+    (stops,) = entries
+    assert stops["ours"] == pytest.approx(sum(stops["parts"].values())) and stops["peer"] > 40
+    assert re.search(r"2 ranks: from the command to the first step with 3: \d+\.\d\d s \(process and number ", shown)
+    assert "planned within the stops: epoch 1 " in shown
+
+
+def test_switch(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "switch", "--tiny")
+    half, restart = entries
+    assert half["runs"] == 2 and half["ours"] == restart["ours"] and restart["peer"] > 100
+    assert set(half["parts"]) == {"2x1 to 1x2", "1x2 to 2x1"}
+    assert "2 ranks, 2x1 to 1x2: a wish " in shown
+
+
+@pytest.mark.skipif(missing(("ip", "tc")) is not None, reason=f"no hosts of their own: {missing(('ip', 'tc'))}")
+def test_migration(tmp_path: Path) -> None:
+    shown, entries = bench(tmp_path, "migration", "--tiny")
+    stall, longest = entries
+    assert stall["name"] == "3x1 to 4x1: exposed stall, background against blocking" and stall["target"] == 5.0
+    assert longest["ours"] >= 1.0 and longest["peer"] == 2.0
+    for mode in ("background", "blocking"):
+        assert re.search(rf"3x1 to 4x1, {mode}: [\d.]+ MB in stops, [\d.]+ MB behind steps; ", shown)
 
 
 def test_frequency(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from elaswave_fx import _native
 from elaswave_fx.build import builder as build
-from elaswave_fx.build.builder import link_of, topology_of, update_program, update_seconds
+from elaswave_fx.build.builder import links_of, topology_of, update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
@@ -71,20 +71,21 @@ def test_an_update_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             update_seconds(load_config([*words, *other]))
 
 
-def test_the_link_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"cache.dir={tmp_path}", "parallel.dp=2"]
-    link = link_of(load_config(words))
-    assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
-    assert topology_of(load_config(words)).link(Rank(0), Rank(1)) == link
-    topology = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
-    between = link_of(load_config([*words, "parallel.ranks_per_host=1"]))
-    assert topology.is_uniform and topology.link(Rank(0), Rank(1)) == between != link
+def test_links_are_measured_once_by_pair_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"cache.dir={tmp_path}", "parallel.dp=4"]
+    within, between = links_of(load_config(words))
+    for link in (within, between):
+        assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
+    topology = topology_of(load_config(words))
+    assert (topology.link(Rank(0), Rank(1)), topology.link(Rank(0), Rank(2))) == (within, between) and within != between
     monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured again"))
-    assert link_of(load_config(words)) == link
-    (kept,) = tmp_path.glob("programs/link-*.json")
-    kept.write_text(kept.read_text()[:-1])  # a file that was cut off
+    assert topology_of(load_config([*words, "parallel.ranks_per_host=8"])).link(Rank(0), Rank(3)) == within
+    alone = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
+    assert alone.is_uniform and alone.link(Rank(0), Rank(1)) == between
+    for kept in tmp_path.glob("programs/link*.json"):
+        kept.write_text(kept.read_text()[:-1])  # a file that was cut off
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        link_of(load_config(words))
+        links_of(load_config(words))
 
 
 def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPat
 
 def test_a_single_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured"))
-    assert link_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == Link()
+    assert links_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == (Link(), Link())
 
 
 def test_what_is_known_of_a_pair_of_hosts_is_not_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
+import torch
 
+from elaswave_fx.checkpoint.initial_state import split_bucket
 from elaswave_fx.checkpoint.layout import logical_tensors, owned_pieces
 from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.cost import Bucket
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.replan import replan
 from elaswave_fx.plan.topology import local_topology
-from elaswave_fx.program.artifact import Artifact, BucketParam, BucketSpec, FoldSpec, TensorInfo
+from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketParam, BucketSpec, FoldSpec, TensorInfo
 from tests.plan.samples import chain
 
-WORKLOAD = chain(4, 16)
+PARAMETERS = chain(4, 16)
+WORKLOAD = replace(PARAMETERS, buckets=(*PARAMETERS.buckets, Bucket("unit2.buffers", 6, (2,), whole=True)))
 
 
 def artifact() -> Artifact:
-    """Two parameters in every bucket, and a running mean in unit 2."""
+    """Two parameters in every bucket of them; a running mean and a count in unit 2."""
     buckets = tuple(
         BucketSpec(b.name, 0, b.numel, (BucketParam(f"{b.name}.w", 0, (b.numel - 2,)),
                                         BucketParam(f"{b.name}.b", b.numel - 2, (2, 1))), b.users)
-        for b in WORKLOAD.buckets
+        for b in WORKLOAD.buckets[:-1]
     )  # fmt: skip
+    changed = (BucketBuffer("mean", 0, (3,), "float32"), BucketBuffer("count", 4, (), "int64"))
+    buckets += (BucketSpec("unit2.buffers", 0, 6, (), (2,), changed),)
     params = tuple(TensorInfo(p.name, p.shape, "float32") for bucket in buckets for p in bucket.params)
     return Artifact(
         granule=1, batch_coupled=(), work_dtype="float32", inputs=(), params=params,
-        buffers=(TensorInfo("mean", (3,), "float32"),), programs={}, units=(), values=(), buckets=buckets,
-        folds=(FoldSpec("mean", 2, ()),), invariant_inputs=(), invariant_names=(), draws=(), evaluation_exact=True,
-        text="",
+        buffers=tuple(TensorInfo(b.name, b.shape, b.dtype) for b in changed), programs={}, units=(), values=(),
+        buckets=buckets, folds=(FoldSpec("mean", 2, ()), FoldSpec("count", 2, ())), invariant_inputs=(),
+        invariant_names=(), draws=(), evaluation_exact=True, text="",
     )  # fmt: skip
 
 
@@ -50,8 +57,7 @@ def test_every_element_is_written_once(plan: Plan) -> None:
     for rank in plan.ranks:
         for piece in owned_pieces(artifact(), plan, rank, 2):
             written[piece.tensor] += piece.span
-            assert piece.is_buffer == piece.tensor.startswith("buffer/")
-            assert piece.box is None or plan.boxes[piece.box].owner == rank
+            assert plan.boxes[piece.box].owner == rank
     for name, (shape, _) in logical_tensors(artifact(), 2).items():
         numel = 1
         for size in shape:
@@ -64,10 +70,24 @@ def test_a_piece_begins_where_its_box_has_it() -> None:
     places = {p.name: (index, p.offset) for index, bucket in enumerate(model.buckets) for p in bucket.params}
     for rank in plan.ranks:
         for piece in owned_pieces(model, plan, rank, 0):
-            if piece.box is None:
+            if piece.tensor.startswith("buffer/"):
                 continue
             bucket, offset = places[piece.tensor.removeprefix("model/")]
             box = plan.boxes[piece.box]
-            assert box.bucket == bucket and piece.source == WORKLOAD.buckets[bucket].name
+            assert box.bucket == bucket
             assert box.span.lo + piece.start == offset + piece.span.lo
             assert piece.start + len(piece.span) <= len(box.span)
+
+
+def test_buffers_lie_in_the_words_of_their_box() -> None:
+    plan, model = after_losses(2, 2), artifact()
+    (place,) = [number for number, box in numbered(plan.boxes) if box.bucket == len(model.buckets) - 1]
+    pieces = owned_pieces(model, plan, plan.boxes[place].owner, 2)
+    mean, count = (piece for piece in pieces if piece.box == place)
+    words = torch.zeros(6)
+    mean.of(words).copy_(torch.tensor([1.0, 2.0, 3.0]))
+    count.of(words).copy_(torch.tensor([2**40 + 7]))
+    assert (mean.tensor, count.tensor) == ("buffer/mean", "buffer/count")
+    assert words[:3].tolist() == [1.0, 2.0, 3.0] and words.view(torch.int64)[2] == 2**40 + 7
+    found = dict(split_bucket(model.buckets[-1], words))
+    assert found["mean"].tolist() == [1.0, 2.0, 3.0] and found["count"].item() == 2**40 + 7

@@ -1,7 +1,9 @@
 """The coordinator, event by event."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.coordinator import (
     OVER,
     PREPARING,
@@ -16,6 +18,7 @@ from elaswave_fx.control.protocol.coordinator import (
     step,
     with_timeouts,
 )
+from elaswave_fx.control.protocol.coordinator_state import Following
 from elaswave_fx.control.protocol.events import Attempt, CauseKind, Detected
 from elaswave_fx.control.protocol.messages import (
     Ack,
@@ -24,12 +27,19 @@ from elaswave_fx.control.protocol.messages import (
     Disconnected,
     Ended,
     Exited,
+    Gone,
     Heartbeat,
+    Leave,
+    MustStay,
+    Numbered,
+    NumberWanted,
     Over,
     Prepare,
     Prepared,
+    ProbeStore,
     Saved,
     Send,
+    StoreSeen,
     Tick,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
@@ -61,13 +71,13 @@ WORLD = 4
 class Driver:
     """One coordinator and its store."""
 
-    def __init__(self, register: Register | None = None) -> None:
+    def __init__(self, register: Register | None = None, most_members: int = 1 << 30) -> None:
         activation = Activation(Epoch(0), first_assignment(WORLD, 1), SEED, SEED, None, rollback=True)
-        self.register = register or Register(Term(0), activation, SEED, SEED, None, SEED)
+        self.register = register or Register(Term(0), activation, SEED, SEED, None, SEED, numbers=WORLD)
         self.now_s = 0.0
         self.did: list[Act] = []
         self.state: Coordinator
-        self.state, actions = start(TIMEOUTS, replan, 0.0)
+        self.state, actions = start(TIMEOUTS, replan, 0.0, most_members=lambda register: most_members)
         self._serve(actions)
 
     def feed(self, event: Event) -> None:
@@ -80,7 +90,7 @@ class Driver:
             if isinstance(action, Swap):
                 self.register, _ = swap(self.register, action)
             if isinstance(action, Swap | Read):
-                self.feed(StoreReply(self.register))
+                self.feed(StoreReply(self.register, action.probe if isinstance(action, Read) else None))
 
     def heartbeat(self, rank: int, **changes: object) -> None:
         if Rank(rank) not in self.state.detector.connections:
@@ -348,9 +358,30 @@ def test_joiners_wait_for_a_planned_stop() -> None:
     assert {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)} == {Version(1)}
     job.feed(Exited(Rank(7)))
     assert job.state.targets == (0, 1, 2, 3), "a joiner's death leaves the members to go on by themselves"
+    assert {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)} == {Version(1)}, (
+        "and costs no step in flight"
+    )
     for rank in range(WORLD):
         job.prepared(rank)
     assert job.register.epoch == 1
+
+
+def test_who_asks_while_a_planned_stop_is_on_its_way_waits_for_the_next() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(7, epoch=Epoch(-1), joining=True)
+    job.feed(Tick())
+    job.heartbeat(6, epoch=Epoch(-1), joining=True)
+    job.feed(Tick())
+    assert job.state.targets == (0, 1, 2, 3, 7) and job.state.ballot.serial == 1
+    for rank in range(WORLD):
+        job.prepared(rank)
+    job.prepared(7, epoch=Epoch(-1))
+    assert job.register.epoch == 1 and job.register.members == (0, 1, 2, 3, 7)
+    job.beats(*range(WORLD), 7)
+    job.heartbeat(6, epoch=Epoch(-1), joining=True)
+    job.feed(Tick())
+    assert job.state.targets == (0, 1, 2, 3, 6, 7)
 
 
 def test_ledger_lines_follow_each_other_and_are_acknowledged() -> None:
@@ -397,6 +428,41 @@ def test_a_superseded_coordinator_retires() -> None:
 def line(version: int, epoch: int = 0) -> Certificate:
     stamp = Stamp(Version(version), Epoch(epoch))
     return Certificate(stamp, (Vote(stamp, Rank(0), (WorkSpan(Span(0, 1), Span(0, 12)),)),))
+
+
+def test_a_rank_that_asks_for_the_store_is_told_what_the_store_says_and_not_what_the_coordinator_knows() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(ProbeStore(Rank(1), 7.5))
+    assert job.did[-2:] == [
+        Read(ProbeStore(Rank(1), 7.5)), Send(Rank(1), StoreSeen(Term(1), Epoch(0), True, 7.5, 0.0)),
+    ]  # fmt: skip
+    # Another coordinator has gone on without rank 1, and this one has heard nothing of it.
+    assignment = first_assignment(3, 1)
+    elsewhere = replace(assignment, members=(Rank(0), Rank(2), Rank(3)))
+    activation = replace(job.register.activation, epoch=Epoch(1), assignment=elsewhere)
+    job.register = replace(job.register, term=Term(2), activation=activation)
+    job.feed(ProbeStore(Rank(1), 9.0))
+    assert job.sent(StoreSeen)[-1] == Send(Rank(1), StoreSeen(Term(2), Epoch(1), False, 9.0, 0.0))
+    assert job.state.phase == RETIRED
+
+
+def test_a_store_that_does_not_answer_is_vouched_for_by_nobody() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.state, actions = step(job.state, ProbeStore(Rank(1), 7.5), job.now_s)
+    assert actions == (Read(ProbeStore(Rank(1), 7.5)),)
+    job.later(0.2)
+    assert job.sent(StoreSeen) == []
+
+
+def test_while_it_takes_over_a_coordinator_passes_on_what_the_store_says() -> None:
+    job = Driver()
+    state, _ = start(TIMEOUTS, replan, 0.0)
+    state, actions = step(state, ProbeStore(Rank(1), 7.5), 0.0)
+    assert actions == (Read(ProbeStore(Rank(1), 7.5)),)
+    state, actions = step(state, StoreReply(job.register, ProbeStore(Rank(1), 7.5)), 0.0)
+    assert actions == (Send(Rank(1), StoreSeen(Term(1), Epoch(0), True, 7.5, 0.0)),) and state.register is None
 
 
 def test_when_a_rank_has_finished_no_epoch_follows() -> None:
@@ -448,12 +514,83 @@ def test_a_rank_that_was_never_heard_has_time_to_start() -> None:
 
 def test_a_planned_stop_is_announced_as_far_ahead_as_needed() -> None:
     job = Driver()
-    job.state = with_timeouts(replace(job.state, wants_move=lambda register: True), replace(TIMEOUTS, ahead=5))
+    found = Following(tuple(map(Rank, range(WORLD))), "owners move")
+    job.state = replace(job.state, find_following=lambda register, leaving, complete: found)
+    job.state = with_timeouts(job.state, replace(TIMEOUTS, ahead=5))
     for rank in range(WORLD):
         job.heartbeat(rank, version=Version(7))
     job.feed(Tick())
     stops = {a.message.stop_after for a in job.sent(Prepare) if isinstance(a.message, Prepare)}
     assert stops == {Version(12)}
+    (stopping,) = [act for act in job.did if isinstance(act, events.Stopping)]
+    assert stopping.cause == events.Cause(CauseKind.MOVE, after=Version(12), aim="owners move")
+
+
+def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
+    """Everybody can be spared when all copies are there."""
+    staying = tuple(rank for rank in register.members if rank not in leaving)
+    return Following(staying, "") if leaving and complete else None
+
+
+def leaving_job(rank: int) -> Driver:
+    """Asked everybody to stop, for that rank is to go."""
+    job = Driver()
+    job.state = replace(job.state, find_following=all_but_leavers)
+    for each in range(WORLD):
+        job.heartbeat(each, leave=Leave.WHEN_SPARED if each == rank else Leave.NO)
+    job.feed(Tick())
+    return job
+
+
+def test_who_was_told_to_leave_goes_at_a_planned_stop_and_is_no_loss() -> None:
+    job = leaving_job(2)
+    assert job.asked() == {0, 1, 2, 3}
+    (stopping,) = [act for act in job.did if isinstance(act, events.Stopping)]
+    assert (stopping.cause.kind, stopping.cause.ranks) == (events.CauseKind.LEAVE, (2,))
+    for rank in range(WORLD):
+        job.prepared(rank)
+    assert job.register.members == (0, 1, 3) and job.state.phase == STEADY
+    (agreed,) = [act for act in job.did if isinstance(act, events.Agreed)]
+    assert (agreed.left, agreed.lost, agreed.steps_redone) == ((2,), (), 0)
+    assert not [act for act in job.did if isinstance(act, events.Detected)]
+    told = job.sent(Ack)[-1]
+    assert isinstance(told.message, Ack) and (told.target, told.message.member, told.message.epoch) == (2, False, 1)
+    assert {act.target for act in job.sent(Activate)} == {0, 1, 3}
+    job.feed(Gone(Rank(2)))
+    assert Rank(2) in job.state.detector.exited and job.state.phase == STEADY
+
+
+def test_a_loss_before_the_stop_keeps_who_was_to_leave() -> None:
+    job = leaving_job(2)
+    job.prepared(2)
+    job.feed(Exited(Rank(0)))
+    for rank in (1, 3):
+        job.prepared(rank)
+    assert job.register.members == (1, 2, 3), "its copies may be needed now"
+    (agreed,) = [act for act in job.did if isinstance(act, events.Agreed)]
+    assert (agreed.left, agreed.lost) == ((), (0,))
+
+
+def test_a_new_coordinator_tells_who_has_left() -> None:
+    job = leaving_job(2)
+    for rank in range(WORLD):
+        job.prepared(rank)
+    again = Driver(job.register)
+    again.heartbeat(2, epoch=Epoch(0), leave=Leave.WHEN_SPARED)
+    (told,) = again.sent(Ack)
+    assert isinstance(told.message, Ack) and told.target == 2 and not told.message.member
+
+
+def test_who_is_overdue_and_needed_hears_why_once() -> None:
+    job = Driver()
+    job.state = replace(job.state, why_needed=lambda register, rank: f"rank {rank} is needed")
+    for leave, count in ((Leave.WHEN_SPARED, 0), (Leave.OVERDUE, 1), (Leave.OVERDUE, 1)):
+        for rank in range(WORLD):
+            job.heartbeat(rank, leave=leave if rank == 1 else Leave.NO)
+        job.feed(Tick())
+        assert [act.target for act in job.sent(MustStay)] == [1] * count
+    (said,) = [act for act in job.did if isinstance(act, events.CannotLeave)]
+    assert (said.rank, said.reason) == (1, "rank 1 is needed") and job.state.phase == STEADY
 
 
 def test_a_checkpoint_of_this_history_is_where_a_rollback_leads() -> None:
@@ -468,3 +605,67 @@ def test_a_checkpoint_of_this_history_is_where_a_rollback_leads() -> None:
     job.heartbeat(0, lines=(line(4),))
     job.feed(Tick())
     assert job.register.checkpoint.version == 4, "the ledger knows the version by now"
+
+
+def test_numbers_are_given_once_and_counted_before() -> None:
+    job = Driver()
+    job.feed(NumberWanted(7))
+    job.feed(NumberWanted(9))
+    given = [act for act in job.did if isinstance(act, Numbered)]
+    assert given == [Numbered(7, Rank(WORLD)), Numbered(9, Rank(WORLD + 1))] and job.register.numbers == WORLD + 2
+    at = [job.did.index(act) for act in given]
+    swaps = [job.did.index(act) for act in job.did if isinstance(act, Swap) and act.new.numbers > WORLD]
+    assert swaps[0] < at[0] and swaps[1] < at[1], "the register has it first"
+    other = Driver(job.register)
+    other.feed(NumberWanted(7))
+    assert Numbered(7, Rank(WORLD + 2)) in other.did, "also for another coordinator"
+
+
+def test_nobody_gets_a_number_while_an_epoch_is_made() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.feed(Exited(Rank(3)))
+    assert job.state.phase == PREPARING
+    job.feed(NumberWanted(1))
+    assert not any(isinstance(act, Numbered) for act in job.did)
+    for rank in range(3):
+        job.prepared(rank)
+    assert job.register.epoch == 1
+    job.feed(Tick())
+    assert Numbered(1, Rank(WORLD)) in job.did and job.register.numbers == WORLD + 1
+
+
+def test_a_swap_that_is_repeated_late_takes_no_number_back() -> None:
+    job = Driver()
+    job.feed(NumberWanted(1))
+    (first,) = [act for act in job.did if isinstance(act, Swap) and act.new.numbers == WORLD + 1]
+    job.feed(NumberWanted(2))
+    after, done = swap(job.register, first)
+    assert not done and after.numbers == WORLD + 2
+
+
+def test_who_comes_beyond_the_room_waits_until_there_is_some() -> None:
+    job = Driver(most_members=WORLD + 1)
+    job.beats(*range(WORLD))
+    for rank in (6, 5):
+        job.heartbeat(rank, joining=True, phase=STOPPED)
+    job.feed(Tick())
+    attempts = [act for act in job.did if isinstance(act, Attempt)]
+    assert [attempt.targets for attempt in attempts] == [(0, 1, 2, 3, 5)]
+
+
+def test_nobody_stops_for_a_join_before_its_plan_is_there() -> None:
+    asked: list[tuple[Rank, ...]] = []
+    job = Driver()
+
+    def may_join(register: Register, joining: tuple[Rank, ...]) -> bool:
+        asked.append(joining)
+        return len(asked) > 1
+
+    job.state = replace(job.state, may_join=may_join)
+    job.beats(*range(WORLD))
+    job.heartbeat(5, joining=True, phase=STOPPED)
+    job.feed(Tick())
+    assert job.state.phase == STEADY and asked == [(5,)]
+    job.feed(Tick())
+    assert job.state.phase == PREPARING and job.state.targets == (0, 1, 2, 3, 5)

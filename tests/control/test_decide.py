@@ -65,16 +65,34 @@ def replica_ranks(box: int) -> set[int]:
     return set(register().activation.assignment.boxes[box].replica_ranks)
 
 
+def test_copies_agree_where_all_stand_at_the_version_with_one_digest() -> None:
+    def agrees(known: dict[Rank, Report]) -> bool:
+        verdict = decide(register(), known, NOBODY, NOBODY, replan)
+        assert isinstance(verdict, Proceed)
+        return verdict.activation.copies_agree
+
+    def with_copies(rank: int, copies: dict[BoxId, Copy]) -> dict[Rank, Report]:
+        return known | {Rank(rank): replace(known[Rank(rank)], copies=copies)}
+
+    known = reports(0, 1, 2, 3)
+    copies = known[Rank(2)].copies
+    first = next(iter(copies))
+    assert agrees(known)
+    assert not agrees(with_copies(2, {**copies, first: Copy(BASE, 2)})), "another digest"
+    assert not agrees(with_copies(2, {box: copy for box, copy in copies.items() if box != first})), "a copy is gone"
+    assert not agrees(reports(0, 1, 2, 3, votes=(0, 1, 2, 3))), "the step is finished first"
+
+
 def test_all_votes_among_the_survivors_roll_forward() -> None:
     known = reports(0, 1, votes=(0, 1)) | reports(2, votes=(2, 3))
-    verdict = decide(register(), known, NOBODY, replan)
+    verdict = decide(register(), known, NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == IN_FLIGHT and verdict.activation.previous == BASE
     assert verdict.lines == (Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4))),)
 
 
 def test_a_missing_vote_drops_the_step_even_with_all_records() -> None:
-    verdict = decide(register(), reports(0, 1, 2, votes=(0, 1, 2)), NOBODY, replan)
+    verdict = decide(register(), reports(0, 1, 2, votes=(0, 1, 2)), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == BASE and not verdict.lines and not verdict.activation.rollback
 
@@ -83,23 +101,41 @@ def test_a_commit_known_to_one_survivor_is_kept() -> None:
     known = reports(0, 1, 2)
     line = Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4)))
     known[Rank(1)] = replace(known[Rank(1)], committed=IN_FLIGHT, certificates=(line,))
-    verdict = decide(register(), known, NOBODY, replan)
+    verdict = decide(register(), known, NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed) and verdict.activation.resume == IN_FLIGHT
 
 
 def test_votes_of_an_older_epoch_prove_nothing() -> None:
     old = tuple(Vote(Stamp(Version(7), Epoch(2)), Rank(r), (WorkSpan(Span(0, 1), Span(0, 3)),)) for r in range(4))
     known = {rank: replace(report, votes=old) for rank, report in reports(0, 1, 2).items()}
-    verdict = decide(register(), known, NOBODY, replan)
+    verdict = decide(register(), known, NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed) and verdict.activation.resume == BASE
 
 
 def test_owners_are_made_of_ranks_with_a_copy() -> None:
-    verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), replan)
+    verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), NOBODY, replan)
     assert isinstance(verdict, Proceed)
     for box_id, box in numbered(verdict.activation.assignment.boxes):
         assert box.owner in replica_ranks(box_id)
         assert not set(box.catching_up) & replica_ranks(box_id)
+
+
+def test_who_is_going_counts_with_what_it_knows_and_not_with_what_it_has() -> None:
+    known = reports(0, 1, 2, 3)
+    line = Certificate(IN_FLIGHT, tuple(vote(r) for r in range(4)))
+    known[Rank(1)] = replace(known[Rank(1)], committed=IN_FLIGHT, certificates=(line,))
+    verdict = decide(register(), known, NOBODY, frozenset({Rank(1)}), replan)
+    assert isinstance(verdict, Proceed) and verdict.activation.resume == IN_FLIGHT
+    assert verdict.activation.assignment.members == (0, 2, 3)
+    assert not any(1 in box.replica_ranks for box in verdict.activation.assignment.boxes)
+    assert [absent.rank for absent in verdict.absent] == [1], "until it says that it is gone"
+
+
+def test_who_is_going_and_has_the_last_copy_stays() -> None:
+    known = without_box(0) | reports(min(replica_ranks(0)))
+    verdict = decide(register(), known, NOBODY, frozenset({Rank(min(replica_ranks(0)))}), replan)
+    assert isinstance(verdict, Proceed) and not verdict.activation.rollback
+    assert verdict.activation.assignment.members == tuple(sorted(known))
 
 
 def without_box(box: int) -> dict[Rank, Report]:
@@ -107,13 +143,13 @@ def without_box(box: int) -> dict[Rank, Report]:
 
 
 def test_the_last_copies_are_waited_for_while_their_holders_may_live() -> None:
-    verdict = decide(register(), without_box(0), NOBODY, replan)
+    verdict = decide(register(), without_box(0), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Blocked)
     assert BoxId(0) in verdict.boxes and set(verdict.blockers) == replica_ranks(0)
 
 
 def test_a_box_that_is_gone_rolls_back_to_the_checkpoint() -> None:
-    verdict = decide(register(), without_box(0), frozenset(map(Rank, replica_ranks(0))), replan)
+    verdict = decide(register(), without_box(0), frozenset(map(Rank, replica_ranks(0))), NOBODY, replan)
     assert isinstance(verdict, Proceed)
     assert verdict.activation.rollback and verdict.activation.resume == CHECKPOINT
     assert verdict.how is Resumption.BACK and BoxId(0) in verdict.lost
@@ -123,14 +159,14 @@ def test_without_a_checkpoint_nobody_begins_again_unless_it_is_allowed() -> None
     gone = frozenset(map(Rank, replica_ranks(0)))
     bare = replace(register(), checkpoint=SEED)
     with pytest.raises(PlanError, match=r"all copies of \d+ of \d+ boxes are lost with ranks .*no checkpoint"):
-        decide(bare, without_box(0), gone, replan)
-    assert isinstance(decide(bare, without_box(0), NOBODY, replan), Blocked), "a holder may be alive"
-    verdict = decide(bare, without_box(0), gone, replan, allow_rollback=True)
+        decide(bare, without_box(0), gone, NOBODY, replan)
+    assert isinstance(decide(bare, without_box(0), NOBODY, NOBODY, replan), Blocked), "a holder may be alive"
+    verdict = decide(bare, without_box(0), gone, NOBODY, replan, allow_rollback=True)
     assert isinstance(verdict, Proceed) and verdict.activation.resume == SEED
 
 
 def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:
-    verdict = decide(register(), without_box(0), NOBODY, replan, allow_rollback=True)
+    verdict = decide(register(), without_box(0), NOBODY, NOBODY, replan, allow_rollback=True)
     assert isinstance(verdict, Proceed) and verdict.activation.rollback
 
 
@@ -138,19 +174,19 @@ def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() ->
     joiner = Rank(9)
     boxes = {box_id: Copy(BASE, 1) for box_id, _ in numbered(register().activation.assignment.boxes)}
     known = {joiner: Report(joiner, Epoch(2), BASE, boxes, {}, (), (), NOBODY)}
-    assert isinstance(decide(register(), known, frozenset({Rank(0)}), replan), Blocked)
-    verdict = decide(register(), known, frozenset(map(Rank, range(4))), replan)
+    assert isinstance(decide(register(), known, frozenset({Rank(0)}), NOBODY, replan), Blocked)
+    verdict = decide(register(), known, frozenset(map(Rank, range(4))), NOBODY, replan)
     assert isinstance(verdict, Proceed)
     assert verdict.activation.resume == BASE and verdict.how is Resumption.LEDGER
 
 
 def test_a_rank_left_out_is_remembered_while_its_copies_are_current() -> None:
-    verdict = decide(register(), reports(0, 1, 2), NOBODY, replan)
+    verdict = decide(register(), reports(0, 1, 2), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed)
     (absent,) = verdict.absent
     assert absent.rank == 3 and absent.version == BASE.version
     later = replace(register(), absent=(Absent(Rank(8), frozenset({BoxId(0)}), Version(5)),))
-    verdict = decide(later, reports(0, 1, 2, 3), NOBODY, replan)
+    verdict = decide(later, reports(0, 1, 2, 3), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed) and verdict.absent == ()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elaswave_fx.control.protocol.epoch_start import copies_due, holdings, promoted, resolve, unchecked_buckets
@@ -71,7 +73,8 @@ def test_parts_made_from_copies_that_are_kept_no_more(
     old, new = (
         (Box(3, Span(0, 4), *roles, readers=(ME, OTHER)), Box(4, Span(0, 4), THIRD)) for roles in (before, after)
     )
-    assert unchecked_buckets(ME, old, new) == ({3} if found else set())
+    assert unchecked_buckets(ME, old, new, copies_agree=False) == ({3} if found else set())
+    assert unchecked_buckets(ME, old, new, copies_agree=True) == set()
 
 
 def test_boxes_that_a_rank_comes_to_own_are_looked_at_and_new_copies_go_on_their_way() -> None:
@@ -79,3 +82,16 @@ def test_boxes_that_a_rank_comes_to_own_are_looked_at_and_new_copies_go_on_their
     after = (Box(0, Span(0, 4), ME, (OTHER,), (OTHER,)), before[1], Box(0, Span(8, 12), OTHER, (ME,), (ME,)))
     assert promoted(ME, before, after) == [0] and promoted(OTHER, before, after) == [2]
     assert copies_due(after) == [(0, ME, OTHER), (2, OTHER, ME)]
+
+
+def test_a_copy_is_read_once_more_before_it_is_owned_or_computed_with() -> None:
+    def found(before: Box, after: Box) -> list[BoxId]:
+        return promoted(ME, [before], [after])
+
+    held = Box(0, Span(0, 4), OTHER, (ME,), (), (OTHER,))
+    assert found(held, replace(held, owner=ME, holders=(OTHER,))) == [0]
+    assert found(held, replace(held, readers=(ME, OTHER))) == [0]
+    assert found(held, held) == [] and found(replace(held, readers=(ME,)), replace(held, readers=(ME, OTHER))) == []
+    assert found(held, replace(held, catching_up=(ME,), readers=(ME, OTHER))) == [], (
+        "its parameters come from elsewhere"
+    )

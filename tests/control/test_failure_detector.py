@@ -42,6 +42,16 @@ def test_a_planned_stop_is_announced_further_ahead_when_steps_are_short() -> Non
     assert timeouts([0.1], [5.0], started=True).ahead == 2
 
 
+def test_a_planned_stop_comes_after_the_step_in_flight_where_enough_of_it_is_left() -> None:
+    assert timeouts([0.2], [2.0, 3.0], started=True, since_s=0.5).ahead == 1
+    assert timeouts([0.2], [2.0, 3.0], started=True, since_s=1.5).ahead == 2, "the shortest step counts"
+    assert timeouts([0.25], [0.125], started=True, since_s=0.0).ahead == 7
+    stats = HeartbeatStats()
+    for beat in range(41):  # version 2 is heard of at 4 s
+        stats.heard(replace(BEAT, version=Version(beat // 20), step_s=2.0), 0.1 * beat)
+    assert (stats.timeouts(True, 4.1).ahead, stats.timeouts(True, 5.9).ahead) == (1, 2)
+
+
 def test_one_long_stop_of_the_machine_does_not_make_the_job_deaf() -> None:
     assert timeouts([300.0], [1.0], started=True).silent_s == 8 * GAP_MOST_S
 

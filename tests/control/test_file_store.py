@@ -33,6 +33,7 @@ from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, sett
 from elaswave_fx.control.store.ledger import Payload, covers_once, first_break, standing
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines
+from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment
@@ -199,7 +200,11 @@ def test_after_the_end_everything_is_in_the_run_directory(tmp_path: Path) -> Non
     store.write_plan(1, "the plan")
     folder = store.folder
     assert folder.stat().st_mode & 0o777 == 0o700
+    initial = RunDirectory.initial(tmp_path)
+    initial.mkdir()
+    (initial / "state.safetensors").touch()
     store.settle()
+    assert not initial.exists(), "only ranks of the job need it"
     store.settle()
     assert not folder.exists() and not (tmp_path / "control").is_symlink()
     assert sorted(path.name for path in (tmp_path / "control").iterdir()) == ["register.json"]
@@ -378,3 +383,13 @@ def test_covering_names_what_is_wrong() -> None:
     twice = {**line, "tiles": {"0": [[0, 1, 0, 12]], "1": [[0, 1, 0, 12]]}}
     assert "repeated 12" in str(covers_once([twice], 1, 12, 0, 1))
     assert "has step 0 of a run of 0 steps" in str(covers_once([line], 1, 12, 0, 0))
+
+
+def test_a_step_covers_the_samples_that_its_plan_does_not_skip() -> None:
+    whole = {"step": 0, "tiles": {"0": [[0, 1, 0, 6]], "1": [[0, 1, 6, 12]]}, "plan": "a"}
+    hurt = {"step": 1, "tiles": {"0": [[0, 1, 0, 6]], "1": []}, "plan": "b"}
+    assert covers_once([whole, hurt], 1, 12, 0, 2, {"a": 0, "b": 6}) is None
+    assert "step 1 skipped 6 and repeated 0 of 12 samples" in str(covers_once([whole, hurt], 1, 12, 0, 2))
+    assert "step 1 skipped 2 and repeated 0 of 8" in str(covers_once([whole, hurt], 1, 12, 0, 2, {"b": 4}))
+    beyond = "step 0 consumed samples up to 11; its plan has 0 to 5"
+    assert beyond in str(covers_once([whole, hurt], 1, 12, 0, 2, {"a": 6, "b": 6}))

@@ -30,7 +30,7 @@ def test_the_bytes_are_those_that_the_engine_writes() -> None:
     squares = ExactTotal.of(2.0**-298) + ExactTotal.of(4.0) + ExactTotal.of(math.inf)
     totals = (ExactTotal.of(-1.5), ExactTotal.of(6.0), squares)
     buckets = ((0, 5 + (6 << 64)), (9, 8 + (9 << 64)))
-    assert vote == Payload(2**20, STOP_WANTED, 3 + (4 << 64), 7, SPANS, *totals, buckets)
+    assert vote == Payload(2**20, 0.25, STOP_WANTED, 3 + (4 << 64), 7, SPANS, *totals, buckets)
     assert (vote.loss.value, vote.count.value) == (-1.5, 6.0) and math.isnan(vote.squares.value)
 
 
@@ -44,13 +44,13 @@ def test_totals_are_exact() -> None:
 
 def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
     assert Payload.unpack(b"") == Payload()
-    with pytest.raises(ValueError, match="a vote's payload has 623 bytes; it has 576 and 24 for each bucket"):
+    with pytest.raises(ValueError, match="a vote's payload has 631 bytes; it has 584 and 24 for each bucket"):
         Payload.unpack(GOLDEN[:-1])
-    for short in (GOLDEN[:576], GOLDEN[:575], GOLDEN[:55]):
+    for short in (GOLDEN[:584], GOLDEN[:583], GOLDEN[:63]):
         with pytest.raises(ValueError, match=f"a vote's payload has {len(short)} bytes"):
             Payload.unpack(short)
     with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):
-        Payload.unpack(GOLDEN[:40] + (9).to_bytes(8, "little") + GOLDEN[48:])
+        Payload.unpack(GOLDEN[:48] + (9).to_bytes(8, "little") + GOLDEN[56:])
 
 
 def test_a_line_lists_the_spans_of_every_rank() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import pytest
 
@@ -12,23 +13,33 @@ from elaswave_fx.control.protocol.types import BoxId
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.plan import plan_hash
+from elaswave_fx.plan.plan import Plan, plan_hash
+from elaswave_fx.plan.rank_news import RankNews, Wish
 from elaswave_fx.plan.topology import Rank, local_topology
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
 from tests.plan.samples import chain, even_lanes
+from tests.plan.test_goal import job
 
 
 class Counted(ToyPlanning):
-    """Counts how often it is asked."""
+    """Counts how often it is asked, and how often without a plan that it could go by."""
 
     def __init__(self) -> None:
         super().__init__(least=3)
-        self.asked = 0
+        self.asked = self.searched = 0
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
         self.asked += 1
+        self.searched += like is None
         return super().replan(before, members, held)
+
+
+class OfTwoKinds(Counted):
+    """Even ranks are alike, and odd ones."""
+
+    def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
+        return rank % 2
 
 
 def without(held: Held, lost: int) -> Held:
@@ -57,6 +68,20 @@ def test_a_foreseen_loss_needs_no_planner() -> None:
     assert planning.asked == 6, "another holding, and another plan, are planned for anew"
 
 
+def test_a_search_is_made_once_for_ranks_of_a_kind() -> None:
+    planning = OfTwoKinds()
+    before = planning.read(text_of(first_assignment(4, 2)))
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
+    ahead = PlanCache(planning)
+    assert ahead.precompute_next(before, held) and ahead.precompute_next(before, held)
+    assert (planning.asked, planning.searched) == (2, 2), "one of each kind comes first"
+    ahead.replan(before, (Rank(1), Rank(2), Rank(3)), without(held, 0))
+    assert (planning.asked, planning.searched) == (3, 2), "also a loss that was not planned for goes by its kind"
+    while ahead.precompute_next(before, held):
+        continue
+    assert (planning.asked, planning.searched) == (5, 2)
+
+
 def test_nobody_waits_for_a_plan_of_another_loss() -> None:
     """Plans are made by a thread, one at a time; what is under way is waited for by whom it is for."""
     planning, given = Counted(), list[Callable[[], None]]()
@@ -76,7 +101,9 @@ def test_nobody_waits_for_a_plan_of_another_loss() -> None:
 
 def test_what_a_plan_made_ahead_raises_is_raised_to_whom_it_is_for() -> None:
     class Broken(ToyPlanning):
-        def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+        def replan(
+            self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None
+        ) -> Planned:
             raise PlanError("nothing fits")
 
     planning = Broken(least=3)
@@ -99,4 +126,88 @@ def test_the_real_planner_reads_what_it_wrote() -> None:
     assert before.assignment.boxes == plan.boxes and before.assignment.plan_hash == plan_hash(plan.to_json())
     after = planner.replan(before, (Rank(0), Rank(1), Rank(3)), held)
     assert after.assignment.members == (0, 1, 3) and planner.read(after.text).assignment == after.assignment
-    assert after.lines and not planner.wants_move(before, {b: (*ranks, Rank(2)) for b, ranks in held.items()})
+    assert (
+        after.lines
+        and planner.successor(before, {b: (*ranks, Rank(2)) for b, ranks in held.items()}, RankNews()) is None
+    )
+
+
+def test_the_next_plan_for_the_same_members_is_made_elsewhere_and_then_used() -> None:
+    planning, given = Counted(), list[Callable[[], None]]()
+    before = planning.read(text_of(first_assignment(4, 2)))
+    held = {box_id: (*box.replica_ranks, *box.readers) for box_id, box in numbered(before.assignment.boxes)}
+    members = before.assignment.members
+    ahead = PlanCache(planning, given.append)
+    assert ahead.successor(before, held, RankNews()) is None and len(given) == 1, "it is not known yet"
+    assert ahead.replan(before, members, held) and planning.asked == 1, "and nobody waits for it"
+    given.pop()()
+    following = ahead.successor(before, held, RankNews())
+    assert following is not None and ahead.replan(before, members, held) is following and not given
+    other = {**held, BoxId(0): held[BoxId(0)][:1]}
+    assert ahead.replan(before, members, other) is not following, "it is for exactly these copies"
+    resting = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
+    assert ahead.successor(before, resting, RankNews()) is None and len(given) == 1
+    given.pop()()
+    assert ahead.successor(before, resting, RankNews()) is None and not given, "the plan can stay"
+
+
+def test_a_plan_for_who_joins_is_there_before_anybody_stops() -> None:
+    planning, works = Counted(), list[Callable[[], None]]()
+    before = planning.read(text_of(first_assignment(4, 2)))
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
+    members = (*before.assignment.members, Rank(7))
+    ahead = PlanCache(planning, works.append)
+    assert ahead.ahead(before, members, held) is None and ahead.ahead(before, members, held) is None
+    (work,) = works
+    work()
+    planned = ahead.ahead(before, members, held)
+    assert planned is not None and planned.assignment.members == members and planning.asked == 1
+    assert ahead.replan(before, members, held) == planned and planning.asked == 1
+
+
+def test_a_job_that_has_no_work_for_more_ranks_says_so() -> None:
+    work = chain(4, global_batch=8)
+    bound = replace(work, axes=("graph",))
+    planner, five = Planner(1), tuple(map(Rank, range(5)))
+    for workload, most in ((work, 32), (bound, 4)):
+        plan = make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 1), "")
+        before = planner.read(plan.to_json())
+        held = {box_id: box.replica_ranks for box_id, box in numbered(plan.boxes)}
+        assert before.most_ranks == most and not before.ends_job
+        assert planner.replan(before, five, held).ends_job == (most < 5)
+
+
+def planned(plan: Plan) -> Planned:
+    return Planner(copies=1).read(plan.to_json())
+
+
+def after(before: Planned, news: RankNews) -> Planned | None:
+    """What follows once all copies are there."""
+    held = {box_id: box.replica_ranks for box_id, box in numbered(before.plan.boxes)}
+    return Planner(copies=1).successor(before, held, news)
+
+
+def test_a_plan_for_a_leaver_that_is_overdue_does_not_answer_a_wish() -> None:
+    before, wish = planned(job(2, 2, 6, 4, room=None)), Wish(3, 1)
+    overdue = RankNews(leaving=(Rank(2),), overdue=(Rank(2),), wish=wish)
+    gone = after(before, overdue)
+    assert gone is not None and gone.assignment.members == (0, 1, 3) and gone.wish is None
+    assert [len(lane.stages) for lane in gone.plan.lanes] != [1, 1, 1]
+    following = after(gone, RankNews(wish=wish))
+    assert following is not None and following.wish == wish
+    best = after(before, replace(overdue, wish=Wish()))
+    assert best is not None and best.wish is None
+
+
+def test_what_a_planned_stop_is_for_is_said() -> None:
+    before, wish = planned(job(2, 2, 6, 4, room=None)), Wish(4, 1)
+    aims: list[str] = []
+    news = RankNews(wish=wish)
+    while (following := after(before, news)) is not None:
+        aims.append(following.aim)
+        before, news = following, RankNews()
+    assert aims[:2] == [
+        "copies begin for the lanes that were asked for",
+        "the lanes that were asked for are taken",
+    ]
+    assert set(aims[2:]) <= {"owners move"}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elaswave_fx.control.agent import agent
 from elaswave_fx.control.protocol import failure_detector
+from elaswave_fx.control.protocol.messages import Refused
 from elaswave_fx.control.store.ledger import covers_once
+from elaswave_fx.control.wire import Message, RankSocket
+from tests.control.cards import card_of
 from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
 from tests.control.toy_planner import BATCH
 
@@ -155,6 +162,71 @@ def test_a_store_out_of_reach_delays_the_next_epoch(tmp_path: Path) -> None:
         assert job.store.read().epoch == 0
         lock.close()
         check(job, job.wait(), {1, 2})
+
+
+def test_ranks_pause_while_the_store_is_out_of_reach_and_go_on_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have it from the coordinator, which has it from the store."""
+    monkeypatch.setattr(agent, "LIMITS", replace(agent.LIMITS, lease_s=0.6))
+    with ToyJob(tmp_path, world=3, steps=400) as job:
+        job.until_committed(20)
+        away = job.store.folder.with_name(job.store.folder.name + "-away")
+        registers = [job.store.folder / name for name in ("register.json", "committed.json")]
+        away.mkdir()
+        for path in registers:
+            path.rename(away / path.name)
+        job.until(lambda: "store: not reached" in job.logs(), "the coordinator looks in vain")
+        job.until(lambda: job.logs().count("waits for the store") >= 3, "all ranks pause")
+        assert "end" not in job.places()
+        for path in reversed(registers):
+            (away / path.name).rename(path)
+        away.rmdir()
+        check(job, job.wait(), {0, 1, 2})
+
+
+def test_a_store_that_is_gone_for_good_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "LIMITS", replace(agent.LIMITS, lease_s=0.6))
+    with ToyJob(tmp_path, world=2, steps=100_000) as job:
+        job.until_committed(5)
+        shutil.rmtree(job.store.folder)
+        reason = f"{job.store.folder} was removed, without which no job can go on"
+        assert job.wait() == {rank: {"end": "over", "reason": reason} for rank in (0, 1)}
+
+
+def test_who_is_refused_hears_why_and_the_job_does_not_notice(tmp_path: Path) -> None:
+    with ToyJob(tmp_path, world=2, steps=300) as job:
+        job.until_committed(10)
+        cases = {
+            "it has torch 1.0, the job torch of no version": replace(card_of(1), versions={"torch": "1.0"}),
+            "rank 1 is another process already, that of 127.0.0.1 port 9001": replace(card_of(1), port=1),
+            "no rank of the job has the number 2, they go from 0 to 1": card_of(2),
+        }
+        for reason, card in cases.items():
+            stranger = RankSocket(job.address, card)
+            said: list[Message] = []
+
+            def is_told(stranger: RankSocket = stranger, said: list[Message] = said) -> bool:
+                stranger.connect(time.monotonic())
+                said += stranger.receive()
+                return bool(said)
+
+            job.until(is_told, "an answer")
+            assert said == [Refused(reason)]
+            assert f"refused: rank {card.number} of 127.0.0.1 port {card.port}: {reason}" in job.logs()
+            stranger.close()
+        check(job, job.wait(), {0, 1})
+        assert job.store.read().epoch == 0 and job.events("detected") == []
+
+
+def test_numbers_that_were_given_outlive_every_coordinator(tmp_path: Path) -> None:
+    with ToyJob(tmp_path, world=3, steps=300) as job:
+        job.until_committed(10)
+        job.signal(2, signal.SIGKILL)
+        job.kill_coordinator()
+        job.start_coordinator()
+        check(job, job.wait(), {0, 1})
+        assert job.store.read().numbers == 3
 
 
 def test_the_service_needs_no_torch() -> None:

@@ -11,7 +11,10 @@ from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
     Ended,
+    Gone,
     Heartbeat,
+    Leave,
+    MustStay,
     Over,
     Prepare,
     Prepared,
@@ -33,6 +36,8 @@ from elaswave_fx.control.protocol.rank_state import (
     HeartbeatDue,
     Holdings,
     Interrupt,
+    LeaveAsked,
+    Left,
     Limits,
     LinksDown,
     MendLinks,
@@ -109,8 +114,8 @@ class Driver:
         return [a for a in self.did if isinstance(a, Send) and isinstance(a.message, kind)]
 
     def beat(self, now_s: float = 0.0) -> Heartbeat:
-        (found,) = [a.message for a in self.feed(TICK, now_s) if isinstance(a, Send)]
-        assert isinstance(found, Heartbeat)
+        sent = [action.message for action in self.feed(TICK, now_s) if isinstance(action, Send)]
+        (found,) = [message for message in sent if isinstance(message, Heartbeat)]
         return found
 
 
@@ -152,15 +157,32 @@ def test_a_commit_out_of_order_or_without_a_vote_is_a_bug_of_ours() -> None:
 def test_a_rank_pauses_before_its_next_step_while_store_or_ledger_are_out_of_reach() -> None:
     rank = Driver()
     assert may_step(rank.state, 2.0) and not may_step(rank.state, 2.1)
-    assert ProbeStore() not in rank.feed(TICK, 0.9) and ProbeStore() in rank.feed(TICK, 1.1)
-    rank.feed(StoreSeen(Term(1), Epoch(0), (ME, PEER)), 1.2)
-    assert may_step(rank.state, 3.2)
+    rank.feed(StoreSeen(Term(1), Epoch(0), True, 0.0, 500.0), 0.2)
+    rank.feed(TICK, 0.9)
+    assert rank.sent(ProbeStore) == []
+    rank.feed(TICK, 1.1)
+    assert rank.sent(ProbeStore) == [Send(COORDINATOR, ProbeStore(ME, 1.1))]
+    rank.feed(StoreSeen(Term(1), Epoch(0), True, 1.1, 501.5), 1.9)
+    assert may_step(rank.state, 3.1) and not may_step(rank.state, 3.2), "the lease begins when the rank asked"
+    rank.feed(StoreSeen(Term(1), Epoch(0), True, 0.4, 502.4), 2.5)
+    assert may_step(rank.state, 3.1), "an answer that was overtaken takes nothing back"
     for version in (1, 2, 3):
         assert may_step(rank.state, 1.2)
         rank.feed(Committed(certificate(version)))
     assert not may_step(rank.state, 1.2)
     rank.feed(Ack(Term(1), Epoch(0), True, Version(1)))
     assert may_step(rank.state, 1.2)
+
+
+def test_a_rank_compares_its_clock_with_the_coordinators_as_soon_as_it_can() -> None:
+    rank = Driver()
+    for now_s in (0.2, 0.4):
+        rank.feed(TICK, now_s)
+        assert rank.sent(ProbeStore)[-1] == Send(COORDINATOR, ProbeStore(ME, now_s))
+    rank.feed(StoreSeen(Term(1), Epoch(0), True, 0.4, 700.5), 0.6)
+    assert rank.state.clock is not None and rank.state.clock.offset_s == pytest.approx(700.0)
+    rank.feed(TICK, 0.8)
+    assert len(rank.sent(ProbeStore)) == 2
 
 
 def test_the_heartbeat_says_where_the_engine_is_and_whether_all_copies_are_there() -> None:
@@ -292,7 +314,9 @@ def test_an_epoch_whose_links_are_down_is_left_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "news", [Ack(Term(1), Epoch(1), False, Version(0)), StoreSeen(Term(1), Epoch(1), (PEER,))], ids=["ack", "store"]
+    "news",
+    [Ack(Term(1), Epoch(1), False, Version(0)), StoreSeen(Term(1), Epoch(1), False, 0.0, 0.0)],
+    ids=["ack", "store"],
 )
 def test_an_excluded_rank_learns_it_within_a_step_and_falls_silent(news: Ack | StoreSeen) -> None:
     rank = Driver()
@@ -357,3 +381,40 @@ def test_a_joiner_asks_until_it_is_a_member() -> None:
     assert report_in(rank.feed(PREPARE)).copies == {}
     assert answers(rank.feed(activate(4))) == [Go(activate(4).activation, "the plan")]
     assert not rank.beat().joining
+
+
+# --- Leaving
+
+
+def test_who_is_told_to_leave_says_so_for_as_long_as_it_is_a_member() -> None:
+    rank = Driver()
+    (said,) = rank.feed(LeaveAsked(5.0), 1.0)
+    assert isinstance(said, Send) and isinstance(said.message, Heartbeat) and said.message.leave is Leave.WHEN_SPARED
+    assert rank.beat(5.9).leave is Leave.WHEN_SPARED and rank.beat(6.0).leave is Leave.OVERDUE
+    rank.feed(MustStay("it is the last rank of the job"))
+    assert rank.state.must_stay == "it is the last rank of the job"
+
+
+def test_who_has_left_ends_in_order_and_says_that_it_is_gone() -> None:
+    rank = Driver()
+    rank.feed(LeaveAsked(5.0))
+    rank.feed(Committed(certificate()))
+    rank.feed(Prepare(BALLOT, Version(1)))
+    rank.feed(StepLeft(holdings(FIRST), None))
+    (left,) = answers(rank.feed(Ack(Term(1), Epoch(1), False, Version(1))))
+    assert left == Left("rank 0 was told to leave, and left after step 0")
+    assert rank.feed(TICK, 1.0) == [], "it is heard no more"
+    assert rank.feed(Closing(finished=False)) == [Send(COORDINATOR, Gone(ME))] and rank.state.closed
+
+
+def test_who_is_told_twice_ends_at_once() -> None:
+    rank = Driver()
+    rank.feed(LeaveAsked(5.0))
+    (end,) = rank.feed(LeaveAsked(5.0))
+    assert isinstance(end, EndProcess) and "once more" in end.reason
+
+
+def test_who_is_told_to_leave_before_it_is_a_member_just_ends() -> None:
+    rank = Driver(joiner(ME, LIMITS, 0.0))
+    (left,) = answers(rank.feed(LeaveAsked(5.0)))
+    assert isinstance(left, Left) and "before it was a member" in left.reason

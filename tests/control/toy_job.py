@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,11 @@ import msgspec
 from elaswave_fx.control.agent.agent import Agent, Excluded, Go, Holdings, Progress
 from elaswave_fx.control.coordinator.plan_cache import Held, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
+from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.register import Register
+from elaswave_fx.control.protocol.speed_meter import Expected
+from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
@@ -46,13 +50,16 @@ from elaswave_fx.control.protocol.types import (
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import STOP_WANTED, Payload
+from elaswave_fx.control.tcp import listen, port_of
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.rank_news import RankNews
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control import toy_planner
+from tests.control.cards import card_of
 
 WAIT_S = 60.0
 """How long anything may take on a busy machine; nothing waits for so long when it works."""
@@ -70,16 +77,27 @@ class ToyPlanning:
         assignment = msgspec.json.decode(text, type=Assignment)
         return Planned(text, assignment, "toy", None)
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
         if len(members) < self.least:
             raise PlanError(f"{len(members)} ranks are too few; {self.least} would do")
         assignment = toy_planner.replan(members, held, before.assignment)
         return Planned(text_of(assignment), assignment, f"over {len(members)} ranks", None, ("moved",))
 
-    def wants_move(self, before: Planned, held: Held) -> bool:
+    def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
+        return rank
+
+    def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
+        return {}
+
+    def slow_ranks(self, planned: Planned) -> SlowRanks:
+        return SlowRanks()
+
+    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
         owners = [box.owner for box in before.assignment.boxes]
         counts = [owners.count(rank) for rank in before.assignment.members]
-        return max(counts) - min(counts) >= 2 or any(len(ranks) > 2 for ranks in held.values())
+        if max(counts) - min(counts) < 2 and all(len(ranks) <= 2 for ranks in held.values()):
+            return None
+        return replace(self.replan(before, before.assignment.members, held), aim="owners move")
 
 
 def text_of(assignment: Assignment) -> str:
@@ -115,8 +133,11 @@ class Box:
 class ToyRank:
     """The main thread of one rank."""
 
-    def __init__(self, rank: int, first: Activation, address: ControlAddress, folder: Path, steps: int, pause_s: float):
-        self.rank, self.folder, self.steps, self.pause_s = Rank(rank), folder, steps, pause_s
+    def __init__(
+        self, card: Card, first: Activation, address: ControlAddress, home: JobHome, folder: Path, steps: int,
+        pause_s: float,
+    ) -> None:  # fmt: skip
+        self.rank, self.folder, self.steps, self.pause_s = card.number, folder, steps, pause_s
         self.activation = first
         self.committed = first.resume
         self.boxes: dict[BoxId, Box] = {}
@@ -127,10 +148,10 @@ class ToyRank:
         self.redone = self.epochs = 0
         self.stopped = False  # somebody's vote said so
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(folder / f"{rank}.sock"))
+        self.socket.bind(self._path(self.rank))
         self.socket.settimeout(0.005)
         self.agent = Agent(
-            self.rank, first, address, interrupt=self._interrupt, progress=self._progress,
+            card, first, address, home, interrupt=self._interrupt, progress=self._progress,
             lost=self._links_down, mend=lambda: None,
         )  # fmt: skip
 
@@ -215,6 +236,8 @@ class ToyRank:
             (self.folder / f"whole-{self.rank}-{self.activation.epoch}").touch()
 
     def _step(self) -> None:
+        if not self.agent.may_step:
+            print(f"rank {self.rank} waits for the store", flush=True)
         if not self.agent.await_store(5.0):
             return
         self._catch_up()
@@ -319,9 +342,11 @@ class ToyJob:
         self.planning = ToyPlanning(least)
         assignment = toy_planner.first_assignment(world, UNITS)
         self.first = Activation(Epoch(0), assignment, SEED, SEED, None, rollback=True)
-        first = Register(Term(0), self.first, SEED, SEED, None, SEED)
+        first = Register(Term(0), self.first, SEED, SEED, None, SEED, numbers=world)
         self.store = FileStore.create(folder, first, text_of(assignment))
-        self.address = ControlAddress(self.store.folder, "t" * 32, folder)
+        self.listener = listen("127.0.0.1", 0)
+        self.address = ControlAddress("127.0.0.1", port_of(self.listener), "t" * 32)
+        self.home = JobHome(self.store.folder, folder)
         self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.coordinators: list[int] = []
@@ -339,6 +364,7 @@ class ToyJob:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        self.listener.close()
         with contextlib.suppress(OSError):
             self.store.settle()
 
@@ -359,7 +385,10 @@ class ToyJob:
             os._exit(code)
 
     def _rank(self, rank: int) -> None:
-        result = ToyRank(rank, self.first, self.address, self.folder, self.steps, self.pause_s).run()
+        self.listener.close()
+        result = ToyRank(
+            card_of(rank), self.first, self.address, self.home, self.folder, self.steps, self.pause_s
+        ).run()
         beside = self.folder / f".result-{rank}"
         beside.write_text(json.dumps(result))
         beside.rename(self.folder / f"result-{rank}")
@@ -370,8 +399,10 @@ class ToyJob:
 
         def body() -> int:
             ours.close()
-            spec = CoordinatorSpec(address=self.address, planning=self.planning)
-            return run_coordinator(spec, theirs)
+            spec = CoordinatorSpec(
+                address=self.address, home=self.home, planning=self.planning, conditions=Conditions()
+            )
+            return run_coordinator(spec, theirs, listener=self.listener)
 
         pid = self._fork("coordinator", body)
         theirs.close()

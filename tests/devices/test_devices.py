@@ -21,6 +21,27 @@ def test_cpu_memory_is_within_the_machine():
     assert device.torch_device == held.device
 
 
+def test_memory_beyond_what_a_step_takes_goes_back_to_the_system():
+    code = """
+from pathlib import Path
+device.set_up(threads=1)
+def resident_mib():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4 // 1024
+def step(mib):
+    held = [torch.ones(mib << 18) for _ in range(4)]
+device.keep(400 << 20)
+begin = resident_mib()
+step(100)
+kept = resident_mib() - begin
+device.keep(40 << 20)
+print(kept >= 390, resident_mib() - begin <= 140)
+step(10)
+print(resident_mib() - begin <= 140)
+"""
+    assert in_a_new_process(code).split() == ["True"] * 3
+
+
 def test_fingerprint_says_what_decides_bits(monkeypatch):
     device = make_device("cpu")
     before = dict(device.fingerprint())

@@ -34,20 +34,21 @@ def test_its_memory_is_the_cpus() -> None:
 
 def test_kernels_take_what_the_plan_says_at_the_speed_of_the_rank() -> None:
     plan = plan_2x2()
-    assert kernels(plan, Rank(0)) == {0: (1e-3, 2e-3, 1e-5, 0.0), 1: (2e-3, 4e-3, 2e-5, 0.0)}
-    slow = kernels(plan, Rank(1))
+    assert kernels(plan, Rank(0), 1.0) == {0: (1e-3, 2e-3, 1e-5, 0.0), 1: (2e-3, 4e-3, 2e-5, 0.0)}
+    slow = kernels(plan, Rank(1), 0.5)
     assert list(slow) == [2, 3]
     assert slow[3] == pytest.approx((8e-3, 16e-3, 8e-5, 0.0))
-    assert kernels(plan, Rank(3))[3] == pytest.approx((4e-3, 8e-3, 4e-5, 0.0))
+    assert kernels(plan, Rank(3), 1.0)[3] == pytest.approx((4e-3, 8e-3, 4e-5, 0.0))
 
 
 def test_links_between_hosts_are_emulated() -> None:
     topology = local_topology(6, speeds=(1.0,) * 6)
-    assert paces(topology, Rank(0)) == {}
+    assert paces(topology, Rank(0), False) == {}
     known = (HostLink((Host(0), Host(2)), Link(0.5, 1e6)),)
-    assert paces(dataclasses.replace(topology, links=known), Rank(0)) == {4: (0.5, 1e6), 5: (0.5, 1e6)}
+    assert paces(dataclasses.replace(topology, links=known), Rank(0), False) == {4: (0.5, 1e6), 5: (0.5, 1e6)}
     slow = dataclasses.replace(topology, between_hosts=Link(latency_s=0.1), links=known)
-    assert paces(slow, Rank(5)) == {0: (0.5, 1e6), 1: (0.5, 1e6), 2: (0.1, 3e9), 3: (0.1, 3e9)}
+    assert paces(slow, Rank(5), True) == {0: (0.5, 1e6), 1: (0.5, 1e6), 2: (0.1, 3e9), 3: (0.1, 3e9)}
+    assert paces(slow, Rank(5), False) == {0: (0.5, 1e6), 1: (0.5, 1e6)}, "what was measured needs no emulation"
 
 
 def test_the_topology_of_emulated_ranks() -> None:
@@ -57,7 +58,7 @@ def test_the_topology_of_emulated_ranks() -> None:
     topology = topology_of(small_config("two_tower", *words, *emulated, links))
     assert [member.speed for member in topology.members] == [1.0, 0.5, 2.0, 1.0]
     assert {member.memory_bytes for member in topology.members} == {2**19}
-    assert topology.link(Rank(0), Rank(1)) == dataclasses.replace(topology.within_host, latency_s=3e-3)
+    assert topology.link(Rank(0), Rank(1)).latency_s == 3e-3
     assert topology.link(Rank(1), Rank(3)) == Link(1e-3, 1e6)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
 from tests.runs import Run, run_job, small_config
 
 
@@ -60,6 +61,17 @@ def test_a_lost_rank_is_recovered_from(tmp_path: Path) -> None:
     assert (found["ranks"], found["epoch"]) == (3, 1)
     plan = Plan.from_json((tmp_path / "plan-1.json").read_text())
     assert found["predicted_pipeline_ms"] == pytest.approx(1e3 * plan.predicted.pipeline_s, abs=1e-3)
+
+
+def test_a_rank_that_is_slowed_down_holds_the_others_up(tmp_path: Path) -> None:
+    """Nobody is lost, and a step is never shorter than what the slow rank takes for its units."""
+    run = emulated(tmp_path, 2, 1, "steps=8", "faults=[{step: 3, rank: 1, kind: slow, speed: 0.25, steps: 3}]")
+    assert (run.code, run.summary["recoveries"]) == (0, [])
+    (told,) = events(run, "fault")
+    assert (told["rank"], told["step"], told["fault"], told["speed"]) == (1, 3, "slow", 0.25)
+    taken = [line["step_ms"] for line in run.metrics]
+    busy_ms = 1e3 * Plan.from_json((tmp_path / "plan-0.json").read_text()).predicted.ranks[Rank(1)].busy_s
+    assert min(taken[3:6]) >= 4 * busy_ms - 0.01
 
 
 def test_speeds_and_links_are_real(tmp_path: Path) -> None:

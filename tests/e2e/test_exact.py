@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -98,6 +100,16 @@ def test_nobody_goes_on_from_a_run_that_computed_other_bits(tmp_path: Path, monk
     )
     monkeypatch.setenv("MKL_CBWR", there)
     assert finish(exact("gpt", (2, 1), *words), tmp_path).code == 0, "nothing was lost"
+
+
+def test_the_command_needs_nothing_of_its_environment(tmp_path: Path) -> None:
+    """MKL's branch has to be chosen before the builder tries the model; tests say it by a variable, users do not."""
+    words = ("recipe=two_tower", "exact=true", "steps=2", "eval.every=0", "hydra.run.dir=run", "cache.dir=cache")
+    command = [sys.executable, "-m", "elaswave_fx.train", *words]
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_rank_that_would_compute_other_bits_is_refused() -> None:

@@ -32,7 +32,7 @@ def test_the_ranks_that_are_left_save_what_they_have(
         sweep(folder)
 
     with monkeypatch.context() as patched:  # the coordinator is forked from here
-        patched.setattr(replan, "replan", too_few)
+        patched.setattr(replan, "replan_like", too_few)
         if first_is_late:
             patched.setattr(checkpoints, "sweep", late_sweep)
         fault = "faults=[{step: 7, rank: 1, kind: kill, phase: backward}]"

@@ -156,6 +156,7 @@ def run_with_plan(config: Config, folder: Path, planner: object) -> Run:
         steps=config.steps,
         builder=lambda: build_job(config, folder, planner),  # type: ignore[arg-type]
         worker=lambda context: run_worker(config, context),
+        faults=config.faults,
     )
     return Run(launch(spec), folder)
 

@@ -217,6 +217,30 @@ def test_another_model_file_is_found(copy: Path) -> None:
     assert "cannot be read" in wrong(copy)["model"]
 
 
+def test_other_running_statistics_are_found(tmp_path: Path) -> None:
+    """In the model file, in a checkpoint that a replay begins from, and in the ledger beside another run's."""
+    words = ("steps=4", "exact=true", "parallel.dp=2", "parallel.granule=4")
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert finish(small_config("resnet_digits", *words), folder).code == 0
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert wrong(one, two, (0, 3)) == {}
+    lines = [json.loads(line) for line in (one / "ledger.jsonl").read_text().splitlines()]
+    summary = json.loads((one / "summary.json").read_text())
+    assert all(line["buckets"].keys() == summary["buckets"].keys() for line in lines)
+    last = max(map(int, summary["buckets"]))  # of buffers, which come after parameters
+    other = {**lines[2]["buckets"], str(last): "0" * 32}
+    edit(one / "ledger.jsonl", 2, buckets=other)
+    found = wrong(one, two, (0, 3))
+    assert f"bucket {last}, unit4.buffers (" in found["compared"], found
+    assert f"bucket {last}, unit4.buffers (" in found["replay"], found
+    tensors = load_file(two / "model.safetensors")
+    tensors["stem_norm.running_mean"][0] += 1.0
+    save_file(tensors, two / "model.safetensors")
+    assert "unit0.buffers (stem_norm.running_mean, stem_norm.running_var)" in wrong(two)["model"]
+    save_file({**tensors, "stem_norm.running_mean": torch.zeros(3)}, two / "model.safetensors")
+    assert "unit0.buffers (stem_norm.running_mean, stem_norm.running_var)" in wrong(two)["model"]
+
+
 # --- What is planted in a run while it goes on
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.errors import ConfigError, DataError, Excluded, PeerLost, PlanError
 from elaswave_fx.launch.channel import ChannelClosed
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
 from elaswave_fx.launch.local import launch
+from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.metrics import StepReport
 from tests.control import toy_job, toy_planner
 
@@ -65,8 +67,8 @@ class Trouble:
 class FakeRank(toy_job.ToyRank):
     """A toy rank that reports to the launcher, and gets into trouble."""
 
-    def __init__(self, context: WorkerContext, trouble: Trouble, steps: int, pause_s: float) -> None:
-        super().__init__(context.rank, context.first, context.control, context.run_dir, steps, pause_s)
+    def __init__(self, context: WorkerContext, card: Card, trouble: Trouble, steps: int, pause_s: float) -> None:
+        super().__init__(card, context.first, context.control, context.home, context.run_dir, steps, pause_s)
         self.context, self.trouble = context, trouble
 
     def wants_stop(self) -> bool:
@@ -122,9 +124,9 @@ def job(
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
         trouble.at_start(context.rank)
-        places = context.peers(context.port or 9000 + context.rank)
-        rank = FakeRank(context, trouble, steps - short, pause_s)
-        context.detach()
+        card, cards = context.meet(context.port or 9000 + context.rank)
+        rank = FakeRank(context, card, trouble, steps - short, pause_s)
+        context.detach(rank.agent.job_time)
         result = rank.run()
         if result["end"] == "excluded":
             raise Excluded(result["reason"])
@@ -134,8 +136,8 @@ def job(
             raise ChannelClosed("the launcher is gone")
         if context.rank == min(result["members"]):
             context.report_eval(steps, 0.25, 100)
-        ports = [places[rank].port for rank in sorted(places)]
-        hosts = [places[rank].host_id for rank in sorted(places)]
+        ports = [cards[rank].port for rank in sorted(cards)]
+        hosts = [cards[rank].failure_domain for rank in sorted(cards)]
         return {"params_digest": "00ff", "ports": ports, "host_ids": hosts}
 
     return JobSpec(
@@ -177,3 +179,17 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def three_free_ports() -> int:
+    """The first of three in a row, and one before them, that nobody uses; processes that test at once begin to look at
+    places of their own, for ports are free again until a job takes them."""
+    ports = range(21000, 29000, 10)
+    first = os.getpid() * 7919 % len(ports)
+    for port in (*ports[first:], *ports[:first]):
+        try:
+            with claimed_ports("127.0.0.1", port - 1, 5):
+                return port
+        except ConfigError:
+            continue
+    raise AssertionError("no ports are free")

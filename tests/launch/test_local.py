@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,20 @@ import psutil
 import pytest
 
 from elaswave_fx.config.faults import Fault
+from elaswave_fx.control.coordinator import service
+from elaswave_fx.control.coordinator.plan_cache import Held, Planned
 from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
 from elaswave_fx.files import json_lines
-from elaswave_fx.launch import local
+from elaswave_fx.launch import coordination, local
 from elaswave_fx.launch.local import launch
-from tests.launch.fake_job import broken_builder, job, refusing_builder
+from elaswave_fx.plan.topology import Rank
+from tests.control.toy_job import ToyPlanning
+from tests.launch.fake_job import broken_builder, job, refusing_builder, three_free_ports
 
 METRICS = {
     "step", "loss", "tokens", "step_ms", "epoch", "world_size", "lr", "grad_norm", "tokens_per_s", "memory_peak_mb",
-    "energy_j", "energy_per_token_j",
+    "energy_j", "energy_per_token_j", "samples",
 }  # fmt: skip
 
 
@@ -53,7 +59,7 @@ def test_a_run_that_ends_well_leaves_all_its_files(tmp_path: Path, capfd: pytest
     assert metrics[1] == {
         "step": 1, "loss": 1.0, "tokens": 64, "step_ms": 4.0, "epoch": 0, "world_size": 4, "lr": 1e-3,
         "grad_norm": None, "tokens_per_s": 16000.0, "memory_peak_mb": 40.0,
-        "energy_j": None, "energy_per_token_j": None,
+        "energy_j": None, "energy_per_token_j": None, "samples": 12,
     }  # fmt: skip
     summary = summary_of(tmp_path)
     assert summary["steps"] == 5
@@ -144,6 +150,30 @@ def test_a_lost_worker_is_gone_on_without(
     assert f"lost: {cause}" in out and "epoch 1: ranks" in out and "epoch 1: planned in" in out
 
 
+class SlowPlanning(ToyPlanning):
+    """Takes long over a plan for which everybody waits."""
+
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+        time.sleep(4 * HUNG_S)
+        return super().replan(before, members, held, like)
+
+
+HUNG_S = 0.75
+
+
+def test_a_coordinator_that_plans_for_long_is_not_taken_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordination, "HUNG_S", HUNG_S)
+    monkeypatch.setattr(service, "ALIVE_S", HUNG_S / 5)
+    spec = job(tmp_path, ranks=4, steps=40, pause_s=0.005, modes={1: "killed"})
+    assert launch(replace(spec, planning=SlowPlanning())) == 0
+    (recovery,) = summary_of(tmp_path)["recoveries"]
+    assert recovery["plan_ms"] > 3e3 * HUNG_S and recovery["ranks"] == [1]
+    kinds = {event["kind"] for event in lines_of(tmp_path / "events.jsonl")}
+    assert "coordinator" not in kinds, "it was not ended, and no other was started"
+
+
 @pytest.mark.parametrize(("mode", "version"), [("checkpoint", 3), ("checkpoint fails", 0)])
 def test_a_rollback_may_lead_to_checkpoints_that_are_whole(mode: str, version: int, tmp_path: Path) -> None:
     assert launch(job(tmp_path, steps=60, pause_s=0.01, modes={0: mode})) == 0
@@ -228,3 +258,37 @@ def test_an_unwritable_run_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         launch(job(tmp_path / "file" / "run"))
+
+
+def test_a_busy_control_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"launch.control_port={port}: .*another process has the port.*0 for any"):
+            launch(replace(job(tmp_path / "run"), control_port=port))
+    port = three_free_ports()
+    ranks = job(tmp_path / "run", ranks=2, port=port)
+    taken = f"launch.control_port={port + 1}: rank 1 listens on it; nearest valid: {port + 2}, or 0"
+    with pytest.raises(ConfigError, match=taken):
+        launch(replace(ranks, control_port=port + 1))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("0.0.0.0", "is no address that others can dial"),
+        ("2001:db8::1", "is no address of this machine"),
+        ("nowhere.invalid", "cannot be resolved"),
+    ],
+)
+def test_a_host_that_is_not_this_machine_is_refused(host: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^launch.host={host}: .*{why}.*nearest valid: 127.0.0.1$"):
+        launch(replace(job(tmp_path / "run"), host=host))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_a_host_may_have_an_address_of_the_newer_kind_or_a_name(host: str, tmp_path: Path) -> None:
+    spec = job(tmp_path, ranks=4, steps=40, pause_s=0.005, modes={1: "killed"})
+    assert launch(replace(spec, host=host)) == 0
+    assert [recovery["rank"] for recovery in summary_of(tmp_path)["recoveries"]] == [1]

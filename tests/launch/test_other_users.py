@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import importlib
 import json
 import os
@@ -12,6 +11,7 @@ import pkgutil
 import shutil
 import signal
 import socket
+import struct
 import tempfile
 import time
 import traceback
@@ -24,9 +24,11 @@ import pytest
 import elaswave_fx
 from elaswave_fx.config.types import CacheConfig
 from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.control.stream import Hello
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.ports import claimed_ports
+from elaswave_fx.plan.topology import Rank
 from tests.recovery.harness import Finished, Job, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
@@ -37,6 +39,8 @@ STRANGER = 65534
 
 CONNECTIONS = 64
 """That are held open to every port of the job: four times as many as a rank talks with at once."""
+
+HELLO = Hello.of(Rank(1)).frame
 
 NAMES = ("elaswave-0", "elaswave-port-0", "coordinator", *(f"elaswave-port-{port}" for port in range(29500, 29508)))
 """In the kernel's memory, which a job may want."""
@@ -65,13 +69,14 @@ def test_a_stranger_gets_nothing_and_hinders_nobody(open_folder: Path, reference
     os.chown(loot, STRANGER, STRANGER)
     with Job(config, open_folder / "run") as job:
         job.await_step(5)
-        token = JobFile.read(job.folder).token
+        told = JobFile.read(job.folder)
+        token = told.token
         coordinator = job.coordinator()
         assert coordinator is not None
         pids = [*job.pids.values(), job.launcher, coordinator]
         ports = [port for pid in job.pids.values() for port in listening_ports(pid)]
         assert len(ports) == len(job.pids), f"the ranks listen on {ports}"
-        with as_stranger(lambda: Attack(job.folder, pids, ports).run(loot)) as stranger:
+        with as_stranger(lambda: Attack(job.folder, pids, ports, told.port).run(loot)) as stranger:
             await_true((loot / "tried.json").exists, "everything was tried once")
             tried = json.loads((loot / "tried.json").read_text())
             assert not job.ended, f"the run was over too soon, in {job.folder}"
@@ -134,9 +139,9 @@ def test_a_port_that_another_user_has_is_refused(kind: str, open_folder: Path) -
     with as_stranger(take):
         await_true((taken / "yes").exists, "the port is taken")
         busy = f"launch.port={port}: port {port + 1} \\(rank 1\\) is busy; nearest valid: {port + 2}, or 0 for any"
-        with pytest.raises(ConfigError, match=busy), claimed_ports(port, 3):
+        with pytest.raises(ConfigError, match=busy), claimed_ports("127.0.0.1", port, 3):
             pass
-    with claimed_ports(port, 3):
+    with claimed_ports("127.0.0.1", port, 3):
         pass
 
 
@@ -147,6 +152,7 @@ class Attack:
     folder: Path
     pids: list[int]
     ports: list[int]
+    control: int
     had: list[str] = field(default_factory=list)
     """What succeeded, and must not."""
 
@@ -217,17 +223,17 @@ class Attack:
                 self._hold(taker)
 
     def reach_the_coordinator(self) -> None:
-        for place in (self.folder / "control", *Path("/dev/shm").glob("elaswave-*")):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dialer:
-                try:
-                    dialer.connect(str(place / "coordinator.sock"))
-                    self.had.append(f"a connection to {place}")
-                except OSError as error:
-                    assert error.errno in (errno.EACCES, errno.ENOENT), error
+        """With a greeting as a rank has it, on which a coordinator proves the job's token: it is not even heard."""
+        with socket.socket() as dialer, contextlib.suppress(ConnectionError):
+            dialer.settimeout(1.0)
+            dialer.connect(("127.0.0.1", self.control))
+            dialer.send(struct.pack("<I", len(HELLO)) + HELLO)
+            if heard := dialer.recv(4096):
+                self.had.append(f"{len(heard)} bytes of the coordinator")
 
     def fill_ports(self) -> None:
         """Connections that say nothing, little, or nonsense, and stay; some are given up for new ones."""
-        for port in self.ports:
+        for port in (*self.ports, self.control):
             for number in range(CONNECTIONS):
                 dialer = socket.socket()
                 dialer.setblocking(False)
@@ -247,7 +253,7 @@ class Attack:
     def _hold(self, taken: socket.socket) -> None:
         """Open until it is one of too many."""
         self.held.append(taken)
-        while len(self.held) > 2 * CONNECTIONS * len(self.ports):
+        while len(self.held) > 2 * CONNECTIONS * (len(self.ports) + 1):
             self.held.pop(0).close()
 
     def _read_below(self, folder: Path) -> int:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.launch.local import launch
-from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
-from tests.launch.fake_job import broken_builder, job
+from tests.launch.fake_job import broken_builder, job, three_free_ports
 from tests.launch.test_local import lines_of, no_process_is_left, summary_of
 from tests.waiting import await_true
 
@@ -90,6 +90,18 @@ def test_a_build_that_fails_costs_no_earlier_result(tmp_path: Path, capfd: pytes
     assert (summary_of(tmp_path)["steps"], (tmp_path / "model.safetensors").exists()) == (3, False)
 
 
+def test_a_build_that_fails_leaves_no_initial_tensors(tmp_path: Path) -> None:
+    initial = RunDirectory.initial(tmp_path)
+
+    def builder() -> BuildResult:
+        initial.mkdir()
+        (initial / "state.safetensors").touch()
+        return broken_builder()
+
+    assert launch(job(tmp_path, builder=builder)) == 1
+    assert not initial.exists()
+
+
 def test_a_directory_says_what_it_cannot_write(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path)
     (tmp_path / "eval.jsonl").symlink_to("/dev/full")
@@ -137,17 +149,3 @@ def test_ports_of_another_job_are_refused_before_anything_is_done(
         finally:
             other.send_signal(signal.SIGINT)
     assert launch(job(second, ranks=3, port=port)) == 0, "they are free again"
-
-
-def three_free_ports() -> int:
-    """The first of three in a row, and one before them, that nobody uses; processes that test at once begin to look at
-    places of their own, for ports are free again until a job takes them."""
-    ports = range(21000, 29000, 10)
-    first = os.getpid() * 7919 % len(ports)
-    for port in (*ports[first:], *ports[:first]):
-        try:
-            with claimed_ports(port - 1, 5):
-                return port
-        except ConfigError:
-            continue
-    raise AssertionError("no ports are free")

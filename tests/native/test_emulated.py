@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from elaswave_fx import _native
+from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.errors import ExecError
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
     BATCH,
+    BUFFERS,
     TEST_TIMEOUT_S,
     TILINGS,
-    WIDTH,
     Model,
     Tile,
     Tiling,
@@ -27,7 +28,7 @@ from tests.native.tiny import (
     joined,
     make_engine,
     owned,
-    program,
+    running_statistics,
     take_step,
     tile_inputs,
     train,
@@ -68,6 +69,19 @@ def assert_untouched(found: dict[str, Tensor]) -> None:
     """No gradient came from anywhere: the update leaves the parameters as they were."""
     for name, tensor in initial().items():
         assert torch.equal(found[name], tensor)
+
+
+def test_a_vote_says_how_long_units_took(model: Model) -> None:
+    """Modelled durations are known exactly, and are longer on a slow rank; what is computed is measured."""
+    tiling, inputs = ALONE, tile_inputs(ALONE[0], 0)
+    for slowdown in (1.0, 3.0):
+        options = _native.StepOptions(TEST_TIMEOUT_S, slowdown=slowdown)
+        votes = emulated_engine(model, tiling, 0).step(0, inputs, [[0.1]], options).votes
+        assert Payload.unpack(votes[0]).busy_s == pytest.approx(slowdown * modelled_s(tiling, 0))
+    result = make_engine(model, tiling, 0, None).step(0, inputs, [[0.1]], _native.StepOptions(TEST_TIMEOUT_S))
+    units = [result.timings[name] for name in ("FORWARD", "BACKWARD")]
+    took_s = math.fsum(each.seconds - each.wait_seconds for each in units)
+    assert Payload.unpack(result.votes[0]).busy_s == pytest.approx(took_s, rel=0.2)
 
 
 @pytest.mark.parametrize("name", ["pipeline", "data parallel", "rows of other widths", "columns of other cuts"])
@@ -121,22 +135,12 @@ def test_evaluation_waits_too(model: Model, started: Callable[..., Ranks]) -> No
 
 
 def test_buffer_updates_get_zeros_of_every_granule(model: Model) -> None:
-    """Buffers b' = b / 2 + value: what is left is the half of the half."""
-
-    def forward0(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
-        h = torch.relu(torch.addmm(b, x, a.t()))
-        return h, x.mean(0), x.sum(), x, h, keys
-
     tiling: Tiling = {0: Tile((0, 3), ((0, 4), (4, 8)))}
-    x, w, b = torch.randn(3, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
-    keys = torch.ops.elaswave.sample_keys(0, 0, 3, 0)
-    folded = program(
-        lambda mean, number, dm, dn: (mean * 0.5 + dm, number * 0.5 + dn), b, torch.ones(()), b, torch.ones(())
-    )
-    update = (program(forward0, x, w, b, keys), folded, {"mean": torch.ones(WIDTH), "number": torch.ones(())})
-    engine = make_engine(model, tiling, 0, granule=4, update=update, modelled=modelled(1.0))
+    changing = running_statistics()
+    engine = make_engine(model, tiling, 0, granule=4, changing=changing, modelled=modelled(1.0))
     take_step(engine, tiling[0], 0, clip=None)
-    assert torch.equal(engine.read("mean"), torch.full((WIDTH,), 0.25))
+    found = changing.of(engine.read(BUFFERS))
+    assert (found["mean"].max(), found["number"], found["granules"]) == (0.0, 4.0, 2)
 
 
 @pytest.mark.parametrize("seconds", [-1e-3, math.inf, math.nan])

@@ -21,6 +21,7 @@ from tests.native.tiny import (
     ALONE,
     BATCH,
     BUCKETS,
+    BUFFERS,
     LR,
     SEED,
     TEST_TIMEOUT_S,
@@ -30,7 +31,6 @@ from tests.native.tiny import (
     Reference,
     Taken,
     Tile,
-    Tiling,
     batch,
     eager_loss,
     even_boxes,
@@ -46,7 +46,9 @@ from tests.native.tiny import (
     owned,
     program,
     reference,
+    running_statistics,
     schedule,
+    statistics_after,
     take_step,
     tile_inputs,
     train,
@@ -129,7 +131,7 @@ def test_without_an_endpoint_and_without_clipping(model: Model) -> None:
     taken = train(engine, ALONE[0], 4, clip=None)
     assert_trained([(taken, owned(engine, ALONE, 0))], reference(4, clip=None))
     assert taken[0].scale == 1.0 / (BATCH * WIDTH)
-    assert set(taken[0].runs) == {"FORWARD", "BACKWARD", "REDUCE", "FOLD", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
+    assert set(taken[0].runs) == {"FORWARD", "BACKWARD", "REDUCE", "VOTE", "UPDATE", "GATHER", "SNAPSHOT"}
     assert taken[0].runs["FORWARD"] == 3
     assert taken[0].memory_bytes > 2**20
     for number, name in enumerate(BUCKETS):
@@ -235,50 +237,55 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
 # --- Buffer updates: running mean of what unit 0 sees, one granule per micro-batch.
 
 
-def updating_engine(model: Model, tiling: Tiling, rank: int, endpoint: Any) -> _native.Engine:
-    """The model of `tiny` with a buffer that unit 0 updates: mean' = 0.9 mean + 0.1 mean of the granule."""
-
-    def forward(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
-        r = torch.relu(torch.addmm(b, x, a.t()))
-        return ops.keyed_dropout(r, keys, 0.25, 0, 0, 1), x.mean(0), x.sum(), x, r, keys
-
-    def fold(mean: Tensor, number: Tensor, granule: Tensor, total: Tensor) -> Any:
-        return mean * 0.9 + granule * 0.1, number * 2 + total
-
-    x, w, b = torch.randn(2, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
-    keys = ops.sample_keys(0, 0, 2, 0)
-    traced = program(forward, x, w, b, keys)
-    folded = program(fold, b, torch.ones(()), b, torch.ones(()))
-    buffers = {"mean": torch.zeros(WIDTH), "number": torch.ones(())}
-    return make_engine(model, tiling, rank, endpoint, granule=2, update=(traced, folded, buffers))
-
-
-def test_buffers_are_updated_in_granule_order(model: Model, started: Callable[..., Ranks]) -> None:
+@pytest.mark.parametrize("owner", [0, 1, 2, 3])
+@pytest.mark.parametrize("exact", [False, True])
+def test_buffers_are_updated_in_granule_order(
+    model: Model, owner: int, exact: bool, started: Callable[..., Ranks]
+) -> None:
+    """By whoever owns their box, also by a rank that only reads them or has no part in them, and by its holder."""
     tiling = {
         0: Tile((0, 3), ((0, 2),)),
         1: Tile((0, 1), ((2, 4), (4, 6), (6, 8))),
-        2: Tile((1, 3), ((2, 4), (4, 6), (6, 8))),
+        2: Tile((1, 2), ((2, 4), (4, 6), (6, 8))),
+        3: Tile((2, 3), ((2, 4), (4, 6), (6, 8))),
     }
+    changing = running_statistics()
+    holder = (owner + 1) % 4
+    boxes = [*even_boxes(tiling), changing.box(owner, holder)]
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
-        engine = updating_engine(model, tiling, rank, endpoint)
-        for step in range(2):
-            take_step(engine, tiling[rank], step, clip=None)
-        return engine.read("mean"), engine.read("number")
+        engine = make_engine(
+            model, tiling, rank, endpoint, granule=2, changing=changing, boxes=boxes, exact=exact,
+            record_dtype="bfloat16",
+        )  # fmt: skip
+        norms = [take_step(engine, tiling[rank], step, clip=None).grad_norm for step in range(2)]
+        engine.sync(TEST_TIMEOUT_S)
+        state = engine.read(len(boxes) - 1)
+        return engine.read(BUFFERS), state and (state.master, state.state), norms
 
-    results = started(3, body).results()
-    mean, number = torch.zeros(WIDTH), torch.ones(())
-    for step in range(2):
-        for granule in batch(step)["x"].split(2):
-            mean, number = mean * 0.9 + granule.mean(0) * 0.1, number * 2 + granule.sum()
-    for rank in (0, 1):
-        assert torch.equal(results[rank][0], mean)
-        assert torch.equal(results[rank][1], number)
-    assert torch.equal(results[2][0], torch.zeros(WIDTH))
+    results = started(4, body).results()
+    expected = statistics_after(2)
+    for rank, (work, state, norms) in enumerate(results):
+        assert (work is not None) == (rank != 3) and (state is not None) == (rank in (owner, holder))
+        for flat in [work] * (rank != 3) + ([state[0]] if state is not None else []):
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in changing.of(flat).items())
+        assert state is None or state[1] == []
+        assert norms == pytest.approx(reference(2, clip=None).norms, rel=1e-2), "buffers are no part of the norm"
+
+
+def test_a_buffer_is_rounded_once_a_step(model: Model) -> None:
+    """Its update computes in fp32; between the granules of a step the buffer is that, too."""
+    changing = running_statistics(torch.bfloat16)
+    tiling = {0: Tile((0, 3), ((0, 2), (2, 4), (4, 6), (6, 8)))}
+    engine = make_engine(model, tiling, 0, granule=2, changing=changing)
+    take_step(engine, tiling[0], 0, clip=None)
+    mean = changing.of(engine.read(BUFFERS))["mean"]
+    assert mean.dtype == torch.bfloat16
+    assert torch.equal(mean, statistics_after(1)["mean"].to(torch.bfloat16))
 
 
 def test_micro_batches_are_granules_where_buffers_are_updated(model: Model) -> None:
-    engine = updating_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, None)
+    engine = make_engine(model, {0: Tile((0, 3), ((0, 4), (4, 8)))}, 0, granule=2, changing=running_statistics())
     with pytest.raises(ExecError, match="granule at sample 2 was not produced; micro-batches must be single granules"):
         engine.step(0, batch(0), [[LR]], NO_CLIP)
 

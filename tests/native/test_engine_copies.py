@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
+from elaswave_fx.plan.transition_memory import KEPT_RECORDS
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
     BUCKETS,
+    BUFFERS,
     LR,
     TEST_TIMEOUT_S,
     TILINGS,
     Box,
     Model,
+    Tile,
     Tiling,
     even_boxes,
     loaded,
@@ -32,7 +36,9 @@ from tests.native.tiny import (
     master_of,
     program,
     reference,
+    running_statistics,
     schedule,
+    statistics_after,
     take_step,
     tile_inputs,
     train,
@@ -70,6 +76,16 @@ def stale(engine: _native.Engine) -> list[str]:
 def kill() -> _native.Fault:
     """The end of a rank right before it votes."""
     return _native.Fault("VOTE", signal.SIGKILL)
+
+
+def left_after_voting(started: Callable[..., Ranks], left: Callable[..., Any]) -> list[Any]:
+    """What ranks 0 and 1 say after rank 2 died right before its vote, of a run in which both had cast theirs before. On
+    a busy machine one may hear of the end sooner, and then says None."""
+    for _ in range(10):
+        found = started(3, left).results([0, 1])
+        if None not in found:
+            return found
+    raise AssertionError("rank 2 ends before the others vote")
 
 
 def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks]) -> None:
@@ -250,10 +266,11 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, 11)]
         caught = engine.holdings().catching_up
+        peaks = engine.holdings().behind_peak, engine.holdings().sent_at_once
         sent = [sent_in(engine, endpoint, rank, 11, taken)]
         engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         sent.append(sent_in(engine, endpoint, rank, 12, taken))
-        return [r.loss for r in taken], before, caught, sent, kept(engine), works(engine)
+        return [r.loss for r in taken], before, caught, sent, kept(engine), works(engine), peaks
 
     def sent_in(engine: Any, endpoint: Any, rank: int, step: int, taken: list[Any]) -> int:
         engine.sync(TEST_TIMEOUT_S)
@@ -263,15 +280,104 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         return endpoint.bytes_sent - before
 
     results = started(2, body).results()
-    for losses, before, after, _, _, _ in results:
+    state_bytes = 8  # of an element: master and momentum
+    owned = [sum(box.hi - box.lo for box in boxes if box.owner == rank) for rank in (0, 1)]
+    for rank, (losses, before, after, _, _, _, (behind, at_once)) in enumerate(results):
         assert losses == pytest.approx(reference(13).losses, rel=1e-4)
         assert len(before) == 3 and after == []
+        comes = owned[1 - rank]
+        assert state_bytes * comes <= behind <= (state_bytes + 4 * KEPT_RECORDS) * comes
+        assert 0 < at_once <= state_bytes * owned[rank]
     first, second = results
     assert {n: d for n, (d, _) in first[4].items()} == {n: d for n, (d, _) in second[4].items()}
     assert all(torch.equal(first[5][name], second[5][name]) for name in BUCKETS)
     # Under new roles they make what they had been sent: all parameters, once.
     gathered, made = (sum(result[3][i] for result in results) for i in (0, 1))
     assert gathered - made == 4 * sum(numel for numel, _ in BUCKETS.values())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_buffers_are_copied_behind_the_steps_and_their_copy_takes_over(
+    model: Model, exact: bool, started: Callable[..., Ranks]
+) -> None:
+    """As any box: rank 1 gets a copy, which catches up, is kept up to date by records, and becomes the truth."""
+    changing = running_statistics()
+    tilings: list[Tiling] = [
+        {0: Tile((0, 3), granules(0, 3)), 1: Tile((0, 3), granules(3, 4))},
+        {0: Tile((0, 3), granules(0, 1)), 1: Tile((0, 3), granules(1, 4))},
+    ]
+
+    def spec(rank: int, layout: int, box: Box) -> Any:
+        tiling = tilings[layout]
+        return make_spec(
+            model, tiling, rank, boxes=[*even_boxes(tiling), box], changing=changing, granule=2, exact=exact
+        )
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = loaded(spec(rank, 0, changing.box(0)), model, endpoint, changing)
+        number = len(even_boxes(tilings[0]))
+        take_step(engine, tilings[0][rank], 0)
+        engine.sync(TEST_TIMEOUT_S)
+        engine.install(spec(rank, 0, changing.box(0, 1)))
+        engine.replicate([(number, 0, 1)])
+        for step in range(1, 12):
+            take_step(engine, tilings[0][rank], step)
+        assert engine.holdings().catching_up == []
+        assert (engine.rules_consulted["late_state_has_no_gap"] > 0) == (rank == 1)
+        engine.sync(TEST_TIMEOUT_S)
+        engine.install(spec(rank, 1, changing.box(1, 0)))
+        for step in range(12, 14):
+            take_step(engine, tilings[1][rank], step)
+        engine.sync(TEST_TIMEOUT_S)
+        state = engine.read(number)
+        assert state is not None and engine.intact(number)
+        return changing.of(state.master), changing.of(engine.read(BUFFERS)), state.digest
+
+    expected = statistics_after(14)
+    first, second = started(2, body).results()
+    for kept_here, work, _ in (first, second):
+        assert all(torch.equal(kept_here[name], tensor) for name, tensor in expected.items())
+        assert all(torch.equal(work[name], tensor) for name, tensor in expected.items())
+    assert first[2] == second[2]
+
+
+def granules(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+    """Micro-batches of two samples each."""
+    return tuple((2 * i, 2 * i + 2) for i in range(lo, hi))
+
+
+def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callable[..., Ranks]) -> None:
+    """Bulk that nobody receives is before it, for more steps than records are kept: it is asked for anew."""
+    boxes, late, most = even_boxes(PAIR), 20, 500
+
+    def all_agree(endpoint: Any, rank: int, mine: bool) -> bool:
+        said, heard = torch.tensor([int(mine)]), torch.empty(1, dtype=torch.int64)
+        endpoint.wait([endpoint.recv(1 - rank, 98, heard), endpoint.send(1 - rank, 98, said)], TEST_TIMEOUT_S)
+        return mine and bool(heard.item())
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        taken = train(engine, PAIR[rank], 1)
+        engine.sync(TEST_TIMEOUT_S)
+        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        before = torch.full((1 << 20,), rank)
+        blocking = endpoint.send(1 - rank, 99, before, bulk=True)
+        engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
+        taken += [take_step(engine, PAIR[rank], step) for step in range(1, late)]
+        waiting = len(engine.holdings().catching_up)
+        came = torch.empty_like(before)
+        endpoint.wait([endpoint.recv(1 - rank, 99, came), blocking], TEST_TIMEOUT_S)
+        while not all_agree(endpoint, rank, not engine.holdings().catching_up) and len(taken) < most:
+            taken.append(take_step(engine, PAIR[rank], len(taken)))
+            time.sleep(0.005)
+        return [r.loss for r in taken], waiting, engine.holdings().catching_up, kept(engine)
+
+    results = started(2, body).results()
+    for losses, waiting, after, _ in results:
+        assert waiting > 0 and after == []
+        assert losses == pytest.approx(reference(len(losses)).losses, rel=1e-4)
+    first, second = results
+    assert {n: d for n, (d, _) in first[3].items()} == {n: d for n, (d, _) in second[3].items()}
 
 
 def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
@@ -317,7 +423,9 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
         with pytest.raises(CommError):
             take_step(engine, tiling[rank], 0, fault=fault)
         held = engine.holdings()
-        assert held.pending and held.version == 0 and digests(engine) == before
+        if not held.pending:
+            return None
+        assert held.version == 0 and digests(engine) == before
         came = held.votes
         with pytest.raises(ExecError, match="install while its step is pending; it comes when it is between steps"):
             engine.install(make_spec(model, tiling, rank, boxes=boxes))
@@ -332,7 +440,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
     expected = started(3, whole).results()
     votes = expected[0][1]
     assert set(votes) == {0, 1, 2} and all(set(each[1]) == set(votes) for each in expected)
-    first, second = started(3, left).results([0, 1])
+    first, second = left_after_voting(started, left)
     assert set(first[0]) <= {0, 1} and 0 in first[0] and 1 in second[0]
     assert first[1:] == (expected[0][0], expected[0][2])
 
@@ -367,11 +475,13 @@ def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
         fault = kill() if rank == 2 else None
         with pytest.raises(CommError):
             take_step(engine, tiling[rank], 0, fault=fault)
+        if not engine.holdings().pending:
+            return None
         engine.finish(votes)
         return stale(engine), engine.read("unit1") if rank == 1 else None
 
     (votes, _), (_, expected), _ = started(3, whole).results()
-    _, (not_whole, found) = started(3, left).results([0, 1])
+    _, (not_whole, found) = left_after_voting(started, left)
     assert not_whole == ([] if held == 42 else ["unit1"])
     assert torch.equal(found[:held], expected[:held])
     assert torch.equal(found, expected) is (held == 42)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, DeadlineExceeded, ExecError, PeerLost
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineSpec, EngineValue
+from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.engine_spec import UPDATE, EngineSpec, EngineValue
 from elaswave_fx.plan.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
@@ -39,6 +40,7 @@ from tests.native.tiny import (
     owned,
     planned,
     reference,
+    running_statistics,
     schedule,
     take_step,
     tile_inputs,
@@ -212,6 +214,10 @@ def after(op: str, extra: tuple[Any, ...]) -> Change:
     return lambda steps: [part for s in steps for part in ([s, extra] if s[0] == op else [s])]
 
 
+def ahead_of(op: str, extra: tuple[Any, ...]) -> Change:
+    return lambda steps: [part for s in steps for part in ([extra, s] if s[0] == op else [s])]
+
+
 def replaced(old: tuple[Any, ...], new: tuple[Any, ...]) -> Change:
     return lambda steps: [new if s == old else s for s in steps]
 
@@ -228,10 +234,9 @@ def moved(step: tuple[Any, ...], before: tuple[Any, ...]) -> Change:
         (without("REDUCE", 1), "(UPDATE): updates bucket 1, which was not reduced"),
         (after("VOTE", ("VOTE",)), "(VOTE): a step has one VOTE"),
         (after("VOTE", ("REDUCE", 0)), "(REDUCE): comes after VOTE"),
-        (after("VOTE", ("FOLD",)), "(FOLD): comes after VOTE"),
-        (after("FOLD", ("REDUCE", 0)), "reduces bucket 0 twice"),
-        (after("FOLD", ("REDUCE", 3)), "there is no bucket 3"),
-        (after("FOLD", ("BACKWARD", 0, 0)), "(BACKWARD): runs a second time"),
+        (ahead_of("VOTE", ("REDUCE", 0)), "reduces bucket 0 twice"),
+        (ahead_of("VOTE", ("REDUCE", 3)), "there is no bucket 3"),
+        (ahead_of("VOTE", ("BACKWARD", 0, 0)), "(BACKWARD): runs a second time"),
         (replaced(("FORWARD", 0, 0), ("FORWARD", 0, 1)), "instruction 0 (FORWARD): there is no micro-batch 1"),
         (replaced(("FORWARD", 0, 0), ("FORWARD", 3, 0)), "unit 3 was not declared on this rank"),
         (lambda steps: [("BACKWARD", 2, 0), *steps], "instruction 0 (BACKWARD): has no FORWARD before it"),
@@ -256,8 +261,8 @@ def test_step_lists_that_cannot_run(model: Model, change: Change, message: str) 
     [
         (without("BACKWARD_WEIGHTS", 1), "(VOTE): unit 1 has yet to run BACKWARD_WEIGHTS of micro-batch 0"),
         (without("BACKWARD_INPUTS", 0), "(BACKWARD_WEIGHTS): has no BACKWARD_INPUTS before it"),
-        (after("FOLD", ("BACKWARD_WEIGHTS", 1, 0)), "(BACKWARD_WEIGHTS): has no BACKWARD_INPUTS before it"),
-        (after("FOLD", ("BACKWARD_INPUTS", 1, 0)), "(BACKWARD_INPUTS): runs a second time"),
+        (ahead_of("VOTE", ("BACKWARD_WEIGHTS", 1, 0)), "(BACKWARD_WEIGHTS): has no BACKWARD_INPUTS before it"),
+        (ahead_of("VOTE", ("BACKWARD_INPUTS", 1, 0)), "(BACKWARD_INPUTS): runs a second time"),
         (moved(("REDUCE", 2), ("BACKWARD_WEIGHTS", 1, 0)), "adds to bucket 2, which was reduced before"),
         (moved(("BACKWARD_INPUTS", 0, 0), ("BACKWARD_INPUTS", 1, 0)),
          "(BACKWARD_INPUTS): adds to the gradient of value h of micro-batch 0, which was read before"),
@@ -430,20 +435,41 @@ def test_values_have_the_declared_shape(model: Model) -> None:
         take_step(engine, ALONE[0], 0)
 
 
+def with_bucket(**changes: Any) -> Callable[[EngineSpec], EngineSpec]:
+    return lambda spec: replace(spec, buckets=(*spec.buckets[:-1], replace(spec.buckets[-1], **changes)))
+
+
+def with_update(**changes: Any) -> Callable[[EngineSpec], EngineSpec]:
+    return lambda spec: replace(spec, updates=(*spec.updates[:-1], replace(spec.updates[-1], **changes)))
+
+
+def cut(spec: EngineSpec) -> EngineSpec:
+    """The buffers in two boxes."""
+    *boxes, whole = spec.boxes
+    parts = (replace(whole, span=Span(0, 4)), replace(whole, span=Span(4, whole.span.hi)))
+    return replace(spec, boxes=(*boxes, *parts))
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("change", "message"),
     [
-        ({"group": ((Rank(0), 0, 4), (Rank(1), 4, 7))}, "in whole granules of 2; rank 1 has [4, 7)"),
-        ({"buffers": ("one", "nope")}, "buffer update 0: there is no buffer or constant nope"),
-        ({"values": (("float32", (1,)),)},
-         "buffer update 0: program update has 5 inputs and 2 outputs, declared are 3 and 2"),
+        (with_bucket(group=((Rank(0), 0, 4), (Rank(1), 4, 7))), "in whole granules of 2; rank 1 has [4, 7)"),
+        (with_bucket(dtype="bfloat16"), "bucket buffers: the bytes of buffers are declared as float32"),
+        (with_bucket(optimizer=UPDATE), "buffer update 0: bucket buffers is of parameters, which an optimizer updates"),
+        (lambda spec: replace(spec, updates=()), "bucket buffers: has neither an optimizer nor an update"),
+        (cut, "bucket buffers: is cut into 2 boxes; buffers are one box"),
+        (with_update(buffer=("param", 0, 0, (1,))), "buffer update 2: bucket tied is of parameters, which an"),
+        (with_update(buffer=("mutable", 3, 7, (), "int64")), "of 8 bytes begins at word 7 of 10"),
+        (with_update(buffer=("mutable", 3, 8, (2,), "int64")), "a parameter at [8, 12) lies outside its 10 elements"),
+        (with_update(values=(("float32", (1,)),)),
+         "buffer update 2: program fold.granules has 1 inputs and 1 outputs, declared are 2 and 1"),
     ],
 )  # fmt: skip
-def test_buffer_updates_that_do_not_fit(model: Model, changes: dict[str, Any], message: str) -> None:
-    update = EngineBufferUpdate(UPDATE, ("one", "two"), (("float32", (1,)),) * 3, ((Rank(0), 0, 8),))
-    spec = replace(make_spec(model, ALONE, 0, granule=2), updates=(replace(update, **changes),))
+def test_buffers_that_do_not_fit(model: Model, change: Callable[[EngineSpec], EngineSpec], message: str) -> None:
+    changing = running_statistics()
+    spec = make_spec(model, ALONE, 0, granule=2, changing=changing)
     with pytest.raises(ExecError, match=re.escape(message)):
-        _native.Engine(spec, None, model.programs, {name: torch.zeros(1) for name in ("one", "two")})
+        loaded(change(spec), model, None, changing)
 
 
 def test_state_that_does_not_fit(model: Model) -> None:

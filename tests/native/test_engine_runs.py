@@ -97,7 +97,7 @@ def joint_spec(model: Model, rank: int, holders: bool) -> EngineSpec:
     steps = [step for step in spec.schedule.train if step[0] not in ("REDUCE", "UPDATE", "GATHER")]
     vote = steps.index(("VOTE",))
     steps[-1:-1] = [(op, bucket) for op in ("UPDATE", "GATHER") for bucket in (tied, joint)]
-    steps[vote - 1 : vote - 1] = [("REDUCE", tied), ("REDUCE", joint)]
+    steps[vote:vote] = [("REDUCE", tied), ("REDUCE", joint)]
     return replace(
         spec,
         buckets=tuple(EngineBucket(name, numel, "float32", UPDATE, 0) for name, numel in sizes.items()),

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elaswave_fx import _native
+from elaswave_fx.checkpoint.initial_state import buffer_view
 from elaswave_fx.passes.unit_program import lower_graph
 from elaswave_fx.plan import box as plan_box
 from elaswave_fx.plan.box import Span
@@ -31,6 +32,7 @@ from elaswave_fx.plan.engine_spec import (
     EngineValue,
 )
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.program.artifact import BucketBuffer
 
 ops = torch.ops.elaswave
 WIDTH, BATCH, SEED = 6, 8, 42
@@ -189,6 +191,9 @@ class Model:
 
 MATRIX = WIDTH * WIDTH
 BUCKETS = {"tied": (MATRIX, (0, 2)), "bias0": (WIDTH, (0,)), "unit1": (MATRIX + WIDTH, (1,))}
+BUFFERS = "buffers"
+"""The bucket after these, where unit 0 has buffers that training changes; unit 1 reads them and yields nothing."""
+USERS = {**{name: users for name, (_, users) in BUCKETS.items()}, BUFFERS: (0, 1)}
 H, G = 0, 1
 VALUES = {H: (0, 1, 2), G: (1, 2)}
 """Value -> its users in unit order, the producer first."""
@@ -277,8 +282,8 @@ def transfers(tiling: Tiling, rank: int, op: str, grad: int, mb: int) -> list[tu
 Step = tuple[str | int, ...]
 
 
-def train_list(tiling: Tiling, rank: int, split: bool = False) -> list[Step]:
-    """All forward passes, then all backward ones; `split`: then all their second halves."""
+def train_list(tiling: Tiling, rank: int, split: bool = False, buffers: Box | None = None) -> list[Step]:
+    """All forward passes, then all backward ones; `split`: then all their second halves. `buffers`: their box."""
     tile = tiling[rank]
     backward = "BACKWARD_INPUTS" if split else "BACKWARD"
     units = list(range(*tile.units))
@@ -294,8 +299,10 @@ def train_list(tiling: Tiling, rank: int, split: bool = False) -> list[Step]:
     if split:
         steps += [("BACKWARD_WEIGHTS", u, mb) for mb in range(len(tile.micro_batches)) for u in reversed(units)]
     held = [i for i, (_, users) in enumerate(BUCKETS.values()) if any(tile.holds(u) for u in users)]
+    if buffers is not None and (rank in readers(tiling, BUFFERS) or buffers.owner == rank):
+        held.append(len(BUCKETS))
     steps += [("REDUCE", bucket) for bucket in held]
-    steps += [("FOLD",), ("VOTE",)]
+    steps.append(("VOTE",))
     for bucket in held:
         steps += [("UPDATE", bucket), ("GATHER", bucket)]
     return [*steps, ("SNAPSHOT",)]
@@ -379,11 +386,63 @@ def even_boxes(tiling: Tiling) -> list[Box]:
 
 def everybody(tiling: Tiling) -> list[list[int]]:
     """The ranks that compute with each bucket: all of them want its working copy."""
-    return [[r for r, tile in tiling.items() if any(tile.holds(u) for u in users)] for _, users in BUCKETS.values()]
+    return [readers(tiling, name) for name in BUCKETS]
 
 
-BufferUpdate = tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]
-"""Unit 0's forward program with granule values after its output, the update's program, its buffers by name."""
+def readers(tiling: Tiling, bucket: str) -> list[int]:
+    return [r for r, tile in tiling.items() if any(tile.holds(u) for u in USERS[bucket])]
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Buffers of unit 0 that training changes: its `forward` program with their values after its output, and by name
+    what each buffer is at first, the shape of the fp32 value that a granule yields for it, if any, and the program of
+    its update."""
+
+    forward: dict[str, Any]
+    buffers: dict[str, Tensor]
+    values: dict[str, tuple[int, ...]]
+    folds: dict[str, dict[str, Any]]
+
+    @property
+    def places(self) -> tuple[BucketBuffer, ...]:
+        """One after the other, each at a multiple of 8 bytes."""
+        found, offset = [], 0
+        for name, tensor in self.buffers.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append(BucketBuffer(name, offset, tuple(tensor.shape), dtype))
+            offset += 2 * -(-tensor.nbytes // 8)
+        return tuple(found)
+
+    @property
+    def words(self) -> Tensor:
+        """All of them as their box has them."""
+        flat = torch.zeros(2 * sum(-(-tensor.nbytes // 8) for tensor in self.buffers.values()))
+        for place in self.places:
+            buffer_view(flat, place).copy_(self.buffers[place.name])
+        return flat
+
+    def of(self, flat: Tensor) -> dict[str, Tensor]:
+        """By name, from such a box."""
+        return {place.name: buffer_view(flat, place).clone() for place in self.places}
+
+    def binding(self, place: BucketBuffer) -> tuple[Any, ...]:
+        return ("mutable", len(BUCKETS), place.offset, place.shape, place.dtype)
+
+    def updates(self) -> tuple[EngineBufferUpdate, ...]:
+        values = {name: (("float32", shape),) for name, shape in self.values.items()}
+        return tuple(EngineBufferUpdate(f"fold.{p.name}", self.binding(p), values.get(p.name, ())) for p in self.places)
+
+    @property
+    def outputs(self) -> tuple[tuple[Any, ...], ...]:
+        return tuple(("fold", i, 0) for i, name in enumerate(self.buffers) if name in self.values)
+
+    def bucket(self, tiling: Tiling) -> EngineBucket:
+        group = tuple((Rank(r), first(t), t.micro_batches[-1][1]) for r, t in tiling.items() if t.holds(0))
+        return EngineBucket(BUFFERS, len(self.words), "float32", None, 0, group)
+
+    def box(self, owner: int, *holders: int) -> Box:
+        return Box(BUFFERS, 0, len(self.words), owner, holders)
 
 
 def make_spec(
@@ -392,7 +451,7 @@ def make_spec(
     rank: int,
     work_dtype: torch.dtype = torch.float32,
     granule: int = 1,
-    update: BufferUpdate | None = None,
+    changing: Changing | None = None,
     boxes: Sequence[Box] | None = None,
     modelled: Callable[[int], Any] = lambda unit: None,
     record_dtype: str = "float32",
@@ -400,73 +459,101 @@ def make_spec(
     copy_mode: str = "log",
     split: bool = False,
 ) -> EngineSpec:
-    """All that the engine of a rank is told."""
+    """All that the engine of a rank is told. The box of buffers comes last."""
+    boxes = tuple(boxes) if boxes is not None else tuple(even_boxes(tiling))
+    if changing is not None and boxes[-1].bucket != BUFFERS:
+        boxes += (changing.box(readers(tiling, BUFFERS)[0]),)
     dtype = str(work_dtype).removeprefix("torch.")
     shape = (WIDTH, 1) if model.axis == 1 else (1, WIDTH)
     yields: dict[str, Any] = {}
-    if update is not None:
-        yields = {"outputs": (("value", H), ("fold", 0, 0), ("fold", 0, 1)), "eval_outputs": (("value", H),)}
+    if changing is not None:
+        yields = {"outputs": (("value", H), *changing.outputs), "eval_outputs": (("value", H),)}
     return EngineSpec(
         rank=Rank(rank), keys=keys(tiling, rank), global_batch=BATCH, granule=granule, exact=exact,
         record_dtype=record_dtype, copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
-        buckets=tuple(
-            EngineBucket(name, numel, dtype, UPDATE, 0) for name, (numel, _) in BUCKETS.items()
+        buckets=(
+            *(EngineBucket(name, numel, dtype, UPDATE, 0) for name, (numel, _) in BUCKETS.items()),
+            *(() if changing is None else (changing.bucket(tiling),)),
         ),
-        boxes=planned(boxes if boxes is not None else even_boxes(tiling), tiling),
-        updates=() if update is None else (buffer_update(tiling, update),),
+        boxes=planned(boxes, tiling),
+        updates=() if changing is None else changing.updates(),
         units=tuple(
             make_unit(unit, modelled=modelled(unit), **halves(unit), **(yields if unit == 0 else {}))
             for unit in range(*tiling[rank].units)
         ),
-        schedule=schedule(tiling, rank, train_list(tiling, rank, split), eval_list(tiling, rank)),
+        schedule=schedule(
+            tiling, rank, train_list(tiling, rank, split, None if changing is None else boxes[-1]),
+            eval_list(tiling, rank),
+        ),
     )  # fmt: skip
 
 
 def planned(boxes: Sequence[Box], tiling: Tiling) -> tuple[plan_box.Box, ...]:
     """Boxes as a plan has them, read by all ranks with a unit that uses their bucket."""
-    readers = dict(zip(BUCKETS, everybody(tiling), strict=True))
     return tuple(
         plan_box.Box(
-            list(BUCKETS).index(b.bucket), Span(b.lo, b.hi), Rank(b.owner), tuple(Rank(h) for h in b.holders),
-            readers=tuple(Rank(r) for r in readers[b.bucket]),
+            list(USERS).index(b.bucket), Span(b.lo, b.hi), Rank(b.owner), tuple(Rank(h) for h in b.holders),
+            readers=tuple(Rank(r) for r in readers(tiling, b.bucket)),
         )
         for b in boxes
     )  # fmt: skip
 
 
-def buffer_update(tiling: Tiling, update: BufferUpdate) -> EngineBufferUpdate:
-    """Of buffers that unit 0 yields the values for."""
-    return EngineBufferUpdate(
-        program="fold",
-        buffers=tuple(update[2]),
-        values=tuple(("float32", tuple(tensor.shape)) for tensor in update[2].values()),
-        group=tuple((Rank(r), first(tile), tile.micro_batches[-1][1]) for r, tile in tiling.items() if tile.holds(0)),
-    )
+def running_statistics(dtype: torch.dtype = torch.float32) -> Changing:
+    """Of granules of two samples: mean' = 0.9 mean + 0.1 mean of the granule, kept in `dtype`; number' = 2 number + its
+    sum; granules' = granules + 1."""
+
+    def forward(x: Tensor, a: Tensor, b: Tensor, keys: Tensor) -> Any:
+        r = torch.relu(torch.addmm(b, x, a.t()))
+        return dropout(r, keys), x.mean(0), x.sum(), x, r, keys
+
+    x, w, b = torch.randn(2, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
+    one, count = torch.ones(()), torch.zeros((), dtype=torch.int64)
+    folds = {
+        "mean": program(lambda mean, granule: (mean * 0.9 + granule * 0.1,), b, b),
+        "number": program(lambda number, total: (number * 2 + total,), one, one),
+        "granules": program(lambda granules: (granules + 1,), count),
+    }
+    buffers = {"mean": torch.zeros(WIDTH, dtype=dtype), "number": one, "granules": count}
+    forward0 = program(forward, x, w, b, ops.sample_keys(0, 0, 2, 0))
+    return Changing(forward0, buffers, {"mean": (WIDTH,), "number": ()}, folds)
+
+
+def statistics_after(steps: int) -> dict[str, Tensor]:
+    """What they are in fp32 after so many steps on one rank."""
+    mean, number, granules = torch.zeros(WIDTH), torch.ones(()), torch.zeros((), dtype=torch.int64)
+    for step in range(steps):
+        for granule in batch(step)["x"].split(2):
+            mean, number, granules = mean * 0.9 + granule.mean(0) * 0.1, number * 2 + granule.sum(), granules + 1
+    return {"mean": mean, "number": number, "granules": granules}
 
 
 def make_engine(
     model: Model, tiling: Tiling, rank: int, endpoint: _native.Endpoint | None = None,
-    update: BufferUpdate | None = None, **options: Any,
+    changing: Changing | None = None, **options: Any,
 ) -> _native.Engine:  # fmt: skip
     """An engine with its first state, ready for its first step; `options` are those of `make_spec`."""
-    return loaded(make_spec(model, tiling, rank, update=update, **options), model, endpoint, update)
+    return loaded(make_spec(model, tiling, rank, changing=changing, **options), model, endpoint, changing)
 
 
 def loaded(
-    spec: EngineSpec, model: Model, endpoint: _native.Endpoint | None = None, update: BufferUpdate | None = None
+    spec: EngineSpec, model: Model, endpoint: _native.Endpoint | None = None, changing: Changing | None = None
 ) -> _native.Engine:
     """An engine of that spec with its first state."""
-    programs = model.programs if update is None else {**model.programs, "0.forward": update[0], "fold": update[1]}
-    buffers = {} if update is None else {name: tensor.clone() for name, tensor in update[2].items()}
-    engine = _native.Engine(spec, endpoint, programs, buffers)
+    programs, begin = model.programs, initial()
+    if changing is not None:
+        folds = {f"fold.{name}": fold for name, fold in changing.folds.items()}
+        programs, begin = {**programs, "0.forward": changing.forward, **folds}, {**begin, BUFFERS: changing.words}
+    engine = _native.Engine(spec, endpoint, programs, {})
     for number, box in enumerate(spec.boxes):
         if spec.rank in (box.owner, *box.holders):
-            flat = initial()[spec.buckets[box.bucket].name]
-            engine.load(number, flat[box.span.lo : box.span.hi], [torch.zeros(len(box.span))])
+            name = spec.buckets[box.bucket].name
+            states = [] if name == BUFFERS else [torch.zeros(len(box.span))]
+            engine.load(number, begin[name][box.span.lo : box.span.hi], states)
     for number, bucket in enumerate(spec.buckets):
         if any(spec.rank in box.readers for box in spec.boxes if box.bucket == number):
-            engine.load(bucket.name, initial()[bucket.name])
+            engine.load(bucket.name, begin[bucket.name])
     return engine
 
 

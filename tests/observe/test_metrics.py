@@ -26,11 +26,19 @@ def test_the_first_report_of_a_step_is_its_line() -> None:
 def test_steps_that_are_done_again_count_once() -> None:
     book = StepBook(units=1, samples=4, first=3)
     for step in (3, 4, 5):
-        book.add(report(step, consumed=((0, 1, 0, 4),)))
+        (line,) = book.add(report(step, consumed=((0, 1, 0, 4),)))
+        assert line.samples == 4
     book.rewind(4)
     assert book.covered == Coverage(4, 0, 0)
     assert [line.step for line in book.add(report(4, consumed=((0, 1, 0, 4),)))] == [4]
     assert book.covered == Coverage(8, 0, 0)
+
+
+def test_a_line_says_how_many_samples_were_computed() -> None:
+    book = StepBook(units=2, samples=4)
+    (line,) = book.add(report(0, consumed=((0, 2, 0, 3),)))
+    assert line.samples == 3
+    assert book.covered == Coverage(3, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class Clock:
 def line(step: int, loss: float = 2.5) -> StepLine:
     return StepLine(
         step=step, loss=loss, tokens=1000, step_ms=500.0, epoch=0, world_size=4, lr=0.1, grad_norm=1.0,
-        tokens_per_s=2000.0, memory_peak_mb=1.0,
+        tokens_per_s=2000.0, memory_peak_mb=1.0, samples=8,
     )  # fmt: skip
 
 

@@ -19,8 +19,9 @@ PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains unit
 
 
 def tell(book: Recoveries, *events: tuple[str, float, dict[str, Any]], epoch: int = 1) -> None:
+    """`epoch`: the one that begins. Who was lost was lost in the one before."""
     for kind, at_s, fields in events:
-        book.event(kind, epoch, at_s, fields)
+        book.event(kind, epoch - 1 if kind in ("fault", "detected") else epoch, at_s, fields)
 
 
 def after_steps(*ms: float) -> Recoveries:
@@ -216,3 +217,24 @@ def test_parts_of_a_planned_epoch_are_not_those_of_a_later_loss() -> None:
     tell(book, ("edited", 10.2, {"ms": 1.0}), ("resumed", 10.3, {"step": 12}), epoch=2)
     (entry,) = book.entries()
     assert (entry["edit_ms"], entry["epoch"]) == (1.0, 2)
+
+
+def test_the_start_of_the_epoch_in_which_a_rank_is_lost_does_not_end_the_recovery() -> None:
+    """A planned epoch has begun, and a rank dies in its second step, before the launcher reads of the first."""
+    fault = ("fault", 10.0, {"rank": 1, "step": 15, "fault": "kill", "phase": "backward"})
+    planned = [("edited", 9.97, {"ms": 9.0}), ("resumed", 9.99, {"step": 14})]
+    recovery = [
+        ("detected", 10.001, {"rank": 1, "ranks": [1], "cause": "rank 1 exited"}),
+        ("agreed", 10.01, {**AGREED, "members": [0, 2, 3], "lost": [1]}),
+        ("planned", 10.01, PLANNED),
+        ("edited", 10.02, {"ms": 1.0}),
+        ("resumed", 10.05, {"step": 15}),
+    ]
+    for before in ([*planned, fault], [planned[0], fault, planned[1]], [fault, *planned]):
+        book = after_steps(20.0)
+        for event in before:
+            tell(book, event, epoch=3 if event is fault else 2)
+        assert book.unfinished() is not None
+        tell(book, *recovery, epoch=3)
+        (entry,) = book.entries()
+        assert (entry["detect_ms"], entry["edit_ms"], entry["epoch"]) == (1.0, 1.0, 3)

@@ -76,7 +76,8 @@ def test_the_plans_on_both_sides_of_a_loss_become_a_picture(tmp_path: Path) -> N
     assert (before.plan, before.step_ms, before.steps) == (first, 11.0, 2)
     assert (after.plan, after.step_ms, after.steps) == (second, 21.0, 3)
     words = render_plans(tmp_path, 0, tmp_path / "one.svg")
-    assert "before: 4 ranks, 2 x 2 lanes, " in words
+    assert words.startswith("epoch 0 from step 0 on\n4 ranks, 2 x 2 lanes, ")
+    assert "\nepoch 1 from step 4 on: lost rank 2\n" in words
     assert "measured 21 ms (median of 3)" in words
     render_plans(tmp_path, 0, tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

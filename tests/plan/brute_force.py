@@ -1,7 +1,10 @@
-"""The shortest step that ranks in given places can have: every cut of the units, every share of the granules.
+"""The shortest step that ranks in given places can have: every cut of the units that they have memory for, every share
+of the granules.
 
-How long lanes take is found here by itself: 1F1B as in the textbook where all stages are one rank wide, else by the
-rule of docs/planning.md on a clock of whole ticks; a micro-batch is sent in no time.
+How long lanes take, and what is kept in memory for their backward passes, is found here by itself: 1F1B as in the
+textbook where all stages are one rank wide, else by the rule of docs/planning.md on a clock of whole ticks; a
+micro-batch is sent in no time. How long they take with backward passes in halves, `LaneTimes` says: there is no order
+but the one that it finds.
 
     BruteForce(workload).shortest(sketches, size=2)  ->  Shortest(seconds=0.021, shares=(5, 3))
 """
@@ -9,7 +12,8 @@ rule of docs/planning.md on a clock of whole ticks; a micro-batch is sent in no 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,7 +21,9 @@ import numpy as np
 
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.shape_lanes import deal
+from elaswave_fx.plan.lane_times import LaneTimes
+from elaswave_fx.plan.schedule import LaneKind, StageKind
+from elaswave_fx.plan.shares import deal
 from elaswave_fx.plan.sketches import Sketch
 from elaswave_fx.plan.tiling import Lane, split_micro_batches
 from elaswave_fx.plan.topology import Topology
@@ -30,9 +36,6 @@ Deals = tuple[tuple[int, ...], ...]
 
 Speeds = tuple[tuple[float, ...], ...]
 """By stage, of its ranks."""
-
-Fits = Callable[[int, int, Span], bool]
-"""(stages, stage, units) -> whether the ranks of that stage can hold these units."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,24 @@ def all_borders(units: int, stages: int) -> list[tuple[int, ...]]:
 
 
 class BruteForce:
-    """For one workload; lanes of equal members are tried once."""
+    """For one workload; lanes of equal members are tried once. `times`: of lanes with backward passes in halves."""
 
-    def __init__(self, workload: Workload, fits: Fits | None = None) -> None:
-        self._workload, self._fits = workload, fits
+    def __init__(self, workload: Workload, times: LaneTimes | None = None) -> None:
+        self._workload, self._times = workload, times
         self._known: dict[tuple[object, ...], dict[int, float]] = {}
 
     def shortest(self, sketches: Sequence[Sketch], size: int) -> Shortest | None:
-        """Of lanes of micro-batches of at most `size` samples; None if nothing fits."""
+        """Of lanes of micro-batches of at most `size` samples; None if nothing fits. Lanes that are all alike have
+        equal shares."""
         granules = self._workload.granules
         spare = granules - sum(sketch.width for sketch in sketches)
         best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+        even = granules // len(sketches) if len({_alike(each) for each in sketches}) == 1 else 0
         for sketch in sketches if spare >= 0 else ():
             longer: dict[int, tuple[float, tuple[int, ...]]] = {}
             seconds = self._by_share(sketch, size, sketch.width + spare)
+            if even * len(sketches) == granules and even in seconds:
+                seconds = {even: seconds[even]}
             for (done, (before, shares)), (share, taken) in itertools.product(best.items(), seconds.items()):
                 found = max(before, taken), (*shares, share)
                 longer[done + share] = min(longer.get(done + share, found), found)
@@ -71,25 +78,61 @@ class BruteForce:
 
     def _by_share(self, sketch: Sketch, size: int, most: int) -> dict[int, float]:
         """Granules of a lane -> the fewest seconds that it takes with any cut that fits."""
-        speeds = tuple(tuple(member.speed for member in stage) for stage in sketch.stages)
-        key = speeds, sketch.borders, size, most
+        key = _alike(sketch), size, most
         if key not in self._known:
-            self._known[key] = self._try_all(sketch, speeds, size, most)
+            seconds = {share: self._with_any_cut(sketch, size, share) for share in range(sketch.width, most + 1)}
+            self._known[key] = {share: taken for share, taken in seconds.items() if math.isfinite(taken)}
         return self._known[key]
 
-    def _try_all(self, sketch: Sketch, speeds: Speeds, size: int, most: int) -> dict[int, float]:
-        stages, units = len(sketch.stages), len(self._workload.units)
-        cuts = [sketch.borders] if sketch.borders is not None else all_borders(units, stages)
-        if self._fits is not None:
-            fits = self._fits
-            cuts = [c for c in cuts if all(fits(stages, s, Span(*e)) for s, e in enumerate(itertools.pairwise(c)))]
-        found = {}
-        for share in range(sketch.width, most + 1) if cuts else ():
-            samples = Span(0, share * self._workload.granule)
-            pieces = split_micro_batches(samples, size, self._workload.granule, sketch.width)
-            deals = tuple(deal(len(pieces), stage) for stage in sketch.stages)
-            found[share] = float(_seconds(self._workload, cuts, deals, speeds, [len(p) for p in pieces]).min())
-        return found
+    def _with_any_cut(self, sketch: Sketch, size: int, share: int) -> float:
+        stages, work = len(sketch.stages), self._workload
+        cuts = [sketch.borders] if sketch.borders is not None else all_borders(len(work.units), stages)
+        pieces = split_micro_batches(Span(0, share * work.granule), size, work.granule, sketch.width)
+        sizes = [len(piece) for piece in pieces]
+        deals = tuple(deal(len(pieces), stage) for stage in sketch.stages)
+        if not cuts:
+            return math.inf
+        speeds = tuple(tuple(member.speed for member in stage) for stage in sketch.stages)
+        if work.schedule != "1f1b":
+            return min(self._in_halves(sketch, cut, deals, sizes) for cut in cuts)
+        seconds = _seconds(work, cuts, deals, speeds, sizes)
+        return float(np.where(_fits(work, cuts, deals, sketch, sizes), seconds, math.inf).min())
+
+    def _in_halves(self, sketch: Sketch, cut: Sequence[int], deals: Deals, sizes: Sequence[int]) -> float:
+        assert self._times is not None, "of lanes with backward passes in halves"
+        stages = zip(itertools.pairwise(cut), deals, sketch.stages, strict=True)
+        kind = LaneKind(
+            tuple(StageKind(Span(*units), dealt, tuple(m.speed for m in members)) for units, dealt, members in stages),
+            tuple(sizes),
+        )
+        run = self._times.about(kind, sketch.members, 0)
+        return run.seconds if run.fits else math.inf
+
+
+def _alike(sketch: Sketch) -> tuple[object, ...]:
+    return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in sketch.stages), sketch.borders
+
+
+def _fits(
+    workload: Workload, cuts: Sequence[tuple[int, ...]], deals: Deals, sketch: Sketch, sizes: Sequence[int]
+) -> np.ndarray:
+    """By cut, whether every rank has room for its parameters and for what its micro-batches in flight have saved."""
+    costs = np.array([[u.param_bytes, u.saved_bytes] for u in workload.units])
+    until = np.concatenate([np.zeros((1, 2)), np.cumsum(costs, axis=0)])
+    borders = np.array(cuts)
+    params, saved = np.moveaxis(until[borders[:, 1:]] - until[borders[:, :-1]], 2, 0)
+    in_flight, most = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+    for stage, back, mb in one_order(deals):
+        place = stage, holder(deals[stage], mb)
+        in_flight[place] = in_flight.get(place, 0) + (-1 if back else 1)
+        most[place] = max(most.get(place, 0), in_flight[place])
+    found = np.ones(len(cuts), dtype=bool)
+    for (stage, rank), count in most.items():
+        limit = sketch.stages[stage][rank].memory_bytes
+        if limit is not None:
+            largest = max(size for mb, size in enumerate(sizes) if holder(deals[stage], mb) == rank)
+            found &= params[:, stage] + saved[:, stage] * count * largest <= limit
+    return found
 
 
 def lane_seconds(workload: Workload, lane: Lane, topology: Topology) -> float:

@@ -2,8 +2,9 @@
 
     python -m tests.plan.campaign --only shares --cases 5000 --seed 7      a line of JSON per kind of case
 
-minimax: cuts against every cut; shares: granules by lane against every way to share them; choice: what is done after a
-loss against every candidate with every cut and every share; topologies: all plans of random clusters of 1 to 64 ranks
+minimax: cuts against every cut; shares: cuts and granules by lane against every cut and every way to share them;
+choice: what is done after losses against every candidate with every cut and every share; halves: the same where
+backward passes are, or may be, in halves; topologies: all plans of random clusters of 1 to 64 ranks
 pass the checker; steps: real steps by the plans of small ones have the bits of one rank. Exit code 1 if a bound does
 not hold.
 """
@@ -30,20 +31,18 @@ from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan, plan_violations
 from elaswave_fx.plan.cost import ROUNDING, UnitCost, Value, Workload
 from elaswave_fx.plan.lane_candidates import lane_candidates, new_lanes
+from elaswave_fx.plan.lane_search import SIZES_TRIED
 from elaswave_fx.plan.partition import slowest_stage
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.replan import SIZES_TRIED, replan
+from elaswave_fx.plan.replan import replan
 from elaswave_fx.plan.shape_lanes import LaneShaper, unit_seconds
 from elaswave_fx.plan.sketches import Sketch
 from elaswave_fx.plan.topology import Topology, local_topology
 from tests.plan import random_topologies
-from tests.plan.brute_force import BruteForce, Fits, all_borders, lane_seconds
+from tests.plan.brute_force import BruteForce, all_borders, lane_seconds
 from tests.plan.random_topologies import history, random_ranks
 from tests.plan.real_steps import TinyJob
-
-ALIKE = 1e-3
-"""Steps that differ by less are alike to the planner, which counts those of a topology's life in four digits."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,10 @@ def random_workload(rng: random.Random, granules: int, memory: bool = False) -> 
     limit = int(sum(size for size, _ in bytes_) * rng.uniform(0.3, 1.2)) if memory else None
     granule = rng.choice((1, 1, 2))
     return Workload(
-        tuple(UnitCost(c, 2 * c, c * call, p, s) for c, (p, s) in zip(costs, bytes_, strict=True)),
+        tuple(
+            UnitCost(c, 2 * c, c * call, p, s, s // 2, rng.choice((0.3, 0.5)))
+            for c, (p, s) in zip(costs, bytes_, strict=True)
+        ),
         tuple(Value(f"h{i}", i, (i + 1,), 0) for i in range(units - 1)),
         (),
         granules * granule,
@@ -79,8 +81,9 @@ def random_topology(rng: random.Random, ranks: int, memory_bytes: int | None = N
     return local_topology(ranks, 1, memory_bytes, speeds=speeds)
 
 
-def fits_of(workload: Workload, size: int, limit: int | None) -> Fits:
-    """By definition: parameters, and what each micro-batch in flight has saved."""
+def fits_of(workload: Workload, size: int, limit: int | None) -> Callable[[int, int, Span], bool]:
+    """(stages, stage, units) -> whether there is room for parameters, and for what as many micro-batches have saved as
+    there are stages from there on."""
 
     def fits(stages: int, stage: int, units: Span) -> bool:
         costs = [workload.units[u] for u in units]
@@ -107,18 +110,20 @@ def minimax_cases(rng: random.Random) -> list[Case]:
             for cut in all_borders(len(workload.units), len(widths))
             if all(fits(len(widths), stage, Span(*each)) for stage, each in enumerate(itertools.pairwise(cut)))
         ]
-        borders = shaper.cut(shaper.runs(sketches), size, shaper.table(sketches, 0))
+        if sketches[0].width > workload.granules:
+            continue
+        borders = shaper.borders(sketches[0], size, shaper.table(sketches, 0))
         words = f"{costs} at {strengths}, size {size}, {limit} bytes"
         assert (borders is None) == (not allowed), words
         if borders is not None:
             best = min(slowest_stage(costs, strengths, cut) for cut in allowed)
-            assert borders[0] in allowed, words
-            found.append(Case(slowest_stage(costs, strengths, borders[0]) / best, words))
+            assert borders in allowed, words
+            found.append(Case(slowest_stage(costs, strengths, borders) / best, words))
     return found
 
 
 def share_cases(rng: random.Random) -> list[Case]:
-    """Lanes of every shape, with the cuts that they have: how the granules are shared."""
+    """Lanes of every shape: how they are cut, and how the granules are shared."""
     workload, _ = random_workload(rng, rng.randint(2, 12))
     topology = random_topology(rng, rng.randint(1, 6))
     shaper, brute_force, found = LaneShaper(workload, topology), BruteForce(workload), []
@@ -130,36 +135,50 @@ def share_cases(rng: random.Random) -> list[Case]:
             seconds = [shaper.times.of(lane, {}).seconds for lane in lanes]
             own = [lane_seconds(workload, lane, topology) for lane in lanes]
             assert all(abs(a - b) <= ROUNDING * a for a, b in zip(seconds, own, strict=True)), (seconds, own)
-            cut = [replace(s, borders=lane.borders) for s, lane in zip(candidate.sketches, lanes, strict=True)]
-            best = brute_force.shortest(cut, size)
+            best = brute_force.shortest(candidate.sketches, size)
             assert best is not None
             found.append(Case(max(seconds) / best.seconds, f"{workload.units} {lanes} against {best}"))
     return found
 
 
 def choice_cases(rng: random.Random) -> list[Case]:
-    """Lanes side by side lose a rank: the step of what is done, against that of every candidate in the sizes of
-    micro-batches that are tried."""
+    """Whole backward passes."""
+    return after_losses(rng, "1f1b")
+
+
+def halves_cases(rng: random.Random) -> list[Case]:
+    """Backward passes in halves, or in halves where that is shorter."""
+    return after_losses(rng, rng.choice(("split", "auto")))
+
+
+def after_losses(rng: random.Random, schedule: str) -> list[Case]:
+    """Lanes side by side, with stages of one rank or two, lose one rank or two, so that six are left or fewer: the step
+    of what is done, against that of every candidate in the sizes of micro-batches that are tried."""
     ranks = rng.randint(2, 7)
-    workload, limit = random_workload(rng, rng.randint(max(ranks, 4), 16), memory=rng.random() < 0.5)
-    # Only parameters count: so all that fits by definition fits as planned, however many are in flight.
-    workload = replace(workload, units=tuple(replace(unit, saved_bytes=0) for unit in workload.units))
-    depths: list[int] = []
-    while sum(depths) < ranks:
-        depths.append(rng.randint(1, min(ranks - sum(depths), len(workload.units))))
-    before = planned_or_none(workload, random_topology(rng, ranks, limit), [(1,) * depth for depth in depths])
-    if before is None:
+    workload, limit = random_workload(rng, rng.randint(ranks, 16), memory=rng.random() < 0.5)
+    workload = replace(workload, schedule=schedule)
+    widths: list[list[int]] = []
+    while (left := ranks - sum(map(sum, widths))) > 0:
+        widths.append([])
+        for _ in range(rng.randint(1, min(left, len(workload.units)))):
+            widths[-1].append(min(left - sum(widths[-1]), rng.choice((1, 1, 1, 2))))
+            if sum(widths[-1]) == left:
+                break
+    before = planned_or_none(workload, random_topology(rng, ranks, limit), widths)
+    lost = rng.sample(range(ranks), min(ranks - 1, rng.choice((1, 1, 2))))
+    if before is None or ranks - len(lost) > 6:
         return []
-    lost = rng.randrange(ranks)
-    best = best_after(before, lost, limit)
+    best = best_after(before, lost)
     try:
-        after = replan(before, tuple(r for r in before.ranks if r != lost), {}, 0)
+        after = replan(before, tuple(r for r in before.ranks if r not in lost), {}, 0)
     except PlanError as error:
         assert best is None, f"{error}, and {best} would do"
         return []
     check_plan(after)
-    assert best is not None, after.reason
-    words = f"{workload.units} {before.topology.members} {before.lanes}, lost {lost}: {after.reason} against {best}"
+    words = f"{workload} {before.topology.members} {before.lanes}, lost {lost}: {after.reason} against {best}"
+    assert best is not None, words
+    # What is shorter than the optimum has no room, or is not what brute force takes it for.
+    assert after.predicted.pipeline_s >= best[0] * (1 - ROUNDING), words
     return [Case(after.predicted.pipeline_s / best[0], words)]
 
 
@@ -170,13 +189,13 @@ def planned_or_none(workload: Workload, topology: Topology, widths: Sequence[Seq
         return None
 
 
-def best_after(plan: Plan, lost: int, limit: int | None) -> tuple[float, str] | None:
+def best_after(plan: Plan, lost: Sequence[int]) -> tuple[float, str] | None:
     """Seconds and name of the best candidate, None if nothing fits; in all sizes if nothing fits in those tried first,
     as the planner does it."""
     workload = plan.workload
-    topology = replace(plan.topology, members=tuple(m for m in plan.topology.members if m.rank != lost))
+    topology = replace(plan.topology, members=tuple(m for m in plan.topology.members if m.rank not in lost))
     shaper = LaneShaper(workload, topology)
-    brute_force = BruteForce(workload, fits_of(workload, 0, limit))
+    brute_force = BruteForce(workload, shaper.times)
     largest = max(len(m) for lane in plan.lanes for m in lane.micro_batches)
     for tried in (SIZES_TRIED, None):
         found = []
@@ -227,19 +246,18 @@ def step_cases(rng: random.Random) -> list[Case]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind: `bound` on every ratio, `most_over`: the share of them that may be longer than `alike`."""
+    """Cases of one kind, `bound` on every ratio."""
 
     make: Callable[[random.Random], list[Case]]
     cases: int
     bound: float
-    alike: float = ROUNDING
-    most_over: float = 0.0
 
 
 KINDS = {
     "minimax": Kind(minimax_cases, 20_000, 1 + ROUNDING),
     "shares": Kind(share_cases, 20_000, 1 + ROUNDING),
-    "choice": Kind(choice_cases, 5_000, 1.05, ALIKE, 0.002),
+    "choice": Kind(choice_cases, 5_000, 1 + ROUNDING),
+    "halves": Kind(halves_cases, 300, 1 + ROUNDING),
     "topologies": Kind(topology_cases, 2_000, 1.0),
     "steps": Kind(step_cases, 200, 1.0),
 }
@@ -254,21 +272,21 @@ class Found:
     worst: Case
 
     def holds(self, kind: Kind) -> bool:
-        """Whether they are within the bounds; a handful may be unlucky."""
-        return self.worst.ratio <= kind.bound and self.over <= kind.most_over * self.cases
+        """Whether all are within the bound."""
+        return self.worst.ratio <= kind.bound
 
 
 def try_kind(kind: Kind, cases: int, seed: int) -> Found:
     """At least so many cases; those of a seed are always the same."""
-    count = over = 0
+    count = over = number = 0
     worst = Case(0.0, "none")
-    for number in itertools.count():
-        if count >= cases:
-            return Found(count, over, worst)
+    while count < cases:
         for case in kind.make(random.Random(f"{seed} {number}")):
             count += 1
-            over += case.ratio > 1 + kind.alike
+            over += case.ratio > kind.bound
             worst = max(worst, case, key=lambda each: each.ratio)
+        number += 1
+    return Found(count, over, worst)
 
 
 def main() -> int:

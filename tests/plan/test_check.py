@@ -383,7 +383,7 @@ def test_a_member_in_no_lane_has_an_empty_tile() -> None:
     nothing = Tile(Rank(7), Span(0, 0), ())
     assert list(plan_violations(with_idle_member(good(), nothing))) == []
     lists = {rank: step_program(good(), rank).instructions for rank in good().ranks}
-    check_instructions(with_idle_member(good(), nothing), {**lists, Rank(7): (("FOLD",), ("VOTE",), ("SNAPSHOT",))})
+    check_instructions(with_idle_member(good(), nothing), {**lists, Rank(7): (("VOTE",), ("SNAPSHOT",))})
     with pytest.raises(PlanError, match="rank 7 ends without SNAPSHOT"):
         check_instructions(with_idle_member(good(), nothing), lists)
     for units, samples, words in ((Span(0, 2), (), "none"), (Span(0, 0), (Span(0, 2),), r"\[0, 2\)")):
@@ -453,8 +453,6 @@ EDITS: dict[str, tuple[int, Edit, str]] = {
     "reduce too early": (0, _move_to(9, "REDUCE", 0), "unit 0 has yet to add micro-batch"),
     "reduce left out": (0, _drop("REDUCE", 4), "reduction of every bucket (missing: [4])"),
     "foreign reduce": (0, _insert(0, "REDUCE", 2), "the rank neither reads nor owns anything of that bucket"),
-    "vote before fold": (0, _drop("FOLD"), "the vote follows the fold"),
-    "fold too early": (0, _move_to(0, "FOLD"), "it follows the last backward of the rank"),
     "update before vote": (0, _drop("VOTE"), "UPDATE 0: parameters change only after the vote"),
     "update left out": (0, _drop("UPDATE", 0), "GATHER 0: an owner updates before it gathers"),
     "update by a reader": (1, _insert(-1, "UPDATE", 4), "the rank owns nothing of that bucket"),

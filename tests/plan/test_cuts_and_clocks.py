@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from elaswave_fx.plan.balance import near_cuts
+from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import UnitCost, Workload
 from elaswave_fx.plan.cuts_and_clocks import with_cuts_and_clocks
@@ -14,9 +18,10 @@ from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.frequency import clock_words, with_clocks
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
+from elaswave_fx.plan.planner import Parallel, fits_memory, most_memory, plan_uniform
+from elaswave_fx.plan.replan import Copies, replan
 from elaswave_fx.plan.tiling import Lane, Stage
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.topology import Rank, local_topology
 from tests.plan.brute_force import all_borders
 from tests.plan.samples import chain
 
@@ -88,6 +93,49 @@ def test_a_rank_without_room_gets_no_unit_more() -> None:
     assert plan.lanes[0].borders == (0, 4, 6)
     found = with_cuts_and_clocks(plan, Power(POINTS, None, 60.0))
     assert found.lanes[0].borders == (0, 4, 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_loss_units_are_cut_for_clocks_too(seed: int) -> None:
+    """Lanes are chosen at nominal clocks, and then cut anew: no cut of a pipeline of its own near there is shorter."""
+    rng = random.Random(seed)
+    pp, units = rng.choice((2, 3)), rng.randint(3, 7)
+    speeds = tuple(rng.choice((1.0, 1.0, 0.7)) for _ in range(pp + 1))
+    power = Power(POINTS, rng.choice((None, 300.0 * pp, 270.0 * pp)), 60.0)
+    whole = plan_uniform(chain(units, 8), local_topology(pp + 1, speeds=speeds), Parallel(1, pp + 1, 1))
+    topology = local_topology(pp + 1, speeds=speeds, memory_bytes=int(1.6 * most_memory(whole)))
+    before = with_cuts_and_clocks(plan_uniform(chain(units, 8), topology, Parallel(1, pp + 1, 1)), power)
+    lost = rng.randrange(pp + 1)
+    members = tuple(Rank(rank) for rank in range(pp + 1) if rank != lost)
+    copies: Copies = dict.fromkeys((n for n, _ in numbered(before.boxes)), members)
+    after = replan(before, members, copies, 1)
+    check_plan(after)
+    for lanes in near_cuts_of(after):
+        other = make_plan(replace(after.topology, power=None), after.workload, lanes, "", boxes=after.boxes)
+        if fits_memory(other):
+            assert after.predicted.step_s <= clocked(other, power).predicted.step_s * (1 + 1e-3)
+
+
+def near_cuts_of(plan: Plan) -> Iterator[tuple[Lane, ...]]:
+    """A plan's lanes, one of them cut a unit from where it is; nothing where lanes are one stage deep."""
+    for place, lane in enumerate(plan.lanes):
+        for borders in near_cuts(lane.borders):
+            spans = pairwise(borders)
+            stages = tuple(
+                Stage(Span(lo, hi), stage.ranks, stage.deal) for (lo, hi), stage in zip(spans, lane.stages, strict=True)
+            )
+            yield (*plan.lanes[:place], Lane(stages, lane.micro_batches), *plan.lanes[place + 1 :])
+
+
+def test_where_units_may_not_move_clocks_move_none() -> None:
+    power = Power(POINTS, 900.0, 60.0)
+    workload = replace(chain(7, 16), axes=("dataflow", "frequency"))
+    plan = plan_uniform(workload, local_topology(4), Parallel(2, 2, 1))
+    before = replace(plan, topology=replace(plan.topology, power=power))
+    members = (Rank(0), Rank(1), Rank(2))
+    after = replan(before, members, dict.fromkeys((n for n, _ in numbered(before.boxes)), members), 1)
+    had = {tile.rank: tile.units for tile in before.tiles}
+    assert all(had[tile.rank] == tile.units for tile in after.tiles) and after.clocks
 
 
 def test_energy_is_said_by_token_where_samples_have_tokens() -> None:

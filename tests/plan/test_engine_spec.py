@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBufferUpdate, EngineJob, EngineKeys, engine_spec
+from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineBufferUpdate, EngineJob, EngineKeys, engine_spec
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.step import step_program
 from elaswave_fx.plan.topology import Rank, local_topology
-from elaswave_fx.program.artifact import Artifact, BucketSpec, FoldSpec, UnitSpec, ValueSpec
+from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec, FoldSpec, UnitSpec, ValueSpec
 from tests.plan.samples import chain
 
 WORKLOAD = chain(units=4)
@@ -18,7 +17,8 @@ PLAN = plan_uniform(WORKLOAD, local_topology(4), Parallel(2, 2))
 
 
 def unit(index: int) -> UnitSpec:
-    """Unit 0 reads the batch, all read a constant; unit 1 yields a buffer's values and hands on a frozen gradient."""
+    """Unit 0 reads the batch, all read a constant; unit 1 yields a mutable buffer's values and hands on a frozen
+    gradient."""
     inputs = ((("input", "x"),) if index == 0 else (("value", index - 1),), ("constant", "mask"))
     outputs = (("fold", 0, 0),) if index == 1 else (("value", index),)
     return UnitSpec(
@@ -35,7 +35,10 @@ ARTIFACT = Artifact(
         ValueSpec("h", 0, (1,), (1, 8), "float32", 0, True, 32),
         ValueSpec("w", 0, (1,), (8,), "bool", -1, False, 8),
     ),
-    buckets=tuple(BucketSpec(b.name, 0, b.numel, (), b.users) for b in WORKLOAD.buckets),
+    buckets=(
+        *(BucketSpec(b.name, 0, b.numel, (), b.users) for b in WORKLOAD.buckets),
+        BucketSpec("unit1.buffers", 0, 8, (), (1,), (BucketBuffer("mean", 0, (8,), "float32"),)),
+    ),
     folds=(FoldSpec("mean", 1, (("float32", (8,)),)),), invariant_inputs=(), invariant_names=(), draws=(),
     evaluation_exact=True, text="",
 )  # fmt: skip
@@ -73,19 +76,19 @@ def test_what_is_absent_is_none() -> None:
     assert block.backward == "block.backward"
     assert [value.sample_axis for value in spec.values] == [0, None]
     assert block.grads == (("value", 0), ("none",), ("param", 1, 0, (101,)))  # a frozen parameter wants none
-    assert {bucket.optimizer for bucket in spec.buckets} == {UPDATE}
+    assert [bucket.optimizer for bucket in spec.buckets] == [UPDATE] * len(WORKLOAD.buckets) + [None]
 
 
-def test_every_rank_keeps_every_buffer() -> None:
-    """Also those whose units yield nothing for it; they have no samples in its group."""
-    early, late = (rank for rank in PLAN.ranks if PLAN.tile(rank).spans[0].lo == 0)
-    for rank in (early, late):
+def test_buffers_are_a_bucket_to_which_the_ranks_of_their_unit_contribute() -> None:
+    for rank in PLAN.ranks:
         spec = engine_spec(JOB, PLAN, rank)
-        assert spec.tables == {"mean", "mask"}
-        (update,) = spec.updates
-        assert isinstance(update, EngineBufferUpdate)
-        spans = {r: Span(lo, hi) for r, lo, hi in update.group}
-        assert ((spans[early],), spans[late]) == (PLAN.tile(early).spans, Span(0, 0))
+        assert spec.tables == {"mask"}, "they are no tables"
+        place = ("mutable", len(WORKLOAD.buckets), 0, (8,), "float32")
+        assert spec.updates == (EngineBufferUpdate("fold.mean", place, (("float32", (8,)),)),)
+        runs = [(r, span.lo, span.hi) for r in PLAN.ranks if 1 in PLAN.tile(r).units for span in PLAN.tile(r).spans]
+        assert spec.buckets[-1] == EngineBucket("unit1.buffers", 8, "float32", None, 0, tuple(runs))
+        assert len(runs) == 2 and sum(hi - lo for _, lo, hi in runs) == WORKLOAD.global_batch
+        assert not any(bucket.group for bucket in spec.buckets[:-1])
 
 
 def test_modelled_units_are_those_of_the_tile() -> None:

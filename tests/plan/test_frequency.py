@@ -17,7 +17,7 @@ from elaswave_fx.plan.check import check_plan, plan_violations
 from elaswave_fx.plan.cost import ROUNDING
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import describe
-from elaswave_fx.plan.frequency import Clocks, choose_clocks, clock_words
+from elaswave_fx.plan.frequency import Clocks, choose_clocks, clock_words, with_clocks
 from elaswave_fx.plan.lane_times import LaneTimes, plan_work
 from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
@@ -210,8 +210,9 @@ def test_operating_points_make_sense(
 def plan_of(power: Power | None) -> Plan:
     """Two columns of two stages, of which the second takes 2.5 times as long."""
     workload = chain(4, 16, costs=[0.01, 0.01, 0.02, 0.02])
-    topology = replace(local_topology(4, speeds=(1.0, 1.0, 0.4, 0.4)), power=power)
-    return make_plan(topology, workload, even_lanes(workload, 2, 2, 2), "columns")
+    topology = local_topology(4, speeds=(1.0, 1.0, 0.4, 0.4))
+    plan = make_plan(topology, workload, even_lanes(workload, 2, 2, 2), "columns")
+    return plan if power is None else with_clocks(replace(plan, topology=replace(topology, power=power)))
 
 
 def test_a_plan_has_a_clock_for_every_rank() -> None:

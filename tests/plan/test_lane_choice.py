@@ -14,20 +14,13 @@ from tests.plan.campaign import KINDS, Kind, minimax_cases, try_kind
 from tests.plan.samples import chain, even_lanes, lane
 
 
-@pytest.mark.parametrize(("name", "cases"), [("minimax", 3000), ("shares", 2000)])
-def test_cuts_and_shares_are_the_best_of_all(name: str, cases: int) -> None:
-    """The slowest stage of a lane is as fast as with any cut that fits, for 8 units and 4 stages of any speeds; and no
-    other share of the granules among up to 6 ranks, in lanes of all shapes, makes a shorter step."""
+@pytest.mark.parametrize(("name", "cases"), [("minimax", 3000), ("shares", 2000), ("choice", 500), ("halves", 12)])
+def test_no_other_cut_share_or_candidate_is_better(name: str, cases: int) -> None:
+    """The slowest stage of a lane is as fast as with any cut that fits, for 8 units and 4 stages of any speeds; no
+    other cut and no other share of the granules among up to 6 ranks, in lanes of all shapes, makes a shorter step; and
+    after losses none of all candidates does, with every cut that fits and every share."""
     found = try_kind(KINDS[name], cases, seed=1)
     assert found.over == 0 and found.holds(KINDS[name]), found.worst.words
-
-
-def test_what_is_done_after_a_loss_is_the_best_of_all() -> None:
-    """Of all candidates, with every cut and every share. In about one case of 2,000 another cut, not near the one that
-    is found, makes the step a little shorter."""
-    kind = KINDS["choice"]
-    found = try_kind(kind, 1000, seed=1)
-    assert found.holds(kind), (found.over, found.worst.words)
 
 
 def test_a_bound_that_does_not_hold_is_seen() -> None:

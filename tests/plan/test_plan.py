@@ -39,10 +39,10 @@ def test_json_brings_back_the_same_plan(found: tuple[Workload, tuple[Lane, ...]]
 
 
 def test_text_that_is_no_plan_is_refused() -> None:
-    for text in ("", "[]", "{}", '{"format": 5}'):
+    for text in ("", "[]", "{}", '{"format": 6}'):
         with pytest.raises(PlanError, match="plan: the text is not a plan"):
             Plan.from_json(text)
-    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 5"):
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 6"):
         Plan.from_json('{"format": 99}')
 
 
@@ -109,6 +109,14 @@ def test_a_workload_has_units_and_samples() -> None:
         Workload((), (), (), 4)
     with pytest.raises(PlanError, match="global_batch 0 and granule 1 must be positive"):
         Workload((UNIT,), (), (), 0)
+
+
+@pytest.mark.parametrize("skipped", [-2, 1, 8])
+def test_a_step_skips_whole_granules_and_never_all(skipped: int) -> None:
+    work = Workload((UNIT,), (), (), 8, granule=2, skipped=2)
+    assert (work.samples, work.granules, work.global_batch) == (6, 3, 8)
+    with pytest.raises(PlanError, match=f"workload: a step skips {skipped} of 8 samples; it skips whole granules of 2"):
+        replace(work, skipped=skipped)
 
 
 def test_a_topology_has_distinct_ranks_and_speeds() -> None:

@@ -16,7 +16,7 @@ from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.memory import MemoryTable, UnitSums, tile_memory
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
-from elaswave_fx.plan.shape_lanes import share_granules
+from elaswave_fx.plan.shares import share_granules
 from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, two_towers
 

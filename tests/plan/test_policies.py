@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.describe import describe
+from elaswave_fx.plan.engine_spec import key_stream
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.policies import POLICIES
 from elaswave_fx.plan.replan import replan
+from elaswave_fx.plan.tiling import Lane, joined
 from elaswave_fx.plan.topology import Rank, local_topology
 from tests.plan.samples import chain
 
@@ -30,6 +33,10 @@ def lose(plan: Plan, *lost: int) -> Plan:
     after = replan(plan, left, dict.fromkeys(range(len(plan.boxes)), left), 1)
     check_plan(after)
     return after
+
+
+def spans_of(lane: Lane) -> tuple[Span, ...]:
+    return joined(lane.micro_batches)
 
 
 def keeps_units(before: Plan, after: Plan) -> bool:
@@ -78,7 +85,8 @@ def test_ours_is_never_behind(shape: tuple[int, int], costs: list[float], batch:
     lost = data.draw(st.integers(0, shape[0] * shape[1] - 1))
     workload = chain(8, batch, costs=costs)
     ours = lose(job(*shape, workload), lost)
-    rivals = [{"policy": name} for name in POLICIES if name != "elaswave"]
+    # A smaller batch is another amount of work; the others share out the same.
+    rivals = [{"policy": name} for name in POLICIES if name not in ("elaswave", "smaller_batch")]
     for rules in (*rivals, {"axes": ("dataflow",)}, {"axes": ("graph",)}):
         try:
             other = lose(job(*shape, workload, **rules), lost)
@@ -101,6 +109,63 @@ def test_drop_replica_leaves_the_ranks_of_a_hurt_lane_without_work() -> None:
 def test_drop_replica_has_no_answer_without_a_whole_lane() -> None:
     with pytest.raises(PlanError, match="replan: policy=drop_replica has no answer to this loss: no lane is whole"):
         lose(job(2, 2, policy="drop_replica"), 1, 2)
+
+
+def test_a_smaller_batch_is_what_whole_lanes_had() -> None:
+    before = job(3, 2, chain(8, 26), policy="smaller_batch")
+    assert [spans_of(lane) for lane in before.lanes] == [(Span(0, 9),), (Span(9, 18),), (Span(18, 26),)]
+    after = lose(before, 0)
+    assert [lane.ranks for lane in after.lanes] == [(2, 3), (4, 5)]
+    assert [spans_of(lane) for lane in after.lanes] == [(Span(0, 9),), (Span(9, 17),)], "from the first sample on"
+    assert (after.workload.samples, after.workload.skipped, after.workload.global_batch) == (17, 9, 26)
+    assert keeps_units(before, after) and not after.tile(Rank(1)).units
+    assert "8 units x 17 of 26 samples" in describe(after) and Plan.from_json(after.to_json()) == after
+    for skipped, fault in ((0, "no tile"), (10, "a tile lies in the plane")):
+        with pytest.raises(PlanError, match=fault):
+            check_plan(replace(after, workload=replace(after.workload, skipped=skipped)))
+    again = lose(after, 1)
+    assert (again.lanes, again.workload) == (after.lanes, after.workload), "it computed nothing"
+    last = lose(again, 4)
+    assert (last.workload.samples, [spans_of(lane) for lane in last.lanes]) == (9, [(Span(0, 9),)])
+
+
+def test_the_whole_batch_comes_back_with_ranks() -> None:
+    before = job(3, 2, policy="smaller_batch")
+    after = lose(before, 3)
+    copies = dict.fromkeys(range(len(after.boxes)), after.ranks)
+    same = replan(after, after.ranks, copies, 1)
+    assert (same.lanes, same.workload.samples) == (after.lanes, 16), "nobody came"
+    back = replan(after, before.ranks, copies, 1)
+    check_plan(back)
+    assert (back.workload.skipped, sum(len(span) for lane in back.lanes for span in spans_of(lane))) == (0, 24)
+
+
+def test_keys_of_a_smaller_batch_have_the_stride_of_the_whole_one() -> None:
+    """What a step draws and reads does not depend on who was lost before it."""
+    before = job(3, 2, policy="smaller_batch")
+    after = lose(before, 1)
+    stream = key_stream(7, True, after, Rank(2))
+    assert (stream.per_step, stream.starts[0]) == (24, 0)
+
+
+def test_a_smaller_batch_has_no_answer_without_a_whole_lane() -> None:
+    with pytest.raises(PlanError, match="replan: policy=smaller_batch has no answer to this loss: no lane is whole"):
+        lose(job(2, 2, policy="smaller_batch"), 1, 2)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3), st.integers(10, 30), st.data())
+def test_smaller_batches_of_losses_one_after_another(
+    dp: int, pp: int, granule: int, granules: int, data: st.DataObject
+) -> None:
+    plan = job(dp, pp, chain(8, granule * granules), granule=granule, policy="smaller_batch")
+    for rank in data.draw(st.permutations(range(dp * pp))):
+        whole = [lane for lane in plan.lanes if rank not in lane.ranks]
+        if not whole:
+            break
+        plan = lose(plan, rank)  # which is checked
+        assert [lane.ranks for lane in plan.lanes] == [lane.ranks for lane in whole]
+        assert plan.workload.samples == sum(len(span) for lane in whole for span in spans_of(lane))
 
 
 def test_a_restart_takes_a_shape_that_a_new_job_could_have() -> None:

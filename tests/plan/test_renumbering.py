@@ -86,8 +86,9 @@ def job(rng: random.Random) -> tuple[Plan, int] | None:
     return None if plan is None else (plan, copies)
 
 
-def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: Hosts) -> list[tuple[Plan, Plan]]:
-    """After each of three losses: the plan, and that of the job with the other numbers from the same plan before."""
+def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: Hosts) -> list[tuple[Plan, Plan, bool]]:
+    """After each of three losses: the plan, and that of the job with the other numbers from the same plan before; and
+    whether each rank could be told from the others by what it had, for one at most had nothing."""
     found = []
     for _ in range(3):
         alive = plan.topology.ranks
@@ -97,6 +98,10 @@ def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: H
         have = copies_left(rng, plan, members)
         others: dict[BoxId, tuple[Rank, ...]] = {n: tuple(ranks[r] for r in old) for n, old in have.items()}
         before = renumbered(plan, ranks, hosts)
+        have_something = {r for lane in plan.lanes for r in lane.ranks} | {
+            r for b in plan.boxes for r in b.replica_ranks
+        }
+        is_known = len(set(members) - have_something) < 2
         try:
             plan = replan(plan, members, have, copies)
         except PlanError as error:
@@ -104,12 +109,13 @@ def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: H
                 replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
             break
         other = replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
-        found.append((plan, other))
+        found.append((plan, other, is_known))
     return found
 
 
-def renumbered_losses(order: Renumber) -> Iterator[tuple[Callable[[Plan], Plan], Plan, Plan]]:
-    """Of random jobs: what gives a plan other numbers, the plan after each loss, and that of the job with those."""
+def renumbered_losses(order: Renumber) -> Iterator[tuple[Callable[[Plan], Plan], Plan, Plan, bool]]:
+    """Of random jobs: what gives a plan other numbers, the plan after each loss, and that of the job with those; and
+    whether ranks are told apart by more than their numbers."""
     for seed in range(40):
         rng = random.Random(seed)
         made = job(rng)
@@ -117,13 +123,13 @@ def renumbered_losses(order: Renumber) -> Iterator[tuple[Callable[[Plan], Plan],
             continue
         plan, copies = made
         ranks, hosts = numbers_of(rng, plan.topology, order)
-        for after, other in losses(rng, plan, copies, ranks, hosts):
-            yield partial(renumbered, ranks=ranks, hosts=hosts), after, other
+        for after, other, is_known in losses(rng, plan, copies, ranks, hosts):
+            yield partial(renumbered, ranks=ranks, hosts=hosts), after, other, is_known
 
 
 def test_numbers_in_the_same_order_change_nothing_else() -> None:
     tried = 0
-    for renumber, after, other in renumbered_losses(ascending):
+    for renumber, after, other, _ in renumbered_losses(ascending):
         assert without_words(other) == without_words(renumber(after))
         tried += 1
     assert tried > 40
@@ -147,13 +153,13 @@ def test_a_first_plan_has_the_ranks_in_their_order_whatever_their_numbers() -> N
 
 
 def test_who_is_where_does_not_matter_among_equals() -> None:
-    """Ranks in any order take over each other's places, with what they have and can: the next lanes are the same in
-    these places. (Of holders that would do equally well, the one with the lowest number is taken.)"""
+    """Ranks in any order take over each other's places, with what they have and can: the next plan is the same in these
+    places, lanes, boxes and all."""
     tried = 0
-    for renumber, after, other in renumbered_losses(shuffled):
-        assert other.lanes == renumber(after).lanes
-        assert other.predicted.pipeline_s == pytest.approx(after.predicted.pipeline_s, rel=1e-12)
-        tried += 1
+    for renumber, after, other, is_known in renumbered_losses(shuffled):
+        if is_known:
+            assert without_words(other) == without_words(renumber(after))
+            tried += 1
     assert tried > 40
 
 

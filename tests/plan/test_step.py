@@ -43,8 +43,7 @@ def test_buckets_are_reduced_as_soon_as_they_are_done_and_updated_in_order_of_us
     assert [i for i in program.instructions if i[0] == "REDUCE"] == [("REDUCE", 3), ("REDUCE", 4), ("REDUCE", 2)]
     assert program.instructions.index(("REDUCE", 3)) < program.instructions.index(("BACKWARD", 2, 3))
     assert last[-1] == ("SNAPSHOT",)
-    assert only(program, "FOLD", "VOTE", "UPDATE", "GATHER") == [
-        ("FOLD",),
+    assert only(program, "VOTE", "UPDATE", "GATHER") == [
         ("VOTE",),
         ("UPDATE", 2),
         ("GATHER", 2),

@@ -15,7 +15,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
 from elaswave_fx.plan.replan import replan
 from elaswave_fx.plan.tiling import split_micro_batches, tiles_of
-from elaswave_fx.plan.topology import Epoch, Rank, local_topology
+from elaswave_fx.plan.topology import Epoch, local_topology
 from elaswave_fx.plan.transition import CopyTask, Handover, Transition
 from tests.plan.samples import chain, lane
 
@@ -52,7 +52,7 @@ def test_a_moved_cut_moves_units_and_parameters_only() -> None:
     def cut_at(unit: int, like: Plan | None = None) -> Plan:
         lanes = (lane([((0,), (0, unit)), ((1,), (unit, 4))], split_micro_batches(Span(0, 8), 2, 1)),)
         boxes = with_readers(like.boxes, workload, tiles_of(lanes)) if like else None
-        return make_plan(local_topology(2), workload, lanes, "cut", boxes=boxes)
+        return make_plan(local_topology(2), workload, lanes, "cut", copies=0, boxes=boxes)
 
     before = cut_at(2)
     change = Transition.of(before, cut_at(3, before))
@@ -74,8 +74,10 @@ def test_what_travels_is_what_the_plans_say(shape: tuple[int, int], lost: int) -
     after = lose(before, lost)
     change = Transition.of(before, after)
     assert change.lost == (lost,) and change.joined == () and change.epochs == (0, 1)
-    assert {h.box for h in change.handovers} == {n for n, b in enumerate(before.boxes) if b.owner == lost}
-    assert all(h == Handover(h.box, Rank(lost), after.boxes[h.box].owner) for h in change.handovers)
+    assert {h.box for h in change.handovers} >= {n for n, b in enumerate(before.boxes) if b.owner == lost}
+    owners = [(before.boxes[h.box].owner, after.boxes[h.box].owner) for h in change.handovers]
+    assert change.handovers == tuple(Handover(h.box, *o) for h, o in zip(change.handovers, owners, strict=True))
+    assert all(old != new for old, new in owners)
     catching_up = {(n, r) for n, b in enumerate(after.boxes) for r in b.catching_up}
     assert {(t.box, t.target) for t in change.copies} == catching_up
     assert all(t == CopyTask(t.box, after.boxes[t.box].owner, t.target, 12 * len(after.boxes[t.box].span))

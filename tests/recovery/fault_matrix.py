@@ -117,13 +117,13 @@ def _fits(job: Sequence[Loss], loss: Loss) -> bool:
 
 
 def has_answer(policy: str, losses: Sequence[Loss]) -> bool:
-    """Whether a policy can go on after these losses: recycle as long as every stage has a rank, drop_replica as long as
-    a lane is whole, the others always."""
+    """Whether a policy can go on after these losses: recycle as long as every stage has a rank, drop_replica
+    and smaller_batch as long as a lane is whole, the others always."""
     dp, pp = losses[0].layout
     lost = {loss.rank for loss in losses}
     if policy == "recycle":
         return all(any(lane * pp + stage not in lost for lane in range(dp)) for stage in range(pp))
-    if policy == "drop_replica":
+    if policy in ("drop_replica", "smaller_batch"):
         return any(lost.isdisjoint(range(lane * pp, (lane + 1) * pp)) for lane in range(dp))
     return True
 

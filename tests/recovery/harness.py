@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,11 +63,12 @@ class Finished(Run):
 class Job:
     """A run under way, in a session of its own. As a context: nothing of it survives the block."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, begin: Callable[[], None] = lambda: None) -> None:
+        """`begin`: what the launcher's process does first."""
         self.config, self.folder = config, folder
         folder.mkdir(parents=True, exist_ok=True)
         self._status: int | None = None
-        self.launcher = _fork_launcher(config, folder)
+        self.launcher = _fork_launcher(config, folder, begin)
 
     def __enter__(self) -> Job:
         return self
@@ -209,16 +211,16 @@ def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def _fork_launcher(config: Config, folder: Path) -> int:
+def _fork_launcher(config: Config, folder: Path, begin: Callable[[], None]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _run_launcher(config, folder)
+        _run_launcher(config, folder, begin)
     return pid
 
 
-def _run_launcher(config: Config, folder: Path) -> NoReturn:
+def _run_launcher(config: Config, folder: Path, begin: Callable[[], None]) -> NoReturn:
     """The child's whole life; never returns into the test."""
     code = 3
     try:
@@ -229,6 +231,7 @@ def _run_launcher(config: Config, folder: Path) -> NoReturn:
             os.dup2(console, target)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        begin()
         code = train(TrainJob(config, folder, {}, ()))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -209,6 +209,7 @@ def assert_recorded(killed: Finished) -> None:
     assert "launcher" in summary["reason"] and summary["params_digest"] is not None, summary
     assert (summary["loss_first"], summary["loss_last"]) == (killed.metrics[0]["loss"], killed.metrics[-1]["loss"])
     assert (killed.folder / "model.safetensors").exists(), killed.folder
+    assert not (killed.folder / ".init").exists(), killed.folder
 
 
 def launcher_and_more(layout: Layout, rank: int, how: signal.Signals, coordinator: bool) -> Scenario:

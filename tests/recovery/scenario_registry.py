@@ -6,15 +6,19 @@ specials()           ->  one of each group, always the same
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 from collections.abc import Iterable, Sequence
 
 from elaswave_fx.plan.policies import POLICIES
 from tests.recovery import fault_matrix as cases
+from tests.recovery.churn import coming_and_going
 from tests.recovery.endurance import enduring
 from tests.recovery.fault_matrix import LAYOUTS, PHASES, Loss, hosts_of, ranks_of
+from tests.recovery.joins import POINTS, VICTIMS, joining
 from tests.recovery.kinds import ALIKE_LAYOUTS, KINDS
+from tests.recovery.leaves import leaving, leaving_in
 from tests.recovery.lifecycle_faults import (
     all_copies,
     checkpointing,
@@ -48,7 +52,8 @@ DRAWS = 20
 
 SOAK_STEPS, SOAK_S = 5000, 1800.0
 ENDURANCE_STEPS = 10_000
-STORMS = 100
+STORMS = 200
+COME_AND_GO = 50
 
 
 def everything(seed: int = 0) -> list[Scenario]:
@@ -62,10 +67,14 @@ def everything(seed: int = 0) -> list[Scenario]:
         *_drawn(seed),
         *_moments(seed),
         *(stops_itself(layout, ranks_of(layout)[-1], phase) for layout in LAYOUTS for phase in PHASES),
+        *_leaves(seed),
+        *(leaving_in(loss) for loss in cases.product()),
+        *_joins(seed),
         *(alike(kind, layout) for kind in KINDS for layout in ALIKE_LAYOUTS),
         *(storm(number) for number in range(STORMS)),
         overloaded((2, 2), SOAK_STEPS, hogs=4, timeout_s=SOAK_S),
         enduring((2, 2), ENDURANCE_STEPS),
+        coming_and_going((2, 1), COME_AND_GO),
     ]
 
 
@@ -132,9 +141,35 @@ def specials() -> list[Scenario]:
         launcher_and_more((1, 3), 1, signal.SIGSTOP, coordinator=False),
         overloaded((2, 2), 200, hogs=4, timeout_s=90.0),
         enduring((2, 2), 800),
+        coming_and_going((2, 1), 3),
+        joining((4, 1), "preparing", "member", 31),
+        joining((3, 2), "member", "coordinator", 32),
+        joining((2, 3), "settled", "member", 33),
         storm(1),
         storm(2),
     ]
+
+
+def _joins(seed: int) -> list[Scenario]:
+    """In each layout, at each point, with each victim."""
+    product = itertools.product(LAYOUTS, POINTS, VICTIMS)
+    return [
+        joining(layout, point, victim, seed + number)
+        for number, (layout, point, victim) in enumerate(product)
+        if victim != "nobody" or point == POINTS[-1]
+    ]
+
+
+def _leaves(seed: int) -> list[Scenario]:
+    """Every rank of every layout leaves; alone, while another one dies, and while the coordinator does, in turn."""
+    found: list[Scenario] = []
+    for layout in LAYOUTS:
+        for rank in ranks_of(layout):
+            moment = seed * 1000 + len(found)
+            other = (rank + 1) % len(ranks_of(layout))
+            kill, coordinator = ((None, False), (other, False), (None, True))[len(found) % 3]
+            found.append(leaving(layout, (rank,), moment, kill, coordinator))
+    return found
 
 
 def _hosts() -> list[Scenario]:

@@ -23,7 +23,14 @@ from elaswave_fx.plan.plan import Plan
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout, Loss
 from tests.recovery.harness import Finished, Job, finish, is_stopped, job_config
-from tests.recovery.invariants import assert_same_bits, assert_survived
+from tests.recovery.invariants import (
+    LOSS_RTOL,
+    PARAMETER_RTOL,
+    assert_plain_arithmetic,
+    assert_same_bits,
+    assert_survived,
+    assert_went_on,
+)
 from tests.recovery.kinds import KINDS
 from tests.recovery.references import References
 from tests.waiting import await_true
@@ -75,7 +82,28 @@ def inside(
 
 def answered(policy: str, losses: Sequence[Loss]) -> Scenario:
     """The same losses, with another policy."""
+    if policy == "smaller_batch":
+        return _smaller_batch(losses)
     return inside(losses, f"policy={policy}", label=policy, group="policies")
+
+
+def _smaller_batch(losses: Sequence[Loss]) -> Scenario:
+    """Each loss takes the samples of a lane with it, unless the lane has left before."""
+    layout = losses[0].layout
+
+    def check(folder: Path, references: References) -> Finished:
+        config = job_config(layout, STEPS, "exact=false", "policy=smaller_batch", cases.faults_of(losses))
+        run = finish(config, folder)
+        assert_went_on(run, cases.STEPS, {loss.rank for loss in losses})
+        assert_fired(run, losses)
+        lanes_left = layout[0] - len({loss.rank // layout[1] for loss in losses})
+        at_the_end = run.metrics[-1]["samples"] / config.global_batch
+        assert abs(at_the_end - lanes_left / layout[0]) < 1 / config.global_batch, f"{at_the_end}, in {run.folder}"
+        assert_plain_arithmetic(run, config, LOSS_RTOL, PARAMETER_RTOL)
+        return run
+
+    name = "+".join(loss.name for loss in losses)
+    return Scenario("policies", f"smaller_batch-{name}", check)
 
 
 def alike(kind: str, layout: Layout) -> Scenario:

@@ -25,11 +25,13 @@ WITHIN = {
     "two_owners": 10,
     "holder_not_applied": 10,
     "vote_without_base": 10,
-    "failed_update_swallowed": 400,
+    "failed_update_swallowed": 40,
     "stale_frame_accepted": 600,
-    "wrong_copy_computed_with": 50,
-    "known_commit_dropped": 900,
+    "wrong_copy_computed_with": 700,
+    "known_commit_dropped": 50,
     "unreachable_taken_for_dead": 400,
+    "store_vouched_for_unread": 110,
+    "leaver_with_the_last_copy": 1000,
 }
 
 
@@ -39,7 +41,7 @@ def test_schedules_keep_every_promise(quarter: int, capsys: pytest.CaptureFixtur
     assert campaign(quarter * size, (quarter + 1) * size, None, jobs=1) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
     # A campaign in which nothing happened would prove nothing.
-    for mark in ("rolled forward", "done again", "joining", "copy differs", "standing still"):
+    for mark in ("rolled forward", "done again", "joining", "copy differs", "standing still", "left", "cannotleave"):
         assert re.search(rf"{mark} [1-9]", said), said
 
 
@@ -113,19 +115,40 @@ def test_a_heartbeat_that_comes_after_its_rank_died_opens_no_connection(seed: in
     assert outcome.said["unreachable"] == 1 and "silent" not in outcome.said
 
 
-def test_a_new_coordinator_finds_a_rank_that_hangs_as_soon_as_the_one_before_would_have() -> None:
-    outcome = run_schedule(3197)
-    assert {fault.kind for fault in outcome.faults} == {"hang", "coordinator_pause", "join"}
+@pytest.mark.parametrize("seed", [0, 2, 6, 7, 10])
+def test_a_new_coordinator_finds_a_rank_that_hangs_as_soon_as_the_one_before_would_have(seed: int) -> None:
+    """How long steps take it hears from the ranks, for it has seen none."""
+    away = fault("coordinator_crash", 3.0, lasts_s=1.0)
+    outcome = World(seed, faults=(fault("hang", Moment(Ran, 5)), away)).run()
+    assert len(outcome.faults) == 2
     assert outcome.violation is None and outcome.said["standing still"] == 1
     assert outcome.simulated_s < 2 * STALLED_FLOOR_S
 
 
-@pytest.mark.parametrize("seed", [18128, 74086])
+@pytest.mark.parametrize("seed", [1, 6, 7, 34])
 def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
     """The simulator's own promise: one member of the register always gets on."""
-    outcome = run_schedule(seed)
-    assert "hang" in {fault.kind for fault in outcome.faults}
+    world = World(seed, faults=(fault("one_way", 0.137, lasts_s=2.67), fault("hang", 1.47)))
+    outcome = world.run()
     assert outcome.violation is None and outcome.said["stopped"] == 1
+    assert world.register.members == (Rank(0),), "the one that hung"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_is_told_to_leave_goes_and_nothing_is_done_again(seed: int) -> None:
+    """Of two ranks one as of five, whose copies the others have; the time that it has is not over before."""
+    world = World(seed, faults=(fault("leave", 0.06, lasts_s=30.0),), at_least_s=15.0)
+    outcome = world.run()
+    assert outcome.violation is None and outcome.said["left"] == 1 and Rank(0) not in world.register.members
+    assert "detected" not in outcome.said and outcome.said["stopped"] == outcome.said["rolled forward"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_leaves_while_there_is_no_coordinator_tells_the_next_one(seed: int) -> None:
+    away = fault("coordinator_crash", 0.06, lasts_s=2.0)
+    world = World(seed, faults=(away, fault("leave", 0.5, lasts_s=30.0)), at_least_s=15.0)
+    outcome = world.run()
+    assert outcome.violation is None and outcome.said["left"] == 1 and Rank(0) not in world.register.members
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -169,14 +192,14 @@ def test_a_crash_at_a_vote_and_another_during_the_recovery(seed: int) -> None:
     assert outcome.violation is None and outcome.epochs >= 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 4, 5])  # the rank that is struck in schedule 3 keeps no box
+@pytest.mark.parametrize("seed", [2, 3, 4, 5, 6])  # the rank that is struck in schedule 0 keeps no box
 def test_an_update_that_fails_ends_its_rank_and_loses_nothing(seed: int) -> None:
     outcome = World(seed, faults=(fault("update_fails", Moment(Ran, 12)),)).run()
     assert outcome.violation is None and outcome.said["ended by itself"] == 1 and outcome.epochs >= 1
     assert outcome.rollbacks == 0
 
 
-@pytest.mark.parametrize("seed", [2, 18, 23, 25])
+@pytest.mark.parametrize("seed", [18, 23, 47, 52])
 def test_when_all_copies_are_gone_a_job_ends_unless_it_has_a_checkpoint(seed: int) -> None:
     """Ranks 0 and 2 hold each other's boxes. Nothing is saved when they die early; nobody tells that they died late."""
     early, late = (tuple(fault("crash", 0.2, rank=r, told_s=told_s) for r in (0, 2)) for told_s in (0.001, UNTOLD_S))

@@ -1,4 +1,4 @@
-"""The thread that performs what a rank's control machine decides: sockets, the store, and the way to the main thread.
+"""The thread that performs what a rank's control machine decides: its stream, its links, the way to the main thread.
 
 In: what the worker's main thread says: `committed` after every step, `report_and_wait` when a step has failed or is
 called off. Out: `stop_requested`, and from `report_and_wait` the decision. All decisions are `protocol/rank.py`'s.
@@ -6,7 +6,7 @@ called off. Out: `stop_requested`, and from `report_and_wait` the decision. All 
     agent.start()
     while not done:
         if agent.stop_requested or not step_went_well:
-            decision = agent.report_and_wait(holdings, suspect)   ->  Go(activation, plan) | Excluded | Over
+            decision = agent.report_and_wait(holdings, suspect)   ->  Go(activation, plan) | Excluded | Left | Over
         else:
             agent.committed(certificate)
 """
@@ -17,16 +17,31 @@ import math
 import os
 import queue
 import select
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from elaswave_fx.control.agent.start_coordinator import start_coordinator
 from elaswave_fx.control.agent.warm_up import warm_up
+from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol import rank as protocol
+from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.clock import job_time
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
-from elaswave_fx.control.protocol.messages import Ack, Activate, Over, Prepare, ProbeStore, Send, StoreSeen
+from elaswave_fx.control.protocol.messages import (
+    Ack,
+    Activate,
+    MustStay,
+    Over,
+    Prepare,
+    Refused,
+    Send,
+    StoreSeen,
+    Told,
+)
 from elaswave_fx.control.protocol.rank import FLUSH_S
 from elaswave_fx.control.protocol.rank_state import (
     Action,
@@ -42,20 +57,21 @@ from elaswave_fx.control.protocol.rank_state import (
     HeartbeatDue,
     Holdings,
     Interrupt,
+    LeaveAsked,
+    Left,
     Limits,
     LinksDown,
     MendLinks,
     Progress,
+    RankState,
     StepLeft,
 )
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate
-from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, RankSocket
-from elaswave_fx.errors import CommError
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import answer_soon
 
-__all__ = ["LIMITS", "Agent", "ControlAddress", "Decision", "Excluded", "Go", "Holdings", "Over", "Progress"]
+__all__ = ["LIMITS", "Agent", "ControlAddress", "Decision", "Excluded", "Go", "Holdings", "Left", "Over", "Progress"]
 
 LIMITS = Limits(
     paused_s=1.0, lease_s=10.0, unledgered=4096, hung_s=2 * STALLED_FLOOR_S, hung_over_step=STALLED_OVER_STEP
@@ -71,22 +87,25 @@ LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
 It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
-_Said = Certificate | StepLeft | CaughtUp | Closing
+_Said = Certificate | StepLeft | CaughtUp | Closing | Told
 
 
 class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
-    `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones at once until
-    a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those links again.
-    `say(text)`: the last words of a process that ends itself.
+    `card`: of this rank, which it shows to every coordinator. `first`: the epoch that the job begins with; None: the
+    rank asks to become a member. `home`: of the job, if it is on this machine: the rank starts a coordinator there when
+    it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones
+    at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
+    links again. `say(text)`: the last words of a process that ends itself.
     """
 
     def __init__(
         self,
-        rank: Rank,
-        first: Activation,
+        card: Card,
+        first: Activation | None,
         address: ControlAddress,
+        home: JobHome | None,
         *,
         interrupt: Callable[[str], None],
         progress: Callable[[], Progress],
@@ -94,11 +113,11 @@ class Agent:
         mend: Callable[[], None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._address, self._interrupt, self._progress, self._say = address, interrupt, progress, say
+        self._card, self._address, self._home = card, address, home
+        self._interrupt, self._progress, self._say = interrupt, progress, say
         self._lost, self._mend, self._first = lost, mend, first
-        self._state = protocol.member(rank, LIMITS, first, 0.0)
-        self._version = first.resume.version  # as the main thread knows it
-        self._store = FileStore(address.store, address.folder)
+        self._state = self._first_state(0.0)
+        self._version = self._state.committed.version  # as the main thread knows it
         self._said: deque[_Said] = deque()
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._may_step = threading.Event()
@@ -106,17 +125,38 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._wake_read = self._wake_write = -1
+        self._leave_signal, self._grace_s = b"", 0.0
         self._look_s = LINKS_S  # until the next look at the links
         self._starts_s: float | None = None  # when this rank starts a coordinator, if none comes before
 
     # --- For the main thread ---
 
     def start(self) -> None:
-        """Once, after the fork: sockets and the thread are made here."""
+        """Once, after the fork: sockets and the thread are made here. Raises `CommError` for an address of the
+        coordinator that cannot be resolved."""
+        socket = RankSocket(self._address, self._card)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._state = protocol.member(self._state.rank, LIMITS, self._first, time.monotonic())
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._state = self._first_state(time.monotonic())
+        self._thread = threading.Thread(target=self._run, args=(socket,), name="control", daemon=True)
         self._thread.start()
+
+    def _first_state(self, now_s: float) -> RankState:
+        number = self._card.number
+        if self._first is None:
+            return protocol.joiner(number, LIMITS, now_s)
+        return protocol.member(number, LIMITS, self._first, now_s)
+
+    def leave_on(self, number: signal.Signals, grace_s: float) -> None:
+        """From now on this signal tells the rank to leave the job within `grace_s`; a second one to end at once. The
+        main thread calls this; it need not get to Python for the signal to be heard."""
+        self._leave_signal, self._grace_s = bytes([number]), grace_s
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(number, lambda *_: None)
+
+    @property
+    def must_stay(self) -> str | None:
+        """Why this rank, which should have left by now, cannot; None if it can, or was not told to."""
+        return self._state.must_stay
 
     def close(self, finished: bool = True) -> None:
         """End the thread, at most some `FLUSH_S` later. Called again, it does nothing.
@@ -127,11 +167,17 @@ class Agent:
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        if self._leave_signal:
+            signal.set_wakeup_fd(-1)
         self._say_to_thread(Closing(finished))
         thread.join(FLUSH_S + 5.0)
         if not thread.is_alive():
             os.close(self._wake_write)
             os.close(self._wake_read)
+
+    def job_time(self, at_s: float) -> float:
+        """A time of this machine's monotonic clock by that of the coordinator, as far as it is known by now."""
+        return job_time(self._state.clock, at_s)
 
     @property
     def stop_requested(self) -> bool:
@@ -161,6 +207,14 @@ class Agent:
     def report_and_wait(self, holdings: Holdings, suspect: Rank | None) -> Decision:
         """Say what is in memory, and wait for what comes next; as long as that takes."""
         self._say_to_thread(StepLeft(holdings, suspect))
+        return self.wait()
+
+    def tell(self, kind: str, fields: dict[str, Any]) -> None:
+        """Have the coordinator pass a message on to the launcher; lost while there is none."""
+        self._say_to_thread(Told(self._card.number, kind, fields))
+
+    def wait(self) -> Decision:
+        """Until it is said what comes next; as long as that takes."""
         while True:
             try:
                 decision = self._decisions.get(timeout=HEARTBEAT_S)
@@ -181,11 +235,11 @@ class Agent:
 
     # --- The thread ---
 
-    def _run(self) -> None:
+    def _run(self, socket: RankSocket) -> None:
         answer_soon()
-        socket = RankSocket(self._address, self._state.rank)
         try:
-            warm_up(self._state, self._first)
+            if self._first is not None:
+                warm_up(self._state, self._first)
             self._serve(socket)
         except BaseException as error:
             self._failure = error
@@ -193,14 +247,15 @@ class Agent:
             self._interrupt(f"control: the agent failed: {error}")
             raise
         finally:
-            socket.close(LINGER_S if self._state.closed and self._state.finished else 0.0)
+            says_more = self._state.finished or isinstance(self._state.ended, Left)
+            socket.close(LINGER_S if self._state.closed and says_more else 0.0)
 
     def _serve(self, socket: RankSocket) -> None:
         next_s = time.monotonic()
         while not self._state.closed:
             again_s = socket.connect(time.monotonic())
             if time.monotonic() >= next_s:
-                orphaned = self._orphaned()
+                orphaned = self._orphaned(again_s is None)
                 self._feed(socket, HeartbeatDue(self._progress(), orphaned))
                 self._look_for_coordinator(orphaned and again_s is not None, time.monotonic())
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
@@ -209,12 +264,14 @@ class Agent:
             if self._state.waiting:
                 self._look_at_links(socket)
             if select.select([self._wake_read], [], [], 0)[0]:
-                os.read(self._wake_read, 4096)
+                words = os.read(self._wake_read, 4096)
+                for _ in range(words.count(self._leave_signal) if self._leave_signal else 0):
+                    self._feed(socket, LeaveAsked(self._grace_s))
             self._hear_main_thread(socket)
             for message in socket.receive():
                 if isinstance(message, Prepare):
                     self._feed(socket, self._links_down())
-                if isinstance(message, Ack | Prepare | Activate | Over):
+                if isinstance(message, Ack | Prepare | Activate | MustStay | Over | StoreSeen | Refused):
                     self._feed(socket, message)
                 self._hear_main_thread(socket)
 
@@ -232,19 +289,23 @@ class Agent:
             self._look_s = LINKS_S
             self._feed(socket, links)
 
-    def _orphaned(self) -> bool:
-        return bool(self._address.launcher) and os.getppid() != self._address.launcher
+    def _orphaned(self, has_coordinator: bool) -> bool:
+        """Whether nobody is left who would end this process if it hangs. One that no launcher has started goes by the
+        coordinator."""
+        if self._home is None:
+            return not has_coordinator
+        return bool(self._home.launcher) and os.getppid() != self._home.launcher
 
     def _look_for_coordinator(self, alone: bool, now_s: float) -> None:
         """Without a launcher nobody else starts one, and without one nobody can go on after the next loss."""
-        if not alone:
+        if not alone or self._home is None:
             self._starts_s = None
         elif self._starts_s is None:
             place = self._state.members.index(self._state.rank) if self._state.rank in self._state.members else 0
             self._starts_s = now_s + ALONE_S + place * ALONE_MORE_S
         elif now_s >= self._starts_s:
             self._starts_s = now_s + ALONE_S + len(self._state.members) * ALONE_MORE_S
-            start_coordinator(self._address)
+            start_coordinator(self._home)
 
     def _links_down(self) -> LinksDown:
         return LinksDown(frozenset(map(Rank, self._lost())).intersection(self._state.members))
@@ -252,6 +313,9 @@ class Agent:
     def _hear_main_thread(self, socket: RankSocket) -> None:
         while self._said:
             said = self._said.popleft()
+            if isinstance(said, Told):
+                socket.send(said)
+                continue
             if isinstance(said, StepLeft):
                 self._look_s = LINKS_S
                 self._feed(socket, self._links_down())
@@ -277,23 +341,10 @@ class Agent:
             self._decisions.put(action.decision)
         elif isinstance(action, MendLinks):
             self._mend()
-        elif isinstance(action, ProbeStore):
-            self._probe(socket)
         else:
             self._end_process(action)
 
-    def _probe(self, socket: RankSocket) -> None:
-        try:
-            register = self._store.read()
-        except OSError as error:
-            if not self._address.folder.exists():
-                raise CommError(
-                    f"control: {self._address.folder} was removed, without which no job can go on"
-                ) from error
-            return
-        self._feed(socket, StoreSeen(register.term, register.epoch, register.members))
-
     def _end_process(self, action: EndProcess) -> None:
-        """Without a launcher nobody else would end a worker that hangs."""
+        """Without a launcher nobody else would end a worker that hangs; and who is told to end at once does."""
         self._say(action.reason)
         os._exit(1)

@@ -1,6 +1,6 @@
 """A coordinator for a job that has lost its launcher and its coordinator: a process of its own, started by a rank.
 
-start_coordinator(address)   ->   python -m elaswave_fx.coordinator --if-missing …/job.json
+start_coordinator(home)   ->   python -m elaswave_fx.coordinator --if-missing …/job.json
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.store.file_store import FileStore
-from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.errors import CommError
 
 
-def start_coordinator(address: ControlAddress) -> None:
+def start_coordinator(home: JobHome) -> None:
     """Returns at once. It ends by itself, at once if there is a coordinator. A system that has no room for another
-    process is asked again by the caller."""
-    command = [sys.executable, "-m", "elaswave_fx.coordinator", "--if-missing", str(address.job_file)]
-    with contextlib.suppress(OSError), _log(address) as log:
-        own = FileStore(address.store, address.folder).alive_descriptors()
+    process is asked again by the caller. Raises `CommError` if the job's folder is gone."""
+    if not home.folder.exists():
+        raise CommError(f"control: {home.folder} was removed, without which no job can go on")
+    command = [sys.executable, "-m", "elaswave_fx.coordinator", "--if-missing", str(home.job_file)]
+    with contextlib.suppress(OSError), _log(home) as log:
+        own = FileStore(home.run_dir, home.folder).alive_descriptors()
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=own)
 
 
 @contextlib.contextmanager
-def _log(address: ControlAddress) -> Iterator[int]:
+def _log(home: JobHome) -> Iterator[int]:
     """Where coordinators write; where this process does if the run directory is gone."""
     try:
-        log = os.open(address.store / "logs" / "coordinator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(home.run_dir / "logs" / "coordinator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
         log = os.dup(2)
     try:

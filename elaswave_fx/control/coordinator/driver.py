@@ -9,18 +9,37 @@ and the clock are the caller's, so that `service.py` and the simulator run the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planned, Planning, Think, at_once
+from elaswave_fx.control.coordinator.plan_cache import Held, PlanCache, Planned, Planning, Speeds, Think, at_once
 from elaswave_fx.control.protocol import coordinator as membership
+from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.coordinator_state import Following
 from elaswave_fx.control.protocol.decide import Decide, decide
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
-from elaswave_fx.control.protocol.messages import Activate, Exited, Heartbeat, Send, Tick
+from elaswave_fx.control.protocol.messages import (
+    Activate,
+    Exited,
+    Gone,
+    Granted,
+    Heartbeat,
+    Leave,
+    Refused,
+    ReshapeWanted,
+    Send,
+    Tick,
+)
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import Assignment, BoxId
+from elaswave_fx.control.protocol.speed_meter import SpeedMeter, steadied
+from elaswave_fx.control.protocol.trials import Trials
+from elaswave_fx.control.protocol.types import Assignment, BoxId, Certificate, Version
+from elaswave_fx.control.store.ledger import busy_seconds
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.rank_news import RankNews, Wish
 from elaswave_fx.plan.topology import Epoch, Rank
 
 TICK_S, IDLE_S = 0.05, 0.2
@@ -47,22 +66,32 @@ class CoordinatorDriver:
         now_s: float,
         decide: Decide = decide,
         think: Think = at_once,
+        while_planning: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`first_actions` are to be performed before anything else. `think` has plans made for losses that may come."""
+        """`first_actions` are to be performed before anything else. `think` has plans made for losses that may come.
+        `while_planning`: entered for as long as everybody waits for a plan."""
         self._planning, self._read_plan, self._clock = planning, read_plan, clock
-        self._plan_cache = PlanCache(planning, think)
+        self._plan_cache, self._while_planning = PlanCache(planning, think), while_planning
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
-        self._moves: tuple[int, bool] | None = None
         self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and copies for which all losses are planned
         self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
-        self._turn_s = now_s
+        self._turn_s = self._now_s = now_s
         self._steady_s = 0.0
         self._thinks = False
+        self._meter: tuple[int, Version, SpeedMeter] | None = None  # of the plan with that hash; what it has heard of
+        self._all_copies: tuple[int, Held] | None = None  # of the plan with that hash, when nobody is behind any more
+        self._speeds: Speeds = {}  # of ranks that the plan takes for slower, or faster
+        self._trials = Trials()  # of ranks that have no work for their speeds
+        self._wish: tuple[int, Wish] | None = None  # what a user wants, and who is to be answered
+        self.answers: deque[tuple[int, Granted | Refused]] = deque()  # to who has no number, by connection
+        self._news = RankNews()  # what the next plan was asked for with
+        self.cards: dict[Rank, Card] = {}  # of ranks that have shown theirs; the caller puts them here
         self.plan_ms = 0.0
         self.state, self.first_actions = membership.start(
-            self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._wants_move
-        )
+            self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._find_following,
+            self._why_needed, self._most_members, self._may_join,
+        )  # fmt: skip
 
     @property
     def pause_s(self) -> float:
@@ -92,9 +121,11 @@ class CoordinatorDriver:
 
     def handle(self, event: membership.Event, now_s: float) -> tuple[membership.Act, ...]:
         """One event, and all that follows from it. A planner that finds no plan ends the job."""
+        self._now_s = now_s
         if isinstance(event, Heartbeat):
             self._heartbeats.heard(event, now_s)
-        elif isinstance(event, Exited):
+            self._measure(event.lines)
+        elif isinstance(event, Exited | Gone):
             self._heartbeats.forget(event.rank)
         elif isinstance(event, Tick):
             self.state = membership.with_timeouts(self.state, self._heartbeats.timeouts(self._started(), now_s))
@@ -106,6 +137,18 @@ class CoordinatorDriver:
         self._forget_the_past(before.register, self.state.register)
         return tuple(self._with_plan(action) for action in actions)
 
+    def wish(self, wanted: ReshapeWanted) -> None:
+        """A user wants other lanes. There is an answer when a plan for it is in force, or there can be none."""
+        self._refuse_wish("another one has come")
+        self._wish = (wanted.connection, wanted.wish)
+        if self.state.phase == membership.OVER:
+            self._refuse_wish(f"the job is over: {self.state.over}")
+
+    def _refuse_wish(self, reason: str | None) -> None:
+        if self._wish is not None and reason is not None:
+            self.answers.append((self._wish[0], Refused(reason)))
+            self._wish = None
+
     def _started(self) -> bool:
         register = self.state.register
         return register is not None and (
@@ -116,6 +159,10 @@ class CoordinatorDriver:
         if old is None or new is None or old.epoch == new.epoch:
             return
         self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
+        planned = self._plans.get(new.key.plan_hash)
+        if self._wish is not None and planned is not None and planned.wish == self._wish[1]:
+            self.answers.append((self._wish[0], Granted(planned.reason)))
+            self._wish = None
         for rank in set(old.members) - set(new.members):
             self._heartbeats.forget(rank)
 
@@ -134,15 +181,11 @@ class CoordinatorDriver:
             return
         if now_s - self._steady_s < THINK_AFTER_S:
             return
-        heard = self.state.detector.heard
-        complete = frozenset(rank for rank, last in heard.items() if last.heartbeat.complete)
+        complete = self._complete()
         about = self.register.key.plan_hash, complete
         if about == self._thought_of:
             return
-        held = {
-            box_id: tuple(rank for rank in box.replica_ranks if rank not in box.catching_up or rank in complete)
-            for box_id, box in numbered(self.register.activation.assignment.boxes)
-        }
+        held = self._held(self.register, complete)
         self._thinks = self._plan_cache.precompute_next(self.plan(self.register.key.plan_hash), held)
         self._thought_of = None if self._thinks else about
 
@@ -153,22 +196,123 @@ class CoordinatorDriver:
         message = action.message
         if self._activates is None or self._activates[0] is not message:
             text = self.plan(message.activation.assignment.plan_hash).text
-            self._activates = (message, replace(message, plan=text))
+            cards = self.cards_of(message.activation.assignment.members)
+            self._activates = (message, replace(message, plan=text, cards=cards))
         return Send(action.target, self._activates[1])
+
+    def cards_of(self, ranks: Sequence[Rank]) -> tuple[Card, ...]:
+        """The cards of those of the ranks that have shown them to this coordinator."""
+        return tuple(self.cards[rank] for rank in ranks if rank in self.cards)
+
+    def why_no_newcomer(self, now_s: float) -> str | None:
+        """Why the job takes nobody in, in words; None if it does."""
+        if self.state.phase == membership.OVER:
+            return f"the job is over: {self.state.over}"
+        if self.state.register is None:
+            return None  # It has not been read yet; whoever comes beyond the room that there is waits for it.
+        most, here = self._most_members(self.register), len(self.register.members)
+        come = len(self.state.newcomers) + sum(
+            last.heartbeat.joining and rank not in self.register.members and self.state.detector.is_alive(rank, now_s)
+            for rank, last in self.state.detector.heard.items()
+        )
+        if here + come < most:
+            return None
+        waiting = f", and {come} more ask to join" if come else ""
+        return f"the job is full: it has {here} ranks{waiting}, and work for {most}"
+
+    def _complete(self) -> frozenset[Rank]:
+        """Ranks that have all copies that they should have."""
+        return frozenset(rank for rank, last in self.state.detector.heard.items() if last.heartbeat.complete)
+
+    @staticmethod
+    def _held(register: Register, complete: frozenset[Rank]) -> dict[BoxId, tuple[Rank, ...]]:
+        return {
+            box_id: tuple(rank for rank in box.replica_ranks if rank not in box.catching_up or rank in complete)
+            for box_id, box in numbered(register.activation.assignment.boxes)
+        }
+
+    def _may_join(self, register: Register, joining: tuple[Rank, ...]) -> bool:
+        """Asked with every tick while nothing is under way, and somebody waits to become a member."""
+        before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
+        planned = self._plan_cache.ahead(before, members, self._held(register, self._complete()))
+        return planned is not None and not planned.ends_job
+
+    def _most_members(self, register: Register) -> int:
+        return self.plan(register.key.plan_hash).most_ranks
 
     def _replan(
         self, members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment
     ) -> Assignment:
         began = self._clock()
-        planned = self._plan_cache.replan(self.plan(before.plan_hash), members, held)
+        with self._while_planning():
+            planned = self._plan_cache.replan(self.plan(before.plan_hash), members, held)
         self.plan_ms = 1e3 * (self._clock() - began)
         self._plans[planned.assignment.plan_hash] = planned
         return planned.assignment
 
-    def _wants_move(self, register: Register) -> bool:
-        """Asked with every tick while nothing is under way; the answer changes with the plan only."""
+    def _measure(self, lines: Sequence[Certificate]) -> None:
+        """How long units took in steps that have been committed since the last ones; a line may come more than once."""
+        register = self.state.register
+        if register is None:
+            return
         plan_hash = register.key.plan_hash
-        if self._moves is None or self._moves[0] != plan_hash:
-            held = {box_id: box.replica_ranks for box_id, box in numbered(register.activation.assignment.boxes)}
-            self._moves = (plan_hash, self._planning.wants_move(self.plan(plan_hash), held))
-        return self._moves[1]
+        if self._meter is None or self._meter[0] != plan_hash:
+            self._speeds = {}
+            expected = self._planning.expected(self.plan(plan_hash))
+            self._meter = (plan_hash, register.activation.resume.version, SpeedMeter.of(expected))
+        _, heard, meter = self._meter
+        new = [each for each in lines if each.stamp.epoch == register.epoch and each.stamp.version > heard]
+        for certificate in new:
+            meter = meter.heard({vote.rank: busy_seconds(vote.payload) for vote in certificate.votes})
+            heard = certificate.stamp.version
+        if new:
+            self._meter = (plan_hash, heard, meter)
+            self._speeds = steadied(self._speeds, meter.speeds() or {})
+
+    def _find_following(self, register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
+        """Asked with every tick while nothing is under way."""
+        if self._wish is not None:
+            self._refuse_wish(self._planning.why_not(self._present(register), self._wish[1], was_tried=False))
+        self._trials = self._trials.seen(self._planning.slow_ranks(self._present(register)), self._now_s)
+        news = self._news = RankNews(
+            self._speeds,
+            tuple(sorted(leaving)),
+            tuple(sorted(rank for rank, leave in leaving.items() if leave is Leave.OVERDUE)),
+            None if self._wish is None else self._wish[1],
+            self._trials.speeds(self._now_s),
+        )
+        if not complete and not news.overdue:
+            return None
+        present, copies = self._present(register), self._copies(register, complete)
+        planned = self._plan_cache.successor(present, copies, news)
+        if news.wish is not None and complete and self._plan_cache.has_no_successor(present, copies, news):
+            self._refuse_wish(self._planning.why_not(present, news.wish, was_tried=True))
+        return None if planned is None else Following(planned.assignment.members, planned.aim)
+
+    def _why_needed(self, register: Register, rank: Rank) -> str | None:
+        """Asked when there is no next plan, of a rank that is overdue to leave."""
+        before, held = self._present(register), self._copies(register, self._complete().issuperset(register.members))
+        if not self._plan_cache.has_no_successor(before, held, self._news):
+            return None
+        others = tuple(member for member in register.members if member != rank)
+        if not others:
+            return "it is the last rank of the job"
+        left = {box: tuple(other for other in ranks if other != rank) for box, ranks in held.items()}
+        alone = sum(not ranks for ranks in left.values())
+        if alone:
+            return f"no other rank has a copy of {alone} of {len(left)} boxes"
+        planned = self._planning.replan(before, others, left)
+        return planned.reason if planned.ends_job else "others leave, too, and not all of them can be spared"
+
+    def _present(self, register: Register) -> Planned:
+        return self.plan(register.key.plan_hash)
+
+    def _copies(self, register: Register, complete: bool) -> Held:
+        """Who has which copy; the same value as long as that does not change, if all are there."""
+        if not complete:
+            return self._held(register, self._complete())
+        plan_hash = register.key.plan_hash
+        if self._all_copies is None or self._all_copies[0] != plan_hash:
+            boxes = numbered(register.activation.assignment.boxes)
+            self._all_copies = (plan_hash, {box_id: box.replica_ranks for box_id, box in boxes})
+        return self._all_copies[1]

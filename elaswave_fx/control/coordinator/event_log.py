@@ -15,6 +15,7 @@ from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import (
     Agreed,
     Attempt,
+    CannotLeave,
     Cause,
     CauseKind,
     Detected,
@@ -46,6 +47,8 @@ def line_of(event: Event, now_s: float) -> Line | None:
             return "stopped", event.epoch, {"members": list(event.members)}
         case Agreed():
             return "agreed", event.epoch, _agreed(event)
+        case CannotLeave():
+            return "must_stay", event.epoch, {"rank": event.rank, "reason": event.reason}
         case Over():
             return "over", event.epoch, {"reason": event.reason}
     return None
@@ -66,6 +69,8 @@ def log_line(event: Event) -> str:
             return f"epoch {event.epoch}: members {list(event.members)} have stopped"
         case Agreed():
             return f"epoch {event.epoch}: {_why(event)}"
+        case CannotLeave():
+            return f"rank {event.rank} was told to leave, and cannot: {event.reason}"
         case Over():
             return f"the job is over: {event.reason}"
         case Superseded():
@@ -94,8 +99,10 @@ def cause_words(cause: Cause) -> str:
             return "still without a way to go on"
         case CauseKind.JOIN:
             return f"ranks {list(cause.ranks)} join after version {cause.after}"
+        case CauseKind.LEAVE:
+            return f"{who} {'leaves' if len(cause.ranks) == 1 else 'leave'} after version {cause.after}"
         case CauseKind.MOVE:
-            return f"copies are complete; owners move after version {cause.after}"
+            return f"copies are complete; {cause.aim} after version {cause.after}"
 
 
 def _waiting(event: Waiting) -> str:
@@ -113,6 +120,8 @@ def _agreed(event: Agreed) -> dict[str, Any]:
         "how": None if event.how is None else event.how.value,
         "why": _why(event),
     }
+    if event.left:
+        fields["left"] = list(event.left)
     return {**fields, "rolled_back_to": event.step} if event.rolled_back else fields
 
 

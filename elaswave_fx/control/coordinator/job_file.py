@@ -2,51 +2,75 @@
 
 In: `RUN` or `RUN/control/job.json`. Out: `CoordinatorSpec`.
 
-    {"folder": "/dev/shm/elaswave-…", "token": "…", "run_dir": "runs/today", "copies": 1, "allow_rollback": false,
-     "launcher": 4711}
+    {"folder": "/dev/shm/elaswave-…", "host": "127.0.0.1", "port": 41213, "token": "…", "run_dir": "runs/today",
+     "copies": 1, "allow_rollback": false, "conditions": {"versions": …, "data_digest": …}, "launcher": 4711,
+     "facts": {…}, "files": {"state.safetensors": {"path": …, "size": 812, "digest": "9f…"}}}
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
+from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
+from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.protocol.card import Conditions
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
+
+TOKEN = "ELASWAVE_TOKEN"
+"""This environment variable holds the token of a job that is named by its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One job. `launcher`: its pid."""
+    """One job. `host`, `port`: where its coordinator listens, whichever that is; `launcher`: its pid; `facts`: what a
+    process that wants to join is told of it; `files`: what it may fetch then, by name."""
 
     folder: str
+    host: str
+    port: int
     token: str
     run_dir: str
     copies: int
     allow_rollback: bool
+    conditions: Conditions
     launcher: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
     def address(self) -> ControlAddress:
-        """Where ranks and coordinators of the job meet; its store is the run directory."""
-        return ControlAddress(Path(self.folder), self.token, Path(self.run_dir), self.launcher)
+        """Where ranks and coordinators of the job meet."""
+        return ControlAddress(self.host, self.port, self.token)
+
+    def home(self) -> JobHome:
+        """Where its store is."""
+        return JobHome(Path(self.folder), Path(self.run_dir), self.launcher)
 
     def spec(self) -> CoordinatorSpec:
         """What a coordinator of the job needs."""
         planner = Planner(self.copies)
         return CoordinatorSpec(
             address=self.address(),
+            home=self.home(),
             planning=planner,
+            conditions=self.conditions,
             allow_rollback=self.allow_rollback,
+            facts=self.facts,
+            files=self.files,
         )
 
     def write(self) -> Path:
         """Beside the store, which is there; holds the job's token, so nobody else may read it."""
-        path = self.address().job_file
+        path = self.home().job_file
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:
             stream.write(msgspec.json.encode(self))
@@ -62,3 +86,19 @@ class JobFile:
             raise ConfigError(f"{path}: holds no job that runs ({error.strerror})") from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: is no job file ({error})") from error
+
+
+def address_of(job: str) -> ControlAddress:
+    """Where a job's coordinator listens, and the token. Raises `ConfigError`."""
+    if not job.startswith("tcp://"):
+        return JobFile.read(Path(job)).address()
+    try:
+        host, port = urlsplit(job).hostname, urlsplit(job).port
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
+        raise ConfigError(f"{job}: is no tcp://HOST:PORT; nearest valid: tcp://127.0.0.1:4711")
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise ConfigError(f"{job}: {TOKEN} is not set to the job's token, which stands in RUN/control/job.json")
+    return ControlAddress(host, port, token)

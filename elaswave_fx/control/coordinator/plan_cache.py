@@ -7,15 +7,18 @@ In: the text of a plan, the ranks that go on, who has a copy of which box. Out: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from elaswave_fx.control.protocol.speed_meter import Expected
+from elaswave_fx.control.protocol.trials import Drained, SlowRanks
 from elaswave_fx.control.protocol.types import Assignment
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId
+from elaswave_fx.plan.rank_news import RankNews, Wish
 from elaswave_fx.plan.topology import Rank
 
 if TYPE_CHECKING:
@@ -25,15 +28,31 @@ Held = Mapping[BoxId, tuple[Rank, ...]]
 """Ranks with a copy of each box."""
 
 
+Speeds = Mapping[Rank, float]
+"""Speeds of ranks, relative to what costs were measured for."""
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own."""
+    """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own, and so is `choice`:
+    what its search has taken; `skipped`: samples at the end of every batch that nobody computes; `speeds`: of ranks
+    that were taken for slower, or faster, before; `tried`: of these, those whose speed is assumed; `wish`: of the
+    user's that it carries out, or begins to; `aim`: what the planned stop before it is for, as a clause; `most_ranks`:
+    how many there is work for; `ends_job`: no step is possible with these ranks."""
 
     text: str
     assignment: Assignment
     reason: str
     plan: Any
     lines: tuple[str, ...] = ()
+    choice: Any = None
+    skipped: int = 0
+    speeds: Speeds = field(default_factory=dict[Rank, float])
+    tried: tuple[Rank, ...] = ()
+    wish: Wish | None = None
+    aim: str = ""
+    most_ranks: int = 1 << 30
+    ends_job: bool = False
 
 
 class Planning(Protocol):
@@ -43,12 +62,30 @@ class Planning(Protocol):
         """The plan of a text; PlanError if it is none."""
         ...
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        """The plan of the next epoch; a terminal one if none is possible for so few."""
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+        """The plan of the next epoch; a terminal one if none is possible for so few. `like`: that after the loss of
+        another rank of the same kind, which spares the search for lanes."""
         ...
 
-    def wants_move(self, before: Planned, held: Held) -> bool:
-        """Whether planning anew for the same members would move owners or drop copies."""
+    def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
+        """Equal for ranks whose losses are answered alike."""
+        ...
+
+    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+        """The next plan, now that these copies are there; None if the present one can stay. It has the same members, or
+        all but some that leave."""
+        ...
+
+    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
+        """Why there can be no plan for the wish; if it `was_tried`, why there is none."""
+        ...
+
+    def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
+        """What the plan takes its ranks for."""
+        ...
+
+    def slow_ranks(self, planned: Planned) -> SlowRanks:
+        """Those that have no work for their speeds, and that are tried at others; none where a user chose who works."""
         ...
 
 
@@ -63,27 +100,97 @@ class Planner:
 
         return _planned(Plan.from_json(text), text)
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
         from elaswave_fx.plan import replan
         from elaswave_fx.plan.transition import Transition
 
+        choice = None if like is None else like.choice
         try:
-            plan = replan.replan(before.plan, members, held, self.copies)
+            plan, choice = replan.replan_like(before.plan, members, held, self.copies, choice)
             lines = Transition.of(before.plan, plan).lines()
         except PlanError as error:
             plan, lines = replan.terminal_plan(before.plan, members, held, str(error)), ()
-        return _planned(plan, plan.to_json(), lines)
+        return replace(_planned(plan, plan.to_json(), lines), choice=choice)
 
-    def wants_move(self, before: Planned, held: Held) -> bool:
-        from elaswave_fx.plan import replan
+    def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
+        from elaswave_fx.plan.loss_kinds import loss_kind
 
-        return replan.wants_move(before.plan, held, self.copies)
+        return loss_kind(before.plan, rank)
+
+    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+        from elaswave_fx.plan import goal
+        from elaswave_fx.plan.transition import Transition
+
+        plan = goal.successor(before.plan, held, self.copies, news)
+        if plan is None:
+            return None
+        left = tuple(rank for rank in news.leaving if rank not in plan.ranks)
+        last = replace(before.plan, topology=before.plan.topology.with_leaving(left))
+        planned = _planned(plan, plan.to_json(), Transition.of(last, plan).lines())
+        speeds = plan.topology.speeds_changed_from(before.plan.topology)
+        return replace(
+            planned,
+            speeds=speeds,
+            tried=tuple(rank for rank in speeds if rank in plan.topology.on_trial),
+            wish=news.wish if news.wish is not None and goal.carries(before.plan, plan, news.wish) else None,
+            aim=goal.aim_words(before.plan, plan),
+        )
+
+    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
+        from elaswave_fx.plan import goal
+
+        plan: Plan = before.plan
+        return goal.why_nothing_follows(plan, wish, self.copies) if was_tried else goal.why_never(plan, wish)
+
+    def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
+        plan: Plan = planned.plan
+        busy_s = {rank: cost.busy_s for rank, cost in plan.predicted.ranks.items()}
+        return {
+            tile.rank: Expected(
+                plan.topology.member(tile.rank).speed,
+                busy_s.get(tile.rank, 0.0),
+                tile.units,
+                tile.rank in plan.topology.on_trial,
+            )
+            for tile in plan.tiles
+        }
+
+    def slow_ranks(self, planned: Planned) -> SlowRanks:
+        plan: Plan = planned.plan
+        if plan.is_asked or not plan.lanes:
+            return SlowRanks()
+        goal = plan.lanes if plan.goal is None else plan.goal.lanes
+        working = {rank for lanes in (plan.lanes, goal) for lane in lanes for rank in lane.ranks}
+        highest = max(plan.topology.member(rank).speed for rank in working)
+        drained = {
+            member.rank: Drained(member.speed, highest)
+            for member in plan.topology.staying.members
+            if member.rank not in working and member.speed < highest
+        }
+        return SlowRanks(drained, frozenset(plan.topology.on_trial) - drained.keys())
 
 
 def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
     from elaswave_fx.plan.plan import plan_hash
 
-    return Planned(text, Assignment(plan.ranks, plan.tiles, plan.boxes, plan_hash(text)), plan.reason, plan, lines)
+    assignment = Assignment(plan.ranks, plan.tiles, plan.boxes, plan_hash(text))
+    return Planned(
+        text, assignment, plan.reason, plan, lines, skipped=plan.workload.skipped,
+        most_ranks=_most_ranks(plan), ends_job=bool(plan.terminal_reason),
+    )  # fmt: skip
+
+
+def _most_ranks(plan: Plan) -> int:
+    """A granule of a unit each. Where no samples may go to other ranks, none can go to those who come."""
+    work = plan.workload
+    takes_more = work.policy != "elaswave" or "dataflow" in work.axes
+    return len(work.units) * work.granules if takes_more else len(plan.ranks)
+
+
+def skipped_by_plan(planning: Planning, texts: Iterable[str]) -> dict[str, int]:
+    """How many samples plans skip, by the names that ledger lines have for plans; PlanError if a text is none."""
+    planned = (planning.read(text) for text in texts)
+    return {f"{each.assignment.plan_hash:016x}": each.skipped for each in planned}
 
 
 Think = Callable[[Callable[[], None]], object]
@@ -96,10 +203,12 @@ def at_once(work: Callable[[], None]) -> None:
 
 
 class PlanCache:
-    """Plans for the loss of each single rank, made while nothing else is to be done, and used if they fit.
+    """Plans for the loss of each single rank, and for the same members, made while nothing else is to be done.
 
-    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner. One
-    plan is made at a time; `think` decides where, and all else is of one thread.
+    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner; and
+    for exactly these members, or all but some that leave, with all of their copies, the plan that is better. A search
+    is made once for each kind of rank. One plan is made at a time; `think` decides where, and all else is of one
+    thread.
     """
 
     def __init__(self, planning: Planning, think: Think = at_once) -> None:
@@ -107,7 +216,9 @@ class PlanCache:
         self._about: tuple[int, _Held] | None = None
         self._open: list[Rank] = []
         self._made: dict[tuple[tuple[Rank, ...], _Held], Future[Planned]] = {}
-        self._last: Future[Planned] = Future()
+        self._of_kind: dict[Hashable, Future[Planned]] = {}
+        self._next: tuple[int, Held, RankNews, Future[Planned | None]] | None = None
+        self._last: Future[Any] = Future()
         self._last.cancel()
 
     def precompute_next(self, before: Planned, held: Held) -> bool:
@@ -115,8 +226,7 @@ class PlanCache:
         has what, has changed."""
         about = (before.assignment.plan_hash, _frozen(held))
         if about != self._about:
-            self._about, self._made = about, {}
-            self._open = list(before.assignment.members)
+            self._begin(before, about)
         if not self._last.done():
             return True
         if not self._open:
@@ -125,19 +235,81 @@ class PlanCache:
         members = tuple(rank for rank in before.assignment.members if rank != lost)
         left = {box: tuple(rank for rank in ranks if rank != lost) for box, ranks in held.items()}
         if members and all(left.values()):
-            self._last = self._made[members, _frozen(left)] = Future()
-            self._think(partial(_fulfil, self._last, partial(self._planning.replan, before, members, left)))
+            found: Future[Planned] = Future()
+            kind = self._planning.loss_kind(before, lost)
+            like = self._like(kind)
+            self._last = self._made[members, _frozen(left)] = found
+            self._of_kind.setdefault(kind, found)
+            self._think(partial(_fulfil, found, partial(self._planning.replan, before, members, left, like)))
         return True
 
+    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+        """As `Planning.successor`; None while it is not known."""
+        return self._successor(before, held, news)[1]
+
+    def has_no_successor(self, before: Planned, held: Held, news: RankNews) -> bool:
+        """Whether it is known that there is none."""
+        is_known, planned = self._successor(before, held, news)
+        return is_known and planned is None
+
+    def _successor(self, before: Planned, held: Held, news: RankNews) -> tuple[bool, Planned | None]:
+        about = (before.assignment.plan_hash, held, news)
+        if self._next is None or self._next[:3] != about:
+            if not self._last.done():
+                return False, None
+            found: Future[Planned | None] = Future()
+            self._last, self._next = found, (*about, found)
+            self._think(partial(_fulfil, found, partial(self._planning.successor, before, held, news)))
+        made = self._next[3]
+        return made.done(), made.result() if made.done() else None
+
+    def ahead(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned | None:
+        """The plan for members of whom some are new; None while it is not made yet, and if there is none."""
+        about = (before.assignment.plan_hash, _frozen(held))
+        if about != self._about:
+            self._begin(before, about)
+        made = self._made.get((members, about[1]))
+        if made is None and self._last.done():
+            self._last = self._made[members, about[1]] = made = Future()
+            self._think(partial(_fulfil, made, partial(self._planning.replan, before, members, held)))
+        there = made is not None and made.done() and made.exception() is None
+        return made.result() if made is not None and there else None
+
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held) -> Planned:
-        """As `Planning.replan`; waits for a plan that is under way."""
+        """As `Planning.replan`, or the successor where that is known; waits for a plan that is under way."""
+        if self._next is not None and self._next[0] == before.assignment.plan_hash and self._next[3].done():
+            copies, planned = self._next[1], self._next[3].result()
+            if planned is not None and planned.assignment.members == members:
+                left = {box: tuple(rank for rank in ranks if rank in members) for box, ranks in copies.items()}
+                if _frozen(left) == _frozen(held):
+                    return planned
+        if self._about is None or self._about[0] != before.assignment.plan_hash:
+            return self._planning.replan(before, members, held)
         made = self._made.get((members, _frozen(held)))
-        if made is not None and self._about is not None and self._about[0] == before.assignment.plan_hash:
+        if made is not None:
             return made.result()
-        return self._planning.replan(before, members, held)
+        lost = set(before.assignment.members) - set(members)
+        like = self._like(self._planning.loss_kind(before, lost.pop())) if len(lost) == 1 else None
+        return self._planning.replan(before, members, held, like)
+
+    def _begin(self, before: Planned, about: tuple[int, _Held]) -> None:
+        """Ranks of a kind that is not known yet come first."""
+        self._about, self._made, self._of_kind = about, {}, {}
+        members = before.assignment.members
+        first = set({self._planning.loss_kind(before, rank): rank for rank in members}.values())
+        self._open = sorted(members, key=lambda rank: (rank in first, rank))
+
+    def _like(self, kind: Hashable) -> Planned | None:
+        """The plan after the loss of another rank of the kind, if it is there."""
+        known = self._of_kind.get(kind)
+        there = known is not None and known.done() and known.exception() is None
+        return known.result() if known is not None and there else None
 
 
-def _fulfil(promise: Future[Planned], work: Callable[[], Planned]) -> None:
+_Plan = TypeVar("_Plan")
+
+
+def _fulfil(promise: Future[_Plan], work: Callable[[], _Plan]) -> None:
     """What the work raises is raised to whoever asks for the plan."""
     try:
         promise.set_result(work())

@@ -5,7 +5,7 @@ it (written before the swap that makes the epoch), ACTIVATE to the ranks, events
 the ledger and the log, is written by a thread of its own. Nothing here is needed to commit a step, and all of it can be
 started again at any time.
 
-    run_coordinator(CoordinatorSpec(address=…, planning=Planner(copies=1)), channel)  ->  0
+    run_coordinator(CoordinatorSpec(address=…, home=…, planning=Planner(copies=1), conditions=…), channel)  ->  0
 """
 
 from __future__ import annotations
@@ -15,32 +15,57 @@ import math
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from elaswave_fx.control.coordinator.driver import CoordinatorDriver
 from elaswave_fx.control.coordinator.errands import Errands
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
+from elaswave_fx.control.coordinator.file_server import FileServer, SharedFile
+from elaswave_fx.control.coordinator.place import taken_place
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
+from elaswave_fx.control.coordinator.signs_of_life import SignsOfLife
+from elaswave_fx.control.coordinator.strangers import StrangerLog
+from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
+from elaswave_fx.control.protocol.card import Card, Conditions, other_versions, refusal
 from elaswave_fx.control.protocol.decide import decide
 from elaswave_fx.control.protocol.events import EVENT_TYPES
-from elaswave_fx.control.protocol.messages import Ended, Exited, Saved, Send, Tick
+from elaswave_fx.control.protocol.messages import (
+    Ended,
+    Exited,
+    Numbered,
+    NumberWanted,
+    Over,
+    PartWanted,
+    Refused,
+    ReshapeWanted,
+    Saved,
+    Send,
+    Tick,
+    Told,
+    Welcome,
+)
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
 from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
-from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket
+from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.scheduling import answer_soon
 
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
+
+PLANS_S = 600.0
+"""A plan for which everybody waits may take so long: on many ranks and a busy machine it takes seconds."""
 
 BIND_RETRY_S = 0.05
 LINGER_S = 0.2
@@ -81,7 +106,7 @@ class News(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the launcher. In: exited{} finished{} saved{}; out: event{} trouble{} alive{}."""
+    """The way to the launcher. In: exited{} finished{} saved{}; out: event{} told{} ended{} trouble{} alive{}."""
 
     closed: bool
 
@@ -92,37 +117,46 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSpec:
-    """One job's coordinator."""
+    """One job's coordinator. `facts`: what it passes on, unread, to processes that want to join; `files`: what these
+    may fetch, by name."""
 
     address: ControlAddress
+    home: JobHome
     planning: Planning
+    conditions: Conditions
     allow_rollback: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
 
-def run_coordinator(spec: CoordinatorSpec, channel: Channel | None, *, waits: bool = True) -> int:
+def run_coordinator(
+    spec: CoordinatorSpec, channel: Channel | None, *, listener: socket.socket | None = None, waits: bool = True
+) -> int:
     """Serve until the job has ended, or another coordinator has taken over.
 
-    `channel`: to the launcher, if it lives. `waits`: for another coordinator to leave its place.
+    `channel`: to the launcher, if it lives. `listener`: at the job's address; None: to be opened, which works when
+    launcher and coordinators before this one are gone. `waits`: for another coordinator to leave its place.
     """
-    socket = _take_address(spec, channel, waits)
-    if socket is None:
-        return ENDED
-    service = Service(spec, socket, channel)
-    try:
+    with ExitStack() as stack:
+        end = _take_place(spec, channel, listener, waits, stack)
+        if end is None:
+            return ENDED
+        service = Service(spec, end, channel)
+        stack.callback(service.close)
         return service.run()
-    finally:
-        service.close()
-        socket.close(LINGER_S)
 
 
-def _take_address(spec: CoordinatorSpec, channel: Channel | None, waits: bool) -> CoordinatorSocket | None:
-    """The job's address, as soon as no other coordinator has it; None when the launcher, or the job, is gone before."""
+def _take_place(
+    spec: CoordinatorSpec, channel: Channel | None, listener: socket.socket | None, waits: bool, stack: ExitStack
+) -> CoordinatorSocket | None:
+    """The job's place, until `stack` unwinds, as soon as no other process has it; None when the launcher, or the job,
+    is gone before."""
     said = False
     while True:
         try:
-            return CoordinatorSocket(spec.address)
+            return stack.enter_context(taken_place(spec.home, spec.address, listener, LINGER_S))
         except CommError as error:
-            if not waits or not spec.address.folder.exists():
+            if not waits or not spec.home.folder.exists():
                 return None
             if not said:
                 print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
@@ -135,10 +169,11 @@ def _take_address(spec: CoordinatorSpec, channel: Channel | None, waits: bool) -
 class Service:
     """One coordinator process's mutable part."""
 
-    def __init__(self, spec: CoordinatorSpec, socket: CoordinatorSocket, channel: Channel | None) -> None:
-        self._spec, self._socket, self._channel = spec, socket, channel
-        self._store = FileStore(spec.address.store, spec.address.folder)
+    def __init__(self, spec: CoordinatorSpec, end: CoordinatorSocket, channel: Channel | None) -> None:
+        self._spec, self._socket, self._channel = spec, end, channel
+        self._store = FileStore(spec.home.run_dir, spec.home.folder)
         self._errands, self._thoughts = Errands(), Errands()
+        self._files, self._strangers = FileServer(spec.files), StrangerLog()
         self._flush_at_s = 0.0  # The store may hold what the thread has not been asked to write yet.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
@@ -150,8 +185,10 @@ class Service:
             self._tick_s,
             partial(decide, allow_rollback=spec.allow_rollback),
             self._thoughts.do,
+            SignsOfLife(partial(self._tell, "alive"), ALIVE_S, PLANS_S),
         )
         self._perform(self._driver.first_actions, self._tick_s)
+        end.admit, end.on_stranger = self._admit, self._turned_away
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code. Who ends last clears up."""
@@ -159,6 +196,7 @@ class Service:
         sys.setswitchinterval(SWITCH_S)
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        poll.register(self._files, select.POLLIN)
         if self._channel is not None:
             poll.register(self._channel, select.POLLIN)
         while not self._driver.retired:
@@ -172,7 +210,9 @@ class Service:
             while said := self._socket.receive():
                 self._heard_s = now
                 for event in said:
-                    self._feed(event)
+                    self._hear(event, now)
+            for newcomer, part in self._files.answers():
+                self._socket.answer(newcomer, part)
             if self._channel is not None:
                 self._listen(poll, self._channel)
             if now >= self._tick_s + self._driver.pause_s:
@@ -185,6 +225,7 @@ class Service:
 
     def close(self) -> None:
         """Wait for what is being written, but not for plans. The socket is the caller's to close."""
+        self._files.close()
         self._errands.close(LAST_ERRANDS_S)
 
     def _tick(self, now: float) -> None:
@@ -232,12 +273,75 @@ class Service:
         except CommError:
             return  # it is gone, as is noticed by `_listen`
 
+    # --- Who comes ---
+
+    def _hear(self, event: Heard, now: float) -> None:
+        """What has come on a stream: all but words for the launcher, and from newcomers that are refused."""
+        if isinstance(event, Told):
+            self._tell("told", rank=event.rank, what=event.kind, fields=event.fields)
+            return
+        if isinstance(event, Ended):
+            self._tell("ended", rank=event.rank)
+        if isinstance(event, PartWanted):
+            self._files.ask(event)
+            return
+        if isinstance(event, ReshapeWanted):
+            self._log(f"wanted: {event.wish.words()}")
+            self._driver.wish(event)
+            self._answer()
+            return
+        if isinstance(event, NumberWanted):
+            differs = other_versions(event.versions, self._spec.conditions)
+            reason = differs if differs is not None else self._driver.why_no_newcomer(now)
+            if reason is not None:
+                self._log(f"refused: somebody who wants to join: {reason}")
+                self._socket.answer(event.connection, Refused(reason))
+                return
+        self._feed(event)
+
+    def _welcome(self, newcomer: Numbered) -> None:
+        """It has a number; what it needs to get ready goes to it."""
+        self._log(f"rank {newcomer.number} gets ready to join")
+        cards = self._driver.cards_of(self._driver.register.members)
+        welcome = Welcome(newcomer.number, dict(self._spec.facts), cards, self._files.offers())
+        self._socket.answer(newcomer.connection, welcome)
+
+    def _log(self, line: str) -> None:
+        self._errands.do(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
+
+    def _turned_away(self, why: str) -> None:
+        """A stranger was. Any number of them may come."""
+        line = self._strangers.line(why, time.monotonic())
+        if line is not None:
+            self._log(line)
+
+    def _admit(self, card: Card) -> str | None:
+        """Why a rank is refused; it keeps the cards of all others, which each of them shows to a new coordinator."""
+        register = self._driver.state.register
+        if register is None:
+            raise CommError("control: nobody is taken before the store has been read; ranks dial again")
+        cards = self._driver.cards
+        reason = refusal(card, self._spec.conditions, register.numbers, cards.get(card.number))
+        if reason is None:
+            cards[card.number] = card
+        else:
+            self._log(f"refused: rank {card.number} of {card.host} port {card.port}: {reason}")
+        return reason
+
     # --- The machine ---
 
     def _feed(self, event: membership.Event) -> None:
         """One event, and all that follows from it."""
         now = time.monotonic()
         self._perform(self._driver.handle(event, now), now)
+        self._answer()
+
+    def _answer(self) -> None:
+        """To who has no number, and wanted something of the job."""
+        while self._driver.answers:
+            connection, message = self._driver.answers.popleft()
+            self._log(f"refused: {message.reason}" if isinstance(message, Refused) else "what was wanted is planned")
+            self._socket.answer(connection, message)
 
     def _perform(self, actions: tuple[membership.Act, ...], now: float) -> None:
         """Ranks hear first: they wait, the log does not. What the store answers is told after what led to it."""
@@ -246,6 +350,8 @@ class Service:
         for action in actions:
             if isinstance(action, Send):
                 self._socket.send(action.target, action.message)
+            elif isinstance(action, Numbered):
+                self._welcome(action)
         for event in told:
             self._tell_event(event, now)
         for action in stored:
@@ -260,9 +366,14 @@ class Service:
         self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
         if isinstance(event, events.Agreed):
             self._tell("event", event="planned", epoch=epoch, at_s=now, **self._planned_fields())
+            planned = self._driver.plan(self._driver.register.key.plan_hash)
+            if planned.speeds:
+                ranks = {str(rank): speed for rank, speed in planned.speeds.items()}
+                self._tell("event", event="slowed", epoch=epoch, at_s=now, speeds=ranks, tried=list(planned.tried))
 
     def _at_store(self, action: Read | Swap) -> None:
-        """A store that cannot be reached is asked again by the machine."""
+        """A store that cannot be reached is asked again by the machine, or by the rank that asked."""
+        probe = action.probe if isinstance(action, Read) else None
         try:
             if isinstance(action, Swap):
                 self._write_plan(action.new)
@@ -272,8 +383,10 @@ class Service:
                 register = self._store.read()
         except OSError as error:
             self._errands.do(partial(print, f"{time.monotonic():.3f} store: not reached ({error})", flush=True))
+            if probe is not None and not self._store.folder.exists():
+                self._socket.send(probe.rank, Over(f"{self._store.folder} was removed, without which no job can go on"))
             return
-        self._feed(StoreReply(register))
+        self._feed(StoreReply(register, probe))
 
     def _may_wait_s(self, new: Register) -> float:
         old = self._driver.state.register
@@ -294,7 +407,7 @@ class Service:
         """Nobody has spoken for long, and the launcher is gone: what is left of the job hangs, or is stopped."""
         try:
             left = self._store.processes()
-            if self._spec.address.launcher in left:
+            if self._spec.home.launcher in left:
                 return
             time.sleep(SURE_S if left else 0.0)
             for pid in set(left).intersection(self._store.processes()):

@@ -16,7 +16,7 @@ for stops that are planned, and for ranks that keep silent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elaswave_fx.control.protocol import events
@@ -32,9 +32,15 @@ from elaswave_fx.control.protocol.coordinator_state import (
     Act,
     Coordinator,
     Event,
+    FindFollowing,
+    MayJoin,
+    MostMembers,
     Result,
-    WantsMove,
-    never,
+    WhyNeeded,
+    always,
+    as_it_is,
+    as_many_as_come,
+    not_known,
 )
 from elaswave_fx.control.protocol.decide import Decide, Replan, decide
 from elaswave_fx.control.protocol.events import Cause, CauseKind
@@ -46,11 +52,18 @@ from elaswave_fx.control.protocol.messages import (
     Disconnected,
     Ended,
     Exited,
+    Gone,
     Heartbeat,
+    Leave,
+    MustStay,
+    Numbered,
+    NumberWanted,
     Over,
     Prepared,
+    ProbeStore,
     Saved,
     Send,
+    StoreSeen,
     Tick,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
@@ -73,11 +86,19 @@ __all__ = [
 
 
 def start(
-    timeouts: Timeouts, replan: Replan, now_s: float, decide: Decide = decide, wants_move: WantsMove = never
+    timeouts: Timeouts,
+    replan: Replan,
+    now_s: float,
+    decide: Decide = decide,
+    find_following: FindFollowing = as_it_is,
+    why_needed: WhyNeeded = not_known,
+    most_members: MostMembers = as_many_as_come,
+    may_join: MayJoin = always,
 ) -> Result:
     """A new coordinator process: it reads the store, then takes it over by raising the term."""
     detector = FailureDetector(timeouts, began_s=now_s)
-    return Coordinator(detector, replan, decide, wants_move, asked_s=now_s, tick_s=now_s), (Read(),)
+    ask = decide, find_following, why_needed, most_members, may_join
+    return Coordinator(detector, replan, *ask, asked_s=now_s, tick_s=now_s), (Read(),)
 
 
 def step(state: Coordinator, event: Event, now_s: float) -> Result:
@@ -111,6 +132,8 @@ def _close(state: Coordinator, reason: str) -> Result:
 
 def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
     register = event.register
+    if event.probe is not None:
+        return _vouch(state, register, event.probe, now_s)
     if state.phase == TAKING:
         return _take_over(state, register, now_s)
     if register.term != state.ballot.term:
@@ -122,8 +145,9 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
     if old is None or old.epoch == register.epoch:
         # Its writer repeats ledger lines until it hears that they are there.
         ack = _ack(state, register, register.members[0])
-        state, actions = conclude(state, now_s) if state.phase == PREPARING else (state, ())
-        return state, (ack, *actions)
+        state, numbered = _numbered(state, old, register)
+        state, actions = conclude(state, now_s) if state.phase == PREPARING else _give_number(state, now_s)
+        return state, (ack, *numbered, *actions)
     agreed = (state.proposed,) if state.proposed is not None else ()
     # Whoever is a member has reported: what was found against it before is void, or the epoch would end for it at once.
     detector = state.detector.without(register.members).afresh(now_s)
@@ -132,16 +156,33 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         phase=STEADY,
         targets=(),
         reports={},
-        planned=False,
+        stop_after=None,
         rejoin_requested=frozenset(),
         links_broken_since_s=None,
         detector=detector,
         proposed=None,
         told=frozenset(),
         waiting=None,
+        going=frozenset(),
     )
     activate = Activate(state.ballot, register.activation)
-    return state, (*(Send(rank, activate) for rank in register.members), *agreed)
+    # Who has left hears it now, and else with the next answer to a heartbeat.
+    left = tuple(_ack(state, register, rank) for event in agreed for rank in event.left)
+    return state, (*(Send(rank, activate) for rank in register.members), *left, *agreed)
+
+
+def _on_probe(state: Coordinator, event: ProbeStore, now_s: float) -> Result:
+    """What this coordinator knows is no answer: another may have taken over. The store is read, after the question."""
+    return state, (Read(event),)
+
+
+def _vouch(state: Coordinator, register: Register, probe: ProbeStore, now_s: float) -> Result:
+    """The store has answered for a rank. A coordinator that learns here of another one tells the rank, and ends."""
+    member = probe.rank in register.members
+    seen = Send(probe.rank, StoreSeen(register.term, register.epoch, member, probe.asked_s, now_s))
+    if state.phase == TAKING or register.term == state.ballot.term:
+        return state, (seen,)
+    return replace(state, phase=RETIRED), (seen, events.Superseded(state.ballot.term))
 
 
 def _take_over(state: Coordinator, register: Register, now_s: float) -> Result:
@@ -180,6 +221,30 @@ def _name_checkpoint(state: Coordinator, stamp: Stamp | None, now_s: float) -> R
     if not is_of_history(stamp, register, register.committed.version):
         return state, ()
     return propose(state, replace(register, checkpoint=stamp), (), now_s)
+
+
+# --- Numbers ---
+
+
+def _on_number_wanted(state: Coordinator, event: NumberWanted, now_s: float) -> Result:
+    return _give_number(replace(state, newcomers=(*state.newcomers, event.connection)), now_s)
+
+
+def _give_number(state: Coordinator, now_s: float) -> Result:
+    """To the first who waits. The register counts it before anybody has it, so that it is never given again, whichever
+    process dies; with nothing else under way, for its swap would hold that up."""
+    register = state.register
+    if not state.newcomers or register is None or state.phase != STEADY or state.proposal is not None:
+        return state, ()
+    return propose(state, replace(register, numbers=register.numbers + 1), (), now_s)
+
+
+def _numbered(state: Coordinator, before: Register | None, register: Register) -> Result:
+    """The number that the register has come to count belongs to the first who waits."""
+    if before is None or register.numbers == before.numbers:
+        return state, ()
+    first, *rest = state.newcomers
+    return replace(state, newcomers=tuple(rest)), (Numbered(first, Rank(before.numbers)),)
 
 
 # --- The ranks ---
@@ -231,7 +296,8 @@ def _append(state: Coordinator, register: Register, lines: tuple[Certificate, ..
     return propose(state, new, tuple(taken), now_s) if taken else (state, ())
 
 
-def _on_exited(state: Coordinator, event: Exited, now_s: float) -> Result:
+def _on_exited(state: Coordinator, event: Exited | Gone, now_s: float) -> Result:
+    """A process ends, or is about to after it has left: its memory is lost."""
     state = replace(state, detector=state.detector.exit_word(event.rank))
     if state.register is None or state.phase == TAKING:
         return state, ()
@@ -301,8 +367,9 @@ def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
         return state, actions + more
     if state.phase == STEADY:
         state, named = _name_checkpoint(state, state.saved, now_s)
+        state, given = _give_number(state, now_s)
         state, more = _watch(state, now_s)
-        return state, actions + named + more
+        return state, actions + named + given + more
     return state, actions
 
 
@@ -323,23 +390,40 @@ def _watch(state: Coordinator, now_s: float) -> Result:
         return state, ()
     after = Version(max(heartbeat.version for heartbeat in here) + state.timeouts.ahead)
     queue = joiners(state, now_s)
-    if queue:
-        cause = Cause(CauseKind.JOIN, queue, after=after)
-    elif all(heartbeat.complete for heartbeat in here) and state.wants_move(register):
-        cause = Cause(CauseKind.MOVE, after=after)
-    else:
-        return state, ()
-    return prepare(state, now_s, cause, ask=EVERYBODY, stop_after=after)
+    if queue and state.may_join(register, queue):
+        return prepare(state, now_s, Cause(CauseKind.JOIN, queue, after=after), ask=EVERYBODY, stop_after=after)
+    leaving = {heartbeat.rank: heartbeat.leave for heartbeat in here if heartbeat.leave}
+    following = state.find_following(register, leaving, all(heartbeat.complete for heartbeat in here))
+    if following is None:
+        return _keep_back(state, register, leaving)
+    going = frozenset(members) - frozenset(following.members)
+    kind = CauseKind.LEAVE if going else CauseKind.MOVE
+    cause = Cause(kind, tuple(sorted(going)), after=after, aim="" if going else following.aim)
+    return prepare(state, now_s, cause, ask=EVERYBODY, stop_after=after, going=going)
+
+
+def _keep_back(state: Coordinator, register: Register, leaving: Mapping[Rank, Leave]) -> Result:
+    """Ranks that should have left by now hear once why they cannot."""
+    actions: tuple[Act, ...] = ()
+    for rank in sorted(rank for rank, leave in leaving.items() if leave is Leave.OVERDUE):
+        why = None if rank in state.must_stay else state.why_needed(register, rank)
+        if why is not None:
+            state = replace(state, must_stay=state.must_stay | {rank})
+            actions += (Send(rank, MustStay(why)), events.CannotLeave(register.epoch, rank, why))
+    return state, actions
 
 
 _EVENTS: dict[type, Callable[..., Result]] = {
     Heartbeat: _on_beat,
     Prepared: _on_prepared,
+    ProbeStore: _on_probe,
     StoreReply: _on_store,
     Tick: _on_tick,
     Exited: _on_exited,
     Connected: _on_connected,
     Disconnected: _on_disconnected,
+    NumberWanted: _on_number_wanted,
     Saved: _on_saved,
     Ended: _on_ended,
+    Gone: _on_exited,
 }

@@ -5,7 +5,7 @@ In: what the failure detector noticed, the register, reports. Out: `Coordinator`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elaswave_fx.control.protocol import events
@@ -16,14 +16,19 @@ from elaswave_fx.control.protocol.messages import (
     Disconnected,
     Ended,
     Exited,
+    Gone,
     Heartbeat,
+    Leave,
+    Numbered,
+    NumberWanted,
     Prepared,
+    ProbeStore,
     Saved,
     Send,
     Tick,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
-from elaswave_fx.control.protocol.types import NO_BALLOT, Ballot, Report, Stamp
+from elaswave_fx.control.protocol.types import NO_BALLOT, Ballot, Report, Stamp, Version
 from elaswave_fx.plan.topology import Rank
 
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
@@ -31,36 +36,81 @@ TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "ret
 NOBODY, ONE, EVERYBODY = 0, 1, 1 << 30
 """How many ranks an attempt asks at once: those who are stopping anyway, one that tells the others, or each."""
 
-WantsMove = Callable[[Register], bool]
-"""Whether planning anew for the same members would move owners, or drop copies, now that all copies are complete."""
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The next plan, as far as its stop is concerned. `members`: the same, or all but some that leave; `aim`: what the
+    stop is for, as a clause."""
+
+    members: tuple[Rank, ...]
+    aim: str
 
 
-def never(register: Register) -> bool:
-    """Owners stay where they are."""
-    return False
+FindFollowing = Callable[[Register, Mapping[Rank, Leave], bool], Following | None]
+"""(…, who was told to leave, whether all copies are complete) -> the next plan, which has been made then. None: the
+present one can stay."""
+
+
+WhyNeeded = Callable[[Register, Rank], str | None]
+"""Why the others cannot go on without a rank that is overdue to leave, in words; None while they can, or while that is
+not known."""
+
+
+MostMembers = Callable[[Register], int]
+"""How many ranks the job has work for: more have to wait until there is room."""
+
+
+MayJoin = Callable[[Register, tuple[Rank, ...]], bool]
+"""Whether there is a plan with these ranks besides the members; it has been made then, so that nobody waits for it."""
+
+
+def always(register: Register, joining: tuple[Rank, ...]) -> bool:
+    """Nobody waits for a plan."""
+    return True
+
+
+def as_many_as_come(register: Register) -> int:
+    """Nobody waits."""
+    return EVERYBODY
+
+
+def as_it_is(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
+    """The plan stays."""
+    return None
+
+
+def not_known(register: Register, rank: Rank) -> str | None:
+    """Nobody is told to stay."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """One coordinator process. `proposal` is the swap on its way, `proposed` what it leads to; `acked_s`: when
     heartbeats were answered last; `saved`: a checkpoint that the register does not name yet, for the ledger follows the
-    steps.
+    steps; `newcomers`: connections of those who wait for a number, in the order in which they came.
 
-    Of a transition: `targets` are the members wanted, `asked_all_s` is when those who keep silent were asked last,
-    `links_broken_since_s` since when links between living ranks are known to be broken; `told` are the ranks whose loss
-    was told, `waiting` is what was told of whom the others wait for.
+    Of a transition: `stop_after` is the version after which a planned one stops the ranks, `targets` are the members
+    wanted, `asked_all_s` is when those who keep silent were asked last, `links_broken_since_s` since when links between
+    living ranks are known to be broken; `told` are the ranks whose loss was told, `waiting` is what was told of whom
+    the others wait for; `going`: ranks that leave with it, if it is the one that was planned for that. `must_stay`:
+    ranks that were told that they cannot leave.
     """
 
     detector: FailureDetector
     replan: Replan
     decide: Decide = decide
-    wants_move: WantsMove = never
+    find_following: FindFollowing = as_it_is
+    why_needed: WhyNeeded = not_known
+    most_members: MostMembers = as_many_as_come
+    may_join: MayJoin = always
     phase: str = TAKING
     register: Register | None = None
     ballot: Ballot = NO_BALLOT
     acked_s: dict[Rank, float] = field(default_factory=dict)
+    newcomers: tuple[int, ...] = ()
     rejoin_requested: frozenset[Rank] = frozenset()
-    planned: bool = False
+    stop_after: Version | None = None
     targets: tuple[Rank, ...] = ()
     reports: dict[Rank, Report] = field(default_factory=dict)
     prepared_s: float = 0.0
@@ -74,6 +124,13 @@ class Coordinator:
     over: str = ""
     told: frozenset[Rank] = frozenset()
     waiting: events.Waiting | None = None
+    going: frozenset[Rank] = frozenset()
+    must_stay: frozenset[Rank] = frozenset()
+
+    @property
+    def planned(self) -> bool:
+        """Whether the transition under way is for nobody's loss."""
+        return self.stop_after is not None
 
     @property
     def timeouts(self) -> Timeouts:
@@ -81,6 +138,19 @@ class Coordinator:
         return self.detector.timeouts
 
 
-Act = Send | Read | Swap | events.Event
+Act = Send | Numbered | Read | Swap | events.Event
 Result = tuple[Coordinator, tuple[Act, ...]]
-Event = Heartbeat | Prepared | StoreReply | Tick | Exited | Connected | Disconnected | Saved | Ended
+Event = (
+    Heartbeat
+    | Prepared
+    | ProbeStore
+    | StoreReply
+    | Tick
+    | Exited
+    | Connected
+    | Disconnected
+    | NumberWanted
+    | Saved
+    | Ended
+    | Gone
+)

@@ -6,6 +6,7 @@ In: the register, the reports of the ranks that will go on, the ranks known to b
     a vote missing, every box has a copy       -> Proceed(resume v-1): v is dropped and done again
     a box without copy, its holder may be alive -> Blocked(for that holder)
     a box without copy, all its holders gone   -> Proceed(resume checkpoint, rollback); PlanError if there is none
+    a rank that is to go has the only copy     -> it stays a member
     no member of the epoch before              -> Blocked for one; all gone: Proceed(resume the ledger's last)
 """
 
@@ -71,7 +72,7 @@ class Blocked:
 
 Verdict = Proceed | Blocked
 
-Decide = Callable[[Register, Mapping[Rank, Report], frozenset[Rank], Replan], Verdict]
+Decide = Callable[[Register, Mapping[Rank, Report], frozenset[Rank], frozenset[Rank], Replan], Verdict]
 """The signature of `decide`, for those who hold it as a value."""
 
 
@@ -106,6 +107,15 @@ def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
     return frozenset(found)
 
 
+def copies_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume: Stamp) -> bool:
+    """Whether all copies that parameters were made of stand at `resume`, and those of a box have one digest."""
+    for box_id, box in numbered(assignment.boxes):
+        found = {report.copies.get(box_id) for rank, report in reports.items() if rank in box.local_materializers}
+        if len(found) > 1 or any(copy is None or copy.stamp != resume for copy in found):
+            return False
+    return True
+
+
 def still_absent(
     register: Register, present: frozenset[Rank], gone: frozenset[Rank], version: Version
 ) -> tuple[Absent, ...]:
@@ -123,10 +133,12 @@ def decide(
     register: Register,
     reports: Mapping[Rank, Report],
     gone: frozenset[Rank],
+    going: frozenset[Rank],
     replan: Replan,
     allow_rollback: bool = False,
 ) -> Verdict:
-    """The next epoch of exactly the ranks in `reports`, or whom to wait for.
+    """The next epoch of the ranks in `reports`, or whom to wait for. Of these, those that are `going` are not in it if
+    the others have copies of all boxes: what they know counts, what they have does not.
 
     PlanError if there is no plan for them, or no state: what no rank has, no checkpoint has either, and nobody has
     allowed to begin again from the seed.
@@ -136,11 +148,15 @@ def decide(
     previous = (lines[-2].stamp if len(lines) > 1 else register.committed) if lines else register.previous
     last = lines[-1] if lines else register.last
     assignment = register.activation.assignment
-    members = tuple(sorted(reports))
+    has = {rank: sources(report, previous, resume) for rank, report in reports.items()}
+    staying = {rank: boxes for rank, boxes in has.items() if rank not in going}
+    if len(frozenset[BoxId]().union(*staying.values())) == len(assignment.boxes):
+        has = staying
+    members = tuple(sorted(has))
     absent = still_absent(register, frozenset(members), gone, resume.version)
     held: dict[BoxId, tuple[Rank, ...]] = {box_id: () for box_id, _ in numbered(assignment.boxes)}
     for rank in members:
-        for box in sources(reports[rank], previous, resume):
+        for box in has[rank]:
             held[box] = (*held[box], rank)
     epoch = Epoch(register.epoch + 1)
     # A job that has not taken its first step can always load the seed.
@@ -160,7 +176,8 @@ def decide(
         everyone = dict.fromkeys(held, members)
         activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
         return Proceed(activation, lines, (), Resumption.BACK, lost)
-    activation = Activation(epoch, replan(members, held, assignment), resume, previous, last)
+    agree = copies_agree(assignment, reports, resume)
+    activation = Activation(epoch, replan(members, held, assignment), resume, previous, last, copies_agree=agree)
     if unknown:
         how = Resumption.LEDGER
     else:

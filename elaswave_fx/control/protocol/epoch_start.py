@@ -49,20 +49,28 @@ def resolve(rank: Rank, activation: Activation, version: Version, pending: bool)
     return activation.certificate
 
 
-def unchecked_buckets(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> set[int]:
+def unchecked_buckets(rank: Rank, before: Sequence[Box], after: Sequence[Box], copies_agree: bool) -> set[int]:
     """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
 
-    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong.
+    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong; unless all
+    copies were compared when everybody had stopped.
     """
+    if copies_agree:
+        return set()
     boxes = zip(before, after, strict=True)
     made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
     return {old.bucket for old, new in made if rank not in new.local_materializers}
 
 
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
-    """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later."""
-    boxes = zip(numbered(before), after, strict=True)
-    return [box_id for (box_id, old), new in boxes if new.owner == rank != old.owner]
+    """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later. And those that it
+    comes to compute with, for it makes parameters from its copy, which has had time to change since its digest."""
+    found = []
+    for (box_id, old), new in zip(numbered(before), after, strict=True):
+        reads_anew = rank in new.readers and rank not in old.readers and rank in new.local_materializers
+        if new.owner == rank != old.owner or reads_anew:
+            found.append(box_id)
+    return found
 
 
 def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:

@@ -38,18 +38,22 @@ class CauseKind(StrEnum):
     """The reports led to no epoch; things may have changed since."""
     JOIN = "joining"
     """Ranks outside the epoch are to become members."""
+    LEAVE = "leaving"
+    """Ranks that were told to leave are needed no more, or have waited for it too long."""
     MOVE = "owners move"
-    """All copies are complete, so boxes can go where the plan wants them."""
+    """All copies are complete, so boxes and units can go where they are wanted, or get copies there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why, and whose fault. `by`: the rank that reported it; `after`: the version after which a planned stop comes."""
+    """Why, and whose fault. `by`: the rank that reported it; `after`: the version after which a planned stop comes, and
+    `aim`: what for, where that is no change of members."""
 
     kind: CauseKind
     ranks: tuple[Rank, ...] = ()
     by: Rank | None = None
     after: Version | None = None
+    aim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The epoch is in the store. `step`: the one to go on with; `lost_boxes`: those of which no copy was left.
+    """The epoch is in the store. `step`: the one to go on with; `lost_boxes`: those of which no copy was left; `left`:
+    ranks that were told to leave, and are not missed.
 
     `steps_redone` and `how` are None if the coordinator found the epoch when it took over.
     """
@@ -116,6 +121,16 @@ class Agreed:
     how: Resumption | None = None
     lost_boxes: tuple[BoxId, ...] = ()
     rolled_back: bool = False
+    left: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CannotLeave:
+    """A rank that was told to leave some time ago is still needed, and was told so."""
+
+    epoch: Epoch
+    rank: Rank
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +148,8 @@ class Superseded:
     term: Term
 
 
-Event = Detected | Stopping | Attempt | Waiting | Stopped | Agreed | Over | Superseded
-EVENT_TYPES = (Detected, Stopping, Attempt, Waiting, Stopped, Agreed, Over, Superseded)
+Event = Detected | Stopping | Attempt | Waiting | Stopped | Agreed | CannotLeave | Over | Superseded
+EVENT_TYPES = (Detected, Stopping, Attempt, Waiting, Stopped, Agreed, CannotLeave, Over, Superseded)
 
 
 def label(event: Event) -> str:

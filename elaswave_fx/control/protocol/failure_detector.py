@@ -20,6 +20,7 @@ between them, before one of them is long enough to exclude.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -271,16 +272,21 @@ def _place(heartbeat: Heartbeat) -> tuple[object, ...]:
     return heartbeat.epoch, heartbeat.version, heartbeat.phase, heartbeat.awaited
 
 
-def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool) -> Timeouts:
-    """The rule. `gaps_s`: between heartbeats in the last minute, over all ranks; `steps_s`: of the last commits.
+def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool, since_s: float = math.inf) -> Timeouts:
+    """The rule. `gaps_s`: between heartbeats in the last minute, over all ranks; `steps_s`: of the last commits;
+    `since_s`: since the news of the newest one came.
 
     `started`: the job has committed a step, so all of its ranks are up.
     """
     gap_s = max((min(gap, GAP_MOST_S) for gap in gaps_s), default=HEARTBEAT_S)
     steps = tuple(steps_s)
     silent_s = max(SILENT_FLOOR_S, SILENT_OVER_GAP * gap_s)
-    # A stop is announced so far ahead that news of a heartbeat, and the answer, have arrived by then.
-    ahead = 1 + math.ceil(3 * max(gap_s, HEARTBEAT_S) / max(min(steps), 1e-4)) if steps else 1
+    # A stop is announced so far ahead that news of a heartbeat, and the answer, have arrived by then: after the step in
+    # flight, where enough of that is left. Steps are measured where news of them is heard, so the shortest one is not
+    # to be believed, unless it is what makes a stop come later.
+    late_s = max(gap_s, HEARTBEAT_S)
+    left_s = max(0.0, min(steps) - since_s - late_s) if steps else 0.0
+    ahead = 1 + math.ceil(max(0.0, 3 * late_s - left_s) / max(statistics.median(steps), 1e-4)) if steps else 1
     return Timeouts(
         silent_s=silent_s,
         accused_s=max(ACCUSED_FLOOR_S, ACCUSED_OVER_GAP * gap_s),
@@ -303,6 +309,7 @@ class HeartbeatStats:
         self._gaps: deque[tuple[float, float]] = deque()
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
         self._newest: tuple[Epoch, Version] | None = None
+        self._newest_s = -math.inf
 
     def heard(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat came."""
@@ -313,7 +320,7 @@ class HeartbeatStats:
         place = (heartbeat.epoch, heartbeat.version)
         newer = self._newest is None or place > self._newest
         if newer:
-            self._newest = place
+            self._newest, self._newest_s = place, now_s
         # One rank's word for a step is enough, but a rank that was unheard so far may know of a longer one.
         if heartbeat.step_s is not None and (newer or not known):
             self._steps.append(heartbeat.step_s)
@@ -333,4 +340,4 @@ class HeartbeatStats:
         """As of now."""
         while self._gaps and now_s - self._gaps[0][0] > WINDOW_S:
             self._gaps.popleft()
-        return timeouts((gap for _, gap in self._gaps), self._steps, started)
+        return timeouts((gap for _, gap in self._gaps), self._steps, started, now_s - self._newest_s)

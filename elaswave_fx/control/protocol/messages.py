@@ -1,15 +1,23 @@
 """Messages between ranks and the coordinator, and what both machines ask of the world.
 
     HEARTBEAT -> ACK                              what was committed, where each rank is
+    PROBE_STORE -> STORE_SEEN                     whether the store can be reached, and has this rank's epoch
+    NEWCOMER -> WELCOME or REFUSED                the number of a process that has none, and what it has to know
+    FETCH -> FILE_PART or REFUSED                 a piece of a file that it needs
     (PREPARE ->) PREPARED -> ACTIVATE or OVER     a new epoch, or none
+    HEARTBEAT (leave) -> ... ACK -> GONE          a rank that was told to leave, and is a member no more; or
+    HEARTBEAT (overdue) -> MUST_STAY              the others cannot go on without it
 
 What ranks send each other in a step never comes here: it is the engine's (`native/commit/`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
+from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.types import (
     Activation,
     Ballot,
@@ -19,10 +27,20 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
 )
+from elaswave_fx.plan.rank_news import Wish
 from elaswave_fx.plan.topology import Epoch, Rank
 
 COORDINATOR = Rank(-1)
 """The address of whichever coordinator process is current."""
+
+
+class Leave(StrEnum):
+    """Whether a rank was told to leave; it says so for as long as it is a member, so that every coordinator knows."""
+
+    NO = ""
+    WHEN_SPARED = "when spared"
+    OVERDUE = "overdue"
+    """The time that it was given is over: it goes with fewer copies left than are wanted, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,7 @@ class Heartbeat:
     complete: bool
     lines: tuple[Certificate, ...]
     step_s: float | None = None
+    leave: Leave = Leave.NO
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +93,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read."""
+    """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read. `cards`: of
+    its members, so that they can open links that they do not have yet."""
 
     ballot: Ballot
     activation: Activation
     plan: str = ""
+    cards: tuple[Card, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +110,118 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Rank to coordinator: I was told to leave, am no member any more, and end; what I had in memory is gone."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class MustStay:
+    """Coordinator to a rank that is overdue to leave: why the others cannot go on without it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Rank to coordinator, for the launcher, which has not started the rank: a message as workers send it there."""
+
+    rank: Rank
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """Coordinator to rank: there is no next epoch."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStore:
+    """Rank to coordinator: read the store for me. `asked_s` is of the rank's clock, and comes back with the answer."""
+
+    rank: Rank
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSeen:
+    """Coordinator to rank: what the store said when it was read, which was after the rank had asked at `asked_s`: its
+    term, its epoch, and whether the rank is in that. A store that cannot be reached is answered by nothing.
+    `answered_s` is of the coordinator's clock."""
+
+    term: Term
+    epoch: Epoch
+    member: bool
+    asked_s: float
+    answered_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Coordinator to a rank: it is none of the job's, and is not heard."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A process that has no number asks for one. `versions`: as on a card."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A file that a newcomer may fetch, by its name. `size` in bytes; `digest`: its SHA-256, in hexadecimal."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Coordinator to a newcomer: its number, `facts` of the job as the launcher has put them down, the cards of the
+    members, and the files that it needs. It gets ready by itself, and then shows a card of its own."""
+
+    number: Rank
+    facts: dict[str, Any]
+    cards: tuple[Card, ...]
+    offers: tuple[Offer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A newcomer asks for a piece of a file that was offered, from byte `offset` on; before or after its number."""
+
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Coordinator to a newcomer: the piece, as long as the coordinator makes it; less at the end of the file."""
+
+    name: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """Somebody who holds the job's token wants other lanes: `dp` of `pp` stages, or with neither the best ones."""
+
+    dp: int | None
+    pp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Coordinator to who wanted other lanes: a plan that leads to them is in force, and in the store."""
 
     reason: str
 
@@ -101,15 +232,6 @@ class Over:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; every machine gets one per heartbeat interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSeen:
-    """The store answered a rank: its term, epoch and members."""
-
-    term: Term
-    epoch: Epoch
-    members: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +261,30 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ReshapeWanted:
+    """A user's wish has come on a connection, by which it is answered."""
+
+    connection: int
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class NumberWanted:
+    """A newcomer has come, on the connection of that name."""
+
+    connection: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartWanted:
+    """The newcomer on that connection wants a piece of a file."""
+
+    connection: int
+    fetch: Fetch
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint of `stamp` is complete on disk."""
 
@@ -153,9 +299,12 @@ class Send:
     """Send a message."""
 
     target: Rank
-    message: Heartbeat | Ack | Prepare | Prepared | Activate | Ended | Over
+    message: Heartbeat | Ack | Prepare | Prepared | Activate | Ended | Gone | MustStay | Over | ProbeStore | StoreSeen
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeStore:
-    """Read the store; answered by StoreSeen if it can be reached."""
+class Numbered:
+    """The newcomer on that connection has a number, which the register counts among those that were given."""
+
+    connection: int
+    number: Rank

@@ -1,6 +1,6 @@
 """A rank's side of the control plane: which epoch it is in, what it reports, and when it has to stop.
 
-In: `(state, event, now)`. Out: `(state, actions)`. Pure: sockets, the store and the engine are the caller's. The rules
+In: `(state, event, now)`. Out: `(state, actions)`. Pure: sockets and the engine are the caller's. The rules
 of a step are the engine's (`native/commit/`); this machine hears of whole steps, and of what a step left behind.
 
     Committed(certificate) …                     -> ledger lines on heartbeats, until they are acknowledged
@@ -16,16 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from elaswave_fx.control.protocol.clock import nearer, of_round_trip
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
     Activate,
     Ended,
+    Gone,
     Heartbeat,
+    MustStay,
     Over,
     Prepare,
     Prepared,
     ProbeStore,
+    Refused,
     Send,
     StoreSeen,
 )
@@ -41,6 +45,8 @@ from elaswave_fx.control.protocol.rank_state import (
     Go,
     HeartbeatDue,
     Interrupt,
+    LeaveAsked,
+    Left,
     Limits,
     LinksDown,
     MendLinks,
@@ -68,6 +74,9 @@ LINES_PER_HEARTBEAT = 256
 FLUSH_S = 10.0
 """How long a rank that has finished waits for the ledger to have the last steps."""
 
+HEARD_AT_ONCE_S = 1e-3
+"""Between news of two commits, of which the first had waited."""
+
 
 def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankState:
     """A rank that the job starts with, in its first epoch."""
@@ -76,7 +85,7 @@ def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankS
 
 
 def joiner(rank: Rank, limits: Limits, now_s: float) -> RankState:
-    """A process that asks to become a member; to come: only the simulator starts one."""
+    """A process that asks to become a member."""
     return RankState(rank, limits, waiting=True, store_seen_s=now_s, tick_s=now_s, progress_s=now_s)
 
 
@@ -115,6 +124,7 @@ def heartbeat(state: RankState) -> Heartbeat:
         not state.joining and state.kept <= state.complete,
         state.certificates[:LINES_PER_HEARTBEAT] if writes else (),
         state.step_s,
+        state.leave,
     )
 
 
@@ -236,7 +246,7 @@ def _answer(state: RankState) -> Result:
         return replace(state, waiting=False), (Answer(state.ended),)
     if state.epoch > state.left_epoch and not state.stopped:
         assert state.activate is not None and state.activate.activation.epoch == state.epoch
-        go = Go(state.activate.activation, state.activate.plan)
+        go = Go(state.activate.activation, state.activate.plan, state.activate.cards)
         return replace(state, waiting=False, stop_requested=False), (Answer(go),)
     return state, ()
 
@@ -256,8 +266,9 @@ def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
 
 
 def _measure_step(state: RankState, now_s: float) -> RankState:
-    """What passes until the first commit of an epoch, a start or a recovery, is no step."""
-    if state.commit_s is None:
+    """What passes until the first commit of an epoch, a start or a recovery, is no step. Of commits that are heard at
+    once, for their news has waited, nobody can tell how long the later one took."""
+    if state.commit_s is None or now_s - state.commit_s < HEARD_AT_ONCE_S:
         return replace(state, commit_s=now_s)
     step_s = now_s - state.commit_s
     return replace(state, commit_s=now_s, step_s=step_s, slowest_s=max(state.slowest_s, step_s))
@@ -320,7 +331,24 @@ def _close_if_flushed(state: RankState, now_s: float) -> Result:
     in_vain = not state.finished or state.ended is not None or now_s > state.closes_by_s
     if state.certificates and not in_vain:
         return state, ()
-    return replace(state, closed=True), ((Send(COORDINATOR, Ended(state.rank)),) if state.finished else ())
+    last: tuple[Action, ...] = (Send(COORDINATOR, Ended(state.rank)),) if state.finished else ()
+    if isinstance(state.ended, Left):
+        last = (Send(COORDINATOR, Gone(state.rank)),)
+    return replace(state, closed=True), last
+
+
+def _on_leave_asked(state: RankState, event: LeaveAsked, now_s: float) -> Result:
+    """The coordinator hears of it at once, and with every heartbeat. Who is no member yet is missed by nobody."""
+    if state.leaves_by_s is not None:
+        return state, (EndProcess(f"rank {state.rank}: was told to leave once more: it ends at once, and is lost"),)
+    state = replace(state, leaves_by_s=now_s + event.grace_s)
+    if state.joining:
+        return _end(state, Left(f"rank {state.rank} was told to leave, before it was a member"))
+    return state, () if state.excluded else (Send(COORDINATOR, heartbeat(state)),)
+
+
+def _on_must_stay(state: RankState, event: MustStay, now_s: float) -> Result:
+    return replace(state, must_stay=event.reason), ()
 
 
 # --- The clock, the store, the links ---
@@ -331,11 +359,11 @@ def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Re
     progress_s = now_s if event.progress.phase != state.progress.phase else state.progress_s
     state = replace(state, tick_s=now_s, was_paused=was_paused, progress=event.progress, progress_s=progress_s)
     actions: tuple[Action, ...] = () if state.excluded else (Send(COORDINATOR, heartbeat(state)),)
-    if now_s - state.store_seen_s > state.limits.lease_s / 2:
-        actions += (ProbeStore(),)
+    if not state.excluded and (state.clock is None or now_s - state.store_seen_s > state.limits.lease_s / 2):
+        actions += (Send(COORDINATOR, ProbeStore(state.rank, now_s)),)
     limits = state.limits
     if event.orphaned and now_s - state.progress_s > max(limits.hung_s, limits.hung_over_step * state.slowest_s):
-        reason = f"rank {state.rank}: the launcher is gone and nothing makes progress: the process ends"
+        reason = f"rank {state.rank}: nobody is left who would end it, and nothing makes progress: it ends"
         actions += (EndProcess(reason),)
     state, more = _close_if_flushed(state, now_s)
     return state, actions + more
@@ -349,8 +377,10 @@ def _on_links_down(state: RankState, event: LinksDown, now_s: float) -> Result:
 
 
 def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
-    state = replace(state, store_seen_s=now_s)
-    return _exclude(state) if event.epoch > state.epoch and state.rank not in event.members else (state, ())
+    """The lease begins when the rank asked: the answer may have been under way for long."""
+    clock = nearer(state.clock, of_round_trip(event.asked_s, event.answered_s, now_s))
+    state = replace(state, clock=clock, store_seen_s=max(state.store_seen_s, event.asked_s))
+    return _exclude(state) if event.epoch > state.epoch and not event.member else (state, ())
 
 
 def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:
@@ -369,14 +399,22 @@ def _on_over(state: RankState, event: Over, now_s: float) -> Result:
     return _end(state, event)
 
 
+def _on_refused(state: RankState, event: Refused, now_s: float) -> Result:
+    reason = f"the coordinator refuses rank {state.rank}: {event.reason}"
+    return _end(replace(state, stopped=True), Excluded(reason))
+
+
 def _exclude(state: RankState) -> Result:
     """The job went on without this rank; a joiner still waits to be taken in."""
     if state.joining:
         return state, ()
+    if state.leaves_by_s is not None:
+        reason = f"rank {state.rank} was told to leave, and left after step {state.committed.version - 1}"
+        return _end(replace(state, stopped=True), Left(reason))
     return _end(replace(state, stopped=True), Excluded(f"the job went on without rank {state.rank}"))
 
 
-def _end(state: RankState, end: Excluded | Over) -> Result:
+def _end(state: RankState, end: Excluded | Left | Over) -> Result:
     if state.ended is not None:
         return state, ()
     return _interrupt(replace(state, ended=end), end.reason)
@@ -394,4 +432,7 @@ _EVENTS: dict[type, Callable[..., Result]] = {
     Prepare: _on_prepare,
     Activate: _on_activate,
     Over: _on_over,
+    Refused: _on_refused,
+    LeaveAsked: _on_leave_asked,
+    MustStay: _on_must_stay,
 }

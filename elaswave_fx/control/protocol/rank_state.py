@@ -11,7 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elaswave_fx.control.protocol.messages import Ack, Activate, Over, Prepare, ProbeStore, Send, StoreSeen
+from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.clock import ClockOffset
+from elaswave_fx.control.protocol.messages import (
+    Ack,
+    Activate,
+    Leave,
+    MustStay,
+    Over,
+    Prepare,
+    Refused,
+    Send,
+    StoreSeen,
+)
 from elaswave_fx.control.protocol.types import (
     NO_BALLOT,
     SEED,
@@ -35,9 +47,9 @@ NO_EPOCH = Epoch(-1)
 class Limits:
     """A gap of `paused_s` between two ticks means that the process was stopped, or starved.
 
-    A rank pauses before its next step when it has not seen the store for `lease_s`, or when the ledger has not
-    acknowledged `unledgered` commits: others may have gone on without it. A rank without launcher that makes no
-    progress for `hung_s`, or for `hung_over_step` times its slowest step, ends itself.
+    A rank pauses before its next step when the store has answered nothing that it asked in the last `lease_s`, or when
+    the ledger has not acknowledged `unledgered` commits: others may have gone on without it. A rank without launcher
+    that makes no progress for `hung_s`, or for `hung_over_step` times its slowest step, ends itself.
     """
 
     paused_s: float
@@ -79,10 +91,11 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Go on in the epoch of `activation`, by `plan`, the text of its Plan."""
+    """Go on in the epoch of `activation`, by `plan`, the text of its Plan. `cards`: of its members."""
 
     activation: Activation
     plan: str
+    cards: tuple[Card, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,14 @@ class Excluded:
     reason: str
 
 
-Decision = Go | Excluded | Over
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The rank was told to leave, and is a member no more: it ends, and nobody misses it."""
+
+    reason: str
+
+
+Decision = Go | Excluded | Left | Over
 
 
 # --- Events that are not messages of the coordinator ---
@@ -100,7 +120,8 @@ Decision = Go | Excluded | Over
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatDue:
-    """Time has passed: one per heartbeat interval. `orphaned`: the rank had a launcher, and it is gone."""
+    """Time has passed: one per heartbeat interval. `orphaned`: the rank had a launcher, and it is gone; or it had none,
+    and now no coordinator either."""
 
     progress: Progress
     orphaned: bool = False
@@ -129,6 +150,13 @@ class StepLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """Somebody tells the process to leave the job, within `grace_s`; or at once, if he has told it before."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
     """The main thread takes no more steps. `finished`: the job's work is done, and the ledger is to have all of it."""
 
@@ -142,7 +170,7 @@ class LinksDown:
     peers: frozenset[Rank]
 
 
-# --- Actions beside `Send` and `ProbeStore` ---
+# --- Actions beside `Send` ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +194,27 @@ class MendLinks:
 
 @dataclass(frozen=True, slots=True)
 class EndProcess:
-    """The process makes no progress, and nobody else would end it."""
+    """The process ends at once: it makes no progress, and nobody else would end it; or it was told to."""
 
     reason: str
 
 
-Action = Send | ProbeStore | Interrupt | Answer | MendLinks | EndProcess
+Action = Send | Interrupt | Answer | MendLinks | EndProcess
 Event = (
-    HeartbeatDue | Committed | CaughtUp | StepLeft | Closing | LinksDown | StoreSeen | Ack | Prepare | Activate | Over
+    HeartbeatDue
+    | Committed
+    | CaughtUp
+    | StepLeft
+    | Closing
+    | LinksDown
+    | StoreSeen
+    | Ack
+    | Prepare
+    | Activate
+    | Over
+    | Refused
+    | LeaveAsked
+    | MustStay
 )
 
 
@@ -187,11 +228,11 @@ class RankState:
     link; `report_owed`, when the coordinator is to hear of it.
     Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
     step; `kept_news`: what it has not left its step for yet. `activate`: the message that began the epoch.
-    Of the clock: `was_paused` until the coordinator has spoken; `progress_s`, when the main thread was last seen to get
-    on; `commit_s`, the last commit of the epoch, None before the first; `step_s` and `slowest_s`, the last and the
-    longest time between two of an epoch.
+    Of the clock: `clock`, how the coordinator's differs, once that has answered; `was_paused` until it has spoken;
+    `progress_s`, when the main thread was last seen to get on; `commit_s`, the last commit of the epoch, None before
+    the first; `step_s` and `slowest_s`, the last and the longest time between two of an epoch.
     Of the end: `ended`, why there is no next epoch for this rank; `finished`; `closes_by_s`, when it stops waiting for
-    the ledger; `closed`.
+    the ledger; `closed`. `leaves_by_s`: when it should have left, if it was told to; `must_stay`: why it cannot.
     """
 
     rank: Rank
@@ -217,11 +258,14 @@ class RankState:
     stop_requested: bool = False
     kept_news: tuple[Prepare | Activate, ...] = ()
     activate: Activate | None = None
-    ended: Excluded | Over | None = None
+    ended: Excluded | Left | Over | None = None
     finished: bool = False
     closes_by_s: float | None = None
     closed: bool = False
+    leaves_by_s: float | None = None
+    must_stay: str | None = None
     store_seen_s: float = 0.0
+    clock: ClockOffset | None = None
     tick_s: float = 0.0
     was_paused: bool = False
     progress: Progress = STARTING
@@ -237,8 +281,15 @@ class RankState:
 
     @property
     def excluded(self) -> bool:
-        """Whether the others go on without this rank."""
-        return isinstance(self.ended, Excluded)
+        """Whether the others go on without this rank, as it may have wished."""
+        return isinstance(self.ended, Excluded | Left)
+
+    @property
+    def leave(self) -> Leave:
+        """What it says of its wish to leave."""
+        if self.leaves_by_s is None:
+            return Leave.NO
+        return Leave.OVERDUE if self.tick_s >= self.leaves_by_s else Leave.WHEN_SPARED
 
 
 Result = tuple[RankState, tuple[Action, ...]]

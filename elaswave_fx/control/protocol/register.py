@@ -11,18 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from elaswave_fx.control.protocol.messages import ProbeStore
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Stamp, Term, Version
 from elaswave_fx.plan.topology import Epoch, Rank
 
 
 class Key(NamedTuple):
-    """What a swap compares. `committed` is in it so that a ledger line and a new epoch cannot overtake each other."""
+    """What a swap compares. `committed` is in it so that a ledger line and a new epoch cannot overtake each other,
+    `numbers` so that a swap that is repeated late takes no number back."""
 
     term: Term
     epoch: Epoch
     plan_hash: int
     committed: Stamp
     checkpoint: Stamp
+    numbers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The truth about the job. `committed` is the last line of the ledger, `previous` the one before."""
+    """The truth about the job. `committed` is the last line of the ledger, `previous` the one before. `numbers`: so
+    many numbers of ranks have been given, from 0 on; none is ever given again."""
 
     term: Term
     activation: Activation
@@ -45,6 +49,7 @@ class Register:
     last: Certificate | None
     checkpoint: Stamp
     absent: tuple[Absent, ...] = ()
+    numbers: int = 0
 
     @property
     def epoch(self) -> Epoch:
@@ -59,7 +64,8 @@ class Register:
     @property
     def key(self) -> Key:
         """What a swap of this register has to expect."""
-        return Key(self.term, self.epoch, self.activation.assignment.plan_hash, self.committed, self.checkpoint)
+        plan_hash = self.activation.assignment.plan_hash
+        return Key(self.term, self.epoch, plan_hash, self.committed, self.checkpoint, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +79,17 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the register."""
+    """Read the register; `probe`: for a rank that has asked."""
+
+    probe: ProbeStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReply:
-    """The register after a Read or a Swap; a swap took place if it is the one proposed."""
+    """The register after a Read or a Swap; a swap took place if it is the one proposed. `probe`: that of the Read."""
 
     register: Register
+    probe: ProbeStore | None = None
 
 
 def swap(register: Register, wanted: Swap) -> tuple[Register, bool]:

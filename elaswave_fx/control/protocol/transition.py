@@ -36,30 +36,43 @@ def is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool:
 
 
 def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
+    """Living ranks outside the epoch that ask to become members, as far as there is work for them: first those whose
+    copies are waited for, then those that came first."""
+    assert state.register is not None
+    asking = sorted(_asking(state, now_s), key=lambda rank: (rank not in state.rejoin_requested, rank))
+    if not asking:
+        return ()
+    return tuple(asking[: max(0, state.most_members(state.register) - len(state.register.members))])
+
+
+def _asking(state: Coordinator, now_s: float) -> frozenset[Rank]:
     """Living ranks outside the epoch that ask to become members."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     asking = (rank for rank, heard in detector.heard.items() if heard.heartbeat.joining and rank not in members)
-    return tuple(rank for rank in asking if detector.is_alive(rank, now_s))
+    return frozenset(rank for rank in asking if detector.is_alive(rank, now_s))
 
 
 def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
-    """The members of the next epoch: living members; joiners if planned, or if the job cannot go on without them."""
+    """The members of the next epoch: living members; joiners if planned, or if the job cannot go on without them. Who
+    asks when a planned stop is on its way already waits for the next one."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     wanted = {rank for rank in members if detector.is_alive(rank, now_s)}
-    asking = frozenset(joiners(state, now_s))
+    queue = frozenset(joiners(state, now_s))
     if not wanted:
-        wanted = asking | {rank for rank in members if rank in detector.found.keys() - detector.exited}
+        wanted = queue | {rank for rank in members if rank in detector.found.keys() - detector.exited}
     if state.planned:
-        wanted |= asking
-    return tuple(sorted(wanted | (asking & state.rejoin_requested)))
+        wanted |= _asking(state, now_s).intersection(state.targets) if state.targets else queue
+    return tuple(sorted(wanted | (queue & state.rejoin_requested)))
 
 
 def prepare(
-    state: Coordinator, now_s: float, cause: Cause, *, ask: int, stop_after: Version | None = None, anew: bool = False
-) -> Result:
-    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way.
+    state: Coordinator, now_s: float, cause: Cause, *, ask: int, stop_after: Version | None = None, anew: bool = False,
+    going: frozenset[Rank] = frozenset(),
+) -> Result:  # fmt: skip
+    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way. `going`: of those who
+    stop, ranks that leave with this attempt; they stay if another one follows.
 
     What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
     their links, so an attempt for the sake of links starts `anew`. `ask`: how many targets are asked at once.
@@ -70,10 +83,11 @@ def prepare(
     state = replace(
         state,
         phase=PREPARING,
-        planned=stop_after is not None,
+        stop_after=stop_after,
         ballot=Ballot(state.ballot.term, state.ballot.serial + 1),
         prepared_s=now_s,
         asked_all_s=now_s if ask >= EVERYBODY else None,
+        going=going,
     )
     targets, epoch = _wanted(state, now_s), register.epoch
     kept = {} if anew else {r: said for r, said in state.reports.items() if r in targets and said.epoch == epoch}
@@ -90,7 +104,7 @@ def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
     register, detector = state.register, state.detector
     assert register is not None
     if state.planned:
-        return state, (events.Stopping(register.epoch, cause),)
+        return state, (() if again else (events.Stopping(register.epoch, cause),))
     stopped = (heard.heartbeat for heard in detector.heard.values() if heard.heartbeat.phase == STOPPED)
     accused = {heartbeat.suspect for heartbeat in stopped} | {report.suspect for report in state.reports.values()}
     lost = (rank for rank in register.members if rank not in state.targets or rank in accused)
@@ -102,11 +116,13 @@ def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
 
 
 def drop_lost(state: Coordinator, now_s: float) -> Result:
-    """During a transition: start it over if the wanted members have changed."""
+    """During a transition: start it over if the wanted members have changed. A planned stop that a joiner has left
+    stays one: nothing is done again for a rank that nobody needs."""
     assert state.register is not None
     if _is_swapping(state):
         return state, ()
-    detector = state.detector.with_evidence(state.register.members, state.reports, now_s)
+    members = frozenset(state.register.members)
+    detector = state.detector.with_evidence(members, state.reports, now_s)
     state = replace(state, detector=detector)
     wanted = _wanted(state, now_s)
     if wanted == state.targets:
@@ -114,6 +130,9 @@ def drop_lost(state: Coordinator, now_s: float) -> Result:
     gone = tuple(rank for rank in state.targets if rank not in wanted)
     findings = [found for rank in gone if (found := detector.finding(rank, now_s)) is not None]
     kind = findings[0].kind if findings else CauseKind.MEMBERS
+    if state.planned and members.isdisjoint(gone):
+        after, going = state.stop_after, state.going
+        return prepare(state, now_s, Cause(kind, gone), ask=EVERYBODY, stop_after=after, going=going)
     return prepare(state, now_s, Cause(kind, gone), ask=NOBODY)
 
 
@@ -179,7 +198,7 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     newest = max((report.committed.version for report in reports.values()), default=register.committed.version)
     if state.saved is not None and is_of_history(state.saved, register, newest):
         register = replace(register, checkpoint=state.saved)
-    verdict = state.decide(register, reports, state.detector.exited, state.replan)
+    verdict = state.decide(register, reports, state.detector.exited, state.going, state.replan)
     if cut_off and (isinstance(verdict, Blocked) or verdict.activation.rollback):
         return _wait(state, events.Waiting(register.epoch, (), tuple(sorted(cut_off))))
     if isinstance(verdict, Blocked):
@@ -213,15 +232,17 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
         absent=verdict.absent,
     )
     redone = _steps_redone(state, new)
+    missing = tuple(rank for rank in register.members if rank not in new.members)
     agreed = events.Agreed(
         new.epoch,
         new.members,
-        lost=tuple(rank for rank in register.members if rank not in new.members),
+        lost=tuple(rank for rank in missing if rank not in state.going),
         step=activation.resume.version,
         steps_redone=redone,
         how=verdict.how,
         lost_boxes=verdict.lost,
         rolled_back=activation.rollback and redone > 0,  # before the first step there is nothing to go back from
+        left=tuple(rank for rank in missing if rank in state.going),
     )
     state, actions = propose(replace(state, proposed=agreed), new, verdict.lines, now_s)
     return state, (*actions, events.Stopped(new.epoch, new.members))

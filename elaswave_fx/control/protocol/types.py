@@ -114,6 +114,7 @@ class Activation:
     """What a new epoch says: go on from `resume`, reached from `previous` by `certificate`, with `assignment`.
 
     `rollback`: copies of a box are gone; everybody loads `resume` from the checkpoint (the seed if version 0).
+    `copies_agree`: all copies stood at `resume`, and those of a box had one digest: what was made of them is right.
     """
 
     epoch: Epoch
@@ -122,6 +123,7 @@ class Activation:
     previous: Stamp
     certificate: Certificate | None
     rollback: bool = False
+    copies_agree: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import replace_file, sync, write_at
+from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.topology import Epoch
 
 MEMORY, ELSE = Path("/dev/shm"), Path("/tmp")
@@ -196,7 +197,8 @@ class FileStore:
         self._newest_plan = register.epoch
 
     def settle(self) -> None:
-        """The job is over: all that is to be kept goes to the run directory, in which `control` is a folder then.
+        """The job is over: all that is to be kept goes to the run directory, in which `control` is a folder then, and
+        what only ranks of the job can need leaves it.
 
         When the disk does not take it, or the run directory is gone, it stays where it is, for the next run, and the
         `OSError` is raised. Called again, it does nothing.
@@ -212,6 +214,7 @@ class FileStore:
                 self._alive = -1
 
     def _settle(self) -> None:
+        RunDirectory.drop_initial(self._run_dir)
         self.flush()
         beside = self._run_dir / ".control.new"
         shutil.rmtree(beside, ignore_errors=True)

@@ -27,7 +27,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.observe.metrics import coverage
 from elaswave_fx.plan.box import Span
 
-_HEAD = struct.Struct("<dQQQQQQ")
+_HEAD = struct.Struct("<ddQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
 _BUCKET = struct.Struct("<QQQ")
 _CONTENT_MODULUS = 1 << 128
@@ -50,6 +50,7 @@ CHAIN_START = 64 * "0"
 class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's.
 
+    `busy_s`: what its units took in the step, without waiting for others; 0: not known.
     `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of the keys that
     it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
     of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
@@ -58,6 +59,7 @@ class Payload:
     """
 
     memory_bytes: float = 0.0
+    busy_s: float = 0.0
     flags: int = 0
     content_hash: int = 0
     keys: int = 0
@@ -71,7 +73,7 @@ class Payload:
         """Little-endian words of 8 bytes."""
         content = self.content_hash & _LOW, self.content_hash >> 64
         sizes = len(self.consumed), len(self.buckets)
-        head = _HEAD.pack(self.memory_bytes, self.flags, *content, self.keys, *sizes)
+        head = _HEAD.pack(self.memory_bytes, self.busy_s, self.flags, *content, self.keys, *sizes)
         spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
         totals = b"".join(total.pack() for total in (self.loss, self.count, self.squares))
         buckets = b"".join(_BUCKET.pack(number, digest & _LOW, digest >> 64) for number, digest in self.buckets)
@@ -88,7 +90,7 @@ class Payload:
             raise ValueError(
                 f"ledger: a vote's payload has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
             )
-        memory, flags, content, content_high, keys, spans, _ = _HEAD.unpack_from(data)
+        memory, busy_s, flags, content, content_high, keys, spans, _ = _HEAD.unpack_from(data)
         if spans > MOST_SPANS:
             raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
         edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
@@ -101,7 +103,12 @@ class Payload:
         )
         digests = tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:]))
         content |= content_high << 64
-        return Payload(memory, flags, content, keys, consumed, loss, count, squares, digests)
+        return Payload(memory, busy_s, flags, content, keys, consumed, loss, count, squares, digests)
+
+
+def busy_seconds(payload: bytes) -> float:
+    """That of a vote's payload alone, for what looks at every step; 0 where it says nothing."""
+    return _HEAD.unpack_from(payload)[1] if len(payload) >= _HEAD.size else 0.0
 
 
 def sum_of_digests(digests: Iterable[int]) -> int:
@@ -213,9 +220,18 @@ def restored_alike(lines: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def covers_once(
-    lines: Iterable[Mapping[str, Any]], units: int, samples: int, first_step: int, steps: int
+    lines: Iterable[Mapping[str, Any]],
+    units: int,
+    samples: int,
+    first_step: int,
+    steps: int,
+    skipped: Mapping[str, int] | None = None,
 ) -> str | None:
-    """What is wrong with the lines of steps `first_step` to `steps` of a work plane; None if each covers it once."""
+    """What is wrong with the lines of steps `first_step` to `steps` of a work plane; None if each covers it once.
+
+    `skipped`: how many of the last samples plans leave out of their plane, by the names that lines have for plans; a
+    plan that is not named there leaves none out.
+    """
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for line in standing(lines):
         by_step.setdefault(line["step"], []).append(line)
@@ -223,15 +239,19 @@ def covers_once(
         found = by_step.get(step, [])
         if len(found) != 1:
             return f"ledger: step {step} has {len(found)} lines; every committed step has one"
+        planned = samples - (skipped or {}).get(found[0].get("plan", ""), 0)
         tiles = [tuple(tile) for tiles in found[0]["tiles"].values() for tile in tiles]
-        covered = coverage(tiles, units, samples)  # type: ignore[arg-type]
+        covered = coverage(tiles, units, planned)  # type: ignore[arg-type]
         if covered.skipped or covered.duplicated:
             return (
-                f"ledger: step {step} skipped {covered.skipped} and repeated {covered.duplicated} of {samples} "
+                f"ledger: step {step} skipped {covered.skipped} and repeated {covered.duplicated} of {planned} "
                 "samples; every sample of a step is consumed once"
             )
-    beyond = [step for step in by_step if not step < steps]
-    return f"ledger: has step {min(beyond)} of a run of {steps} steps" if beyond else None
+        beyond = max(last for *_, last in tiles)
+        if beyond > planned:
+            return f"ledger: step {step} consumed samples up to {beyond - 1}; its plan has 0 to {planned - 1}"
+    later = [step for step in by_step if not step < steps]
+    return f"ledger: has step {min(later)} of a run of {steps} steps" if later else None
 
 
 def edges_of(span: WorkSpan) -> tuple[int, int, int, int]:

@@ -1,8 +1,8 @@
 """Drop the replica: a lane that has lost a rank leaves with all its ranks, and whole lanes take its samples.
 
 That is what data parallelism over pipelines does without elasticity inside of a pipeline, with the global batch kept;
-TorchFT (https://github.com/pytorch/torchft), whose replica groups stand and fall as one, goes on with a smaller batch
-instead. Ranks that leave keep the copies that they have, and compute nothing. Without a whole lane there is no answer.
+`smaller_batch.py` goes on with fewer samples instead. Ranks that leave keep the copies that they have, and compute
+nothing. Without a whole lane there is no answer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""Files that newcomers fetch from the coordinator: program and initial tensors of the job, piece by piece, by name.
+
+In: the files that the job's builder has shared, and questions. Out: answers, some time later, for a disk may take its
+time and the coordinator has none: a thread reads. A newcomer asks one thing at a time, so few pieces are in memory.
+
+    server = FileServer({"state.safetensors": SharedFile("/runs/today/.init/state.safetensors", 812, "9f…")})
+    server.ask(PartWanted(3, Fetch("state.safetensors", 0)))      `fileno` is readable when the answer is there
+    server.answers()   ->  [(3, FilePart("state.safetensors", 0, b"…"))]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from elaswave_fx.control.coordinator.errands import Errands
+from elaswave_fx.control.protocol.messages import Fetch, FilePart, Offer, PartWanted, Refused
+from elaswave_fx.files import file_digest
+
+PART_BYTES = 256 << 10
+"""Of a file in one message: its reading, copying and sending hold nobody up."""
+
+CLOSE_S = 1.0
+"""For a read that is under way when the coordinator ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file as its builder has left it: where, how long, and its SHA-256 in hexadecimal."""
+
+    path: str
+    size: int
+    digest: str
+
+    @staticmethod
+    def of(path: Path) -> SharedFile:
+        """As it is now. Raises `OSError`."""
+        return SharedFile(str(path.absolute()), path.stat().st_size, file_digest(path))
+
+
+class FileServer:
+    """One thread calls the methods. `fileno` is for pollers."""
+
+    def __init__(self, files: Mapping[str, SharedFile]) -> None:
+        """`files`: all that is ever read, by name."""
+        self._files = files
+        self._found: queue.SimpleQueue[tuple[int, FilePart | Refused]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._errands = Errands()
+
+    def fileno(self) -> int:
+        """Readable while `answers` has something to say."""
+        return self._wake
+
+    def offers(self) -> tuple[Offer, ...]:
+        """What newcomers are told of the files."""
+        return tuple(Offer(name, file.size, file.digest) for name, file in self._files.items())
+
+    def ask(self, wanted: PartWanted) -> None:
+        """Returns at once."""
+        self._errands.do(partial(self._look, wanted))
+
+    def answers(self) -> list[tuple[int, FilePart | Refused]]:
+        """Connections, and what is to be said there, since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._found.get_nowait())
+        return found
+
+    def close(self) -> None:
+        """The thread may hang in a read, and ends with the process then."""
+        self._errands.close(CLOSE_S)
+
+    def _look(self, wanted: PartWanted) -> None:
+        """In the thread."""
+        self._found.put((wanted.connection, part_of(self._files, wanted.fetch)))
+        os.eventfd_write(self._wake, 1)
+
+
+def part_of(files: Mapping[str, SharedFile], fetch: Fetch) -> FilePart | Refused:
+    """A piece of a file, or why there is none."""
+    file = files.get(fetch.name)
+    if file is None:
+        return Refused(f"the job shares no file {fetch.name!r}")
+    if not 0 <= fetch.offset < file.size:
+        return Refused(f"{fetch.name}: has {file.size} bytes, and none at {fetch.offset}")
+    try:
+        with open(file.path, "rb", buffering=0) as opened:
+            data = os.pread(opened.fileno(), min(PART_BYTES, file.size - fetch.offset), fetch.offset)
+    except OSError as error:
+        return Refused(f"{fetch.name}: the coordinator cannot read it ({error.strerror})")
+    if not data:
+        return Refused(f"{fetch.name}: has become shorter than it was built, {file.size} bytes")
+    return FilePart(fetch.name, fetch.offset, data)

@@ -1,0 +1,28 @@
+"""Lines of the coordinator's log about those who come without the job's token: any number may come, and few lines do.
+
+log = StrangerLog()
+log.line("10.0.0.7:4711: …", now_s)   ->  "refused: 10.0.0.7:4711: …", or None: too soon after the last one
+"""
+
+from __future__ import annotations
+
+import math
+
+EVERY_S = 5.0
+"""Between two lines at least."""
+
+
+class StrangerLog:
+    """What was left out is counted, and said with the next line."""
+
+    def __init__(self) -> None:
+        self._next_s, self._left_out = -math.inf, 0
+
+    def line(self, why: str, now_s: float) -> str | None:
+        """The line about a stranger, if there is to be one."""
+        if now_s < self._next_s:
+            self._left_out += 1
+            return None
+        more = f" ({self._left_out} others since the last such line)" if self._left_out else ""
+        self._next_s, self._left_out = now_s + EVERY_S, 0
+        return f"refused: {why}{more}"

@@ -1,0 +1,84 @@
+"""A rank's card: who it is and where, made by whoever starts it, and what cards of a job have to say.
+
+In: the card of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused, in
+words, or None. Pure. A rank that is refused ends; the job does not notice.
+
+    refusal(Card(3, …, versions={"torch": "2.12.0"}), Conditions({"torch": "2.13.0"}, …), 4, None)
+        ->  "it has torch 2.12.0, the job torch 2.13.0"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elaswave_fx.plan.topology import Rank
+
+CONTROL_VERSION = "3"
+"""Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
+other."""
+
+
+UNNUMBERED = Rank(-2)
+"""What a process says that has no number yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One rank, for as long as it lives.
+
+    `number`: the rank's, which no other rank of the job has ever had. Ranks of one `failure_domain`, a host, are lost
+    together; those of one `memory_domain` may share memory. It listens on `port` of `host`, an address or a name, as
+    the others reach it. `memory_bytes`: what plans may reckon with, None: all that they like. `versions`: of what
+    has to be the same on all ranks. `data_digest`: of the samples that it reads, "" if nobody has looked.
+    """
+
+    number: Rank
+    failure_domain: str
+    memory_domain: str
+    host: str
+    port: int
+    memory_bytes: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    data_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What every card of a job has to say."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    data_digest: str = ""
+
+
+def refusal(card: Card, conditions: Conditions, numbers: int, before: Card | None) -> str | None:
+    """Why a rank is refused; None if it is one of the job's.
+
+    `numbers`: so many the job has given so far, from 0 on. `before`: the card that this number has come with, if it
+    has: a rank that opens its stream again shows the same one.
+    """
+    if not 0 <= card.number < numbers:
+        return f"no rank of the job has the number {card.number}, they go from 0 to {numbers - 1}"
+    differs = other_versions(card.versions, conditions)
+    if differs is not None:
+        return differs
+    if card.data_digest != conditions.data_digest:
+        return f"it reads other data: the digest of its samples is {_shown(card.data_digest)}, the job's " + _shown(
+            conditions.data_digest
+        )
+    if before is not None and card != before:
+        return f"rank {card.number} is another process already, that of {before.host} port {before.port}"
+    return None
+
+
+def other_versions(here: Mapping[str, str], conditions: Conditions) -> str | None:
+    """Which version differs from the job's, in words; None if all are the same."""
+    job = conditions.versions
+    for what in sorted({*here, *job}):
+        if here.get(what) != job.get(what):
+            return f"it has {what} {here.get(what, 'of no version')}, the job {what} {job.get(what, 'of no version')}"
+    return None
+
+
+def _shown(digest: str) -> str:
+    return digest[:16] or "not known"

@@ -1,0 +1,71 @@
+"""When ranks that were too slow for any work are tried again, and at which speed. Pure.
+
+In: which ranks a plan leaves without work for their speeds, and the time. Out: speeds to plan with as if they were so.
+
+    trials = Trials().seen(SlowRanks({2: Drained(0.1, 1.0)}), now_s=0.0)
+    trials.speeds(59.0)   ->  {}
+    trials.speeds(61.0)   ->  {2: 0.2}       then 0.4 after 120 s, 0.8, 1.0
+
+Who has no work is not measured, so nobody learns that it is fast again. What is assumed of such a rank doubles every
+`wait_s`, until the planner has work for it: the least that pays, so that one that is still slow holds the others up
+little. That one is measured, and drained again, and then `wait_s` is doubled. One that is faster has its share by what
+was measured. Who is on trial the plan says; how long somebody has waited is forgotten with the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elaswave_fx.plan.topology import Rank
+
+WAIT_S = 60.0
+"""Before a rank is tried for the first time."""
+
+MOST_WAIT_S = 3600.0
+"""Before one that has proved slow again and again is tried once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A rank without work: its `speed`, and the highest of those that have some, beyond which nothing is assumed."""
+
+    speed: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRanks:
+    """What a plan says of them. `on_trial`: those that it gives work though they were too slow for any."""
+
+    drained: Mapping[Rank, Drained] = field(default_factory=dict[Rank, Drained])
+    on_trial: frozenset[Rank] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """`drained`: as the plan in force says; `since_s`: when they had work last. `wait_s`: of them, and of those that
+    are on trial."""
+
+    drained: Mapping[Rank, Drained] = field(default_factory=dict[Rank, Drained])
+    since_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
+    wait_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
+
+    def seen(self, slow: SlowRanks, now_s: float) -> Trials:
+        """After a look at the plan in force."""
+        since_s = {rank: self.since_s.get(rank, now_s) for rank in slow.drained}
+        wait_s = {rank: self.wait_s.get(rank, WAIT_S) for rank in slow.on_trial}
+        for rank in slow.drained:
+            known_s = self.wait_s.get(rank, WAIT_S)
+            has_failed = rank in self.wait_s and rank not in self.since_s  # it was on trial until now
+            wait_s[rank] = min(2 * known_s, MOST_WAIT_S) if has_failed else known_s
+        return Trials(slow.drained, since_s, wait_s)
+
+    def speeds(self, now_s: float) -> Mapping[Rank, float]:
+        """Of those that may be tried, higher than the plan takes them for."""
+        found: dict[Rank, float] = {}
+        for rank, each in self.drained.items():
+            waits = int((now_s - self.since_s[rank]) // self.wait_s[rank])
+            if waits > 0:
+                found[rank] = min(each.speed * 2.0 ** min(waits, 64), each.highest)
+        return found

@@ -1,0 +1,142 @@
+"""`python -m elaswave_fx.worker JOB [--host HOST]`: join a running job as one more rank. `--help` says more."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+from elaswave_fx.control.agent.ask_to_join import ask_to_join
+from elaswave_fx.control.coordinator.job_file import TOKEN, address_of
+from elaswave_fx.control.protocol.messages import Welcome
+from elaswave_fx.errors import ConfigError, ElasWaveError, Excluded, HasLeft
+from elaswave_fx.launch.joined import reaches_run_dir
+from elaswave_fx.launch.versions import versions
+
+ASK_S = 10.0
+"""For an answer; a coordinator that has died is replaced within seconds."""
+
+_HELP = f"""Join a running job as one more rank.
+
+JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, where its coordinator listens
+(launch.control_port), with the job's token in {TOKEN} (it stands in RUN/control/job.json). The process opens
+its data, gets program and initial tensors from the coordinator, reaches the other ranks, and then becomes a member
+between two steps. Ctrl-C before that costs the job nothing, and after it what the loss of a rank costs. SIGTERM tells
+it to leave: its work and its copies go to other ranks, then it ends, within the job's launch.grace_s.
+
+Exit code 0 when all steps of the job are committed, or it has left as it was told; 2 with one clear line when this
+process cannot join, else 1."""
+
+
+def main(words: list[str]) -> int:
+    """The command line above; returns the exit code."""
+    asked = _parser().parse_args(words)
+    try:
+        return _join(asked.job, asked.host)
+    except KeyboardInterrupt:
+        print("error: interrupted, before this process was a member", file=sys.stderr)
+        return 1
+    except ElasWaveError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m elaswave_fx.worker", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", metavar="JOB", help="the run directory, or tcp://HOST:PORT")
+    parser.add_argument("--host", help="this machine as the other ranks reach it (default: the job's launch.host)")
+    return parser
+
+
+def _join(job: str, host: str | None) -> int:
+    address = address_of(job)
+    here = versions()
+    welcome = ask_to_join(address, here, ASK_S)
+    print(f"rank {welcome.number} gets ready", flush=True)
+    folder = Path(welcome.facts["folder"])
+    if folder.is_dir():
+        os.chdir(folder)  # paths in the configuration may be relative
+    sys.path.insert(0, os.getcwd())  # `_target_`s may be there
+    import torch
+
+    from elaswave_fx.worker.join import Unreachable, run_joined
+
+    torch.set_num_threads(1)
+    log = Path(welcome.facts["run_dir"]) / "logs" / f"rank-{welcome.number}.log"
+    has_log = reaches_run_dir(welcome.facts)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        if has_log:
+            with contextlib.suppress(OSError), log.open("a") as file:
+                file.write(f"{time.monotonic():.3f} {line}\n")
+
+    def leave_as_lost() -> None:
+        """From here on the process ends at once, also within a step, and the others notice."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    try:
+        ended = run_joined(welcome, address, host, here, say, leave_as_lost)
+    except HasLeft as left:
+        say(str(left))
+        return 0
+    except Excluded as error:
+        say(f"rank {welcome.number}: {error}; it joins anew, as another rank")
+        _start_anew()
+    except Unreachable as error:
+        say(f"rank {welcome.number} ends: {error}")
+        if not _lacks_members_of(welcome, ask_to_join(address, here, ASK_S)):
+            raise
+        say("a rank has gone meanwhile: this process joins anew, as another rank")
+        _start_anew()
+    except ElasWaveError as error:
+        say(f"rank {welcome.number} ends: {type(error).__name__}: {error}")
+        raise
+    if ended is None:
+        say(f"rank {welcome.number} was told to leave, and has left")
+        return 0
+    done, steps = ended
+    say(f"rank {welcome.number} has finished: {done} of {steps} steps are committed")
+    return 0 if done >= steps else 1
+
+
+def _lacks_members_of(before: Welcome, now: Welcome) -> bool:
+    """Whether some of those that were members then are not any more."""
+    return not {card.number for card in before.cards} <= {card.number for card in now.cards}
+
+
+def _start_anew() -> NoReturn:
+    """The same command in the same process: all that there is of the rank that was left out is gone then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "elaswave_fx.worker", *sys.argv[1:]])
+
+
+def _run(words: list[str]) -> NoReturn:
+    """The process ends without a goodbye to other ranks, however it does: they would take that for an orderly end."""
+    code = 1
+    try:
+        code = main(words)
+    except SystemExit as usage:
+        code = usage.code if isinstance(usage.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the entry point of a process
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1:])

@@ -1,0 +1,130 @@
+"""A rank that joins a running job: it gets ready apart, asks to become a member, and then is one like any other.
+
+In: `Welcome`. Out: how many steps the job has committed, and of how many, at its end.
+
+    files (program, initial tensors), data -> links to the members -> agent: joining … Go -> engine -> Training
+
+It builds nothing: the files come from the coordinator. Until `Go` its end costs the job nothing. It has no state at
+first: boxes come as copies, parameters from their owners; what training does not change is among the initial tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from elaswave_fx.config.types import Config
+from elaswave_fx.control.agent.agent import Excluded, Go, Left
+from elaswave_fx.control.agent.fetch_files import fetch_files
+from elaswave_fx.control.protocol.card import Conditions
+from elaswave_fx.control.protocol.messages import Over, Welcome
+from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.data import open_source
+from elaswave_fx.devices import make_device
+from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
+from elaswave_fx.launch.joined import JoinedContext, build_here
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+from elaswave_fx.words import size_text
+from elaswave_fx.worker.checkpoints import check_reach, data_digest
+from elaswave_fx.worker.loop import Training, refuse_other_bits
+from elaswave_fx.worker.worker import Worker, equip, make_worker, start_agent, start_engine
+
+CONNECT_S = 10.0
+"""For links to ranks that all listen."""
+
+Say = Callable[[str], None]
+"""Tells the user, in a line."""
+
+
+class Unreachable(ConfigError):
+    """A rank that was a member when this one began to get ready does not answer it."""
+
+
+def run_joined(
+    welcome: Welcome,
+    address: ControlAddress,
+    host: str | None,
+    versions: Mapping[str, str],
+    say: Say,
+    joins: Callable[[], None],
+) -> tuple[int, int] | None:
+    """Train to the end of the job, or until it is told to stop; returns how many steps are committed, and of how many,
+    or None if the rank has left before.
+
+    `host`: this machine as others reach it; None: as they reach the launcher. `joins` is called before the rank can
+    become a member. Raises `ConfigError` for what differs here, `JobOver` when the job ends before, and what
+    `run_worker` does.
+    """
+    facts, folder = welcome.facts, Path(tempfile.mkdtemp(prefix="elaswave-join-"))
+    try:
+        built = build_here(facts, folder)
+        config = msgspec.convert(built.run["config"], Config)
+        device = make_device(config.device)
+        device.set_up(threads=1, deterministic=config.exact)  # before anything is computed
+        own = Conditions(dict(versions), data_digest(open_source(config)) if built.data_digest else "")
+        here = host or facts["host"]
+        context = JoinedContext(welcome, built, address, here, config.parallel.ranks_per_host, own)
+        check_reach(config, context)
+        if config.exact:
+            refuse_other_bits(device, context)
+        size = fetch_files(address, welcome.offers, folder)
+        say(f"rank {context.rank} has program and initial tensors, {size_text(size)}")
+        worker, go = _join(config, context, say, joins)
+    finally:
+        shutil.rmtree(folder)  # what is mapped of it stays
+    try:
+        share = Training(worker, device).run(go)
+        return None if share is None else (worker.committed.version, config.steps)
+    finally:
+        if worker.clock is not None:
+            worker.clock.restore()
+
+
+def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], None]) -> tuple[Worker, Go]:
+    """Ask, and wait to be a member."""
+    try:
+        has = equip(config, context, None, CONNECT_S)
+    except CommError as error:
+        raise Unreachable(f"the ranks of the job cannot be reached from here ({error})") from error
+    say(f"rank {context.rank} is ready, and asks to become a member")
+    joins()
+    agent = start_agent(config, context, has)
+    context.relay.tell = agent.tell
+    context.detach(agent.job_time)
+    go = agent.wait()
+    if isinstance(go, Excluded):
+        raise ConfigError(go.reason)
+    if isinstance(go, Left):
+        raise HasLeft(go.reason)
+    if isinstance(go, Over):
+        raise JobOver(go.reason)
+    resume = go.activation.resume
+    plan = outside(Plan.from_json(go.plan), Rank(context.rank))
+    engine = start_engine(config, context, has, plan, resume)
+    worker = make_worker(config, context, has, engine, agent, plan, resume)
+    worker.started = True  # there is nothing to begin with
+    gc.freeze()
+    say(f"rank {context.rank} is a member from epoch {go.activation.epoch} on, after step {resume.version}")
+    context.report_event("joined", go.activation.epoch, step=resume.version)
+    return worker, go
+
+
+def outside(plan: Plan, rank: Rank) -> Plan:
+    """A plan as it is for a rank that has no part in it: nothing to compute, and no copy."""
+    boxes = tuple(
+        dataclasses.replace(
+            box,
+            holders=tuple(each for each in box.holders if each != rank),
+            catching_up=tuple(each for each in box.catching_up if each != rank),
+            readers=tuple(each for each in box.readers if each != rank),
+        )
+        for box in plan.boxes
+    )
+    return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=dict.fromkeys(plan.ranks, ()), goal=None)

@@ -1,0 +1,33 @@
+"""The links of a rank to the members of its epochs: those that are missing are opened when an epoch brings new members.
+
+In: the cards of members. Out: links, or `CommError` when somebody cannot be reached in time; whoever was not is known.
+
+    links.open(go.cards, timeout_s=5.0);  links.lost()  ->  {3}: rank 3 was not reached, or its link broke
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elaswave_fx import _native
+from elaswave_fx.control.protocol.card import Card
+
+
+class PeerLinks:
+    """`open` is the main thread's; `lost` may be called from any."""
+
+    def __init__(self, endpoint: _native.Endpoint) -> None:
+        self._endpoint = endpoint
+        self._unlinked: frozenset[int] = frozenset()  # These had no link when they were looked for last.
+
+    def open(self, cards: Iterable[Card], timeout_s: float) -> None:
+        """A link to everybody to whom there has been none; broken ones are mended elsewhere. Raises `CommError`."""
+        known = {self._endpoint.rank, *self._endpoint.peers, *self._endpoint.lost_peers}
+        missing = {card.number: (card.host, card.port, card.memory_domain) for card in cards}
+        missing = {int(rank): place for rank, place in missing.items() if rank not in known}
+        self._unlinked = frozenset(missing)
+        self._endpoint.connect(missing, timeout_s)
+
+    def lost(self) -> set[int]:
+        """The ranks to which there should be a link, and is none."""
+        return {*self._endpoint.lost_peers, *self._unlinked.difference(self._endpoint.peers)}

@@ -1,0 +1,86 @@
+"""Processes that a job's launcher starts while it runs: as `faults` says, and for a rank that was taken for dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_leaves import ROOT, STEPS, end_of, running
+from tests.recovery.harness import Finished, Job, finish, job_config
+from tests.waiting import await_true
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    run = finish(job_config((1, 1), STEPS), tmp_path_factory.mktemp("alone"))
+    assert run.code == 0, run.console
+    return run
+
+
+def assert_same_bits(run: Finished, alone: Finished) -> None:
+    assert run.code == 0 and not run.orphans, run.console
+    assert run.losses == alone.losses and run.summary["params_digest"] == alone.summary["params_digest"]
+
+
+def members(job: Job) -> list[int]:
+    agreed = job.events("agreed")
+    return agreed[-1]["members"] if agreed else []
+
+
+def test_a_fault_starts_a_process_that_joins(alone: Finished, tmp_path: Path) -> None:
+    with running(tmp_path, (2, 1), "faults=[{step: 3, rank: 2, kind: join}]") as job:
+        job.await_event("joined")
+        job.await_event("resumed")
+        run = end_of(job)
+    assert_same_bits(run, alone)
+    (fault,) = run.of_kind("fault")
+    assert (fault["rank"], fault["fault"]) == (2, "join")
+    assert [event["rank"] for event in run.of_kind("joined")] == [2] and run.summary["recoveries"] == []
+    assert run.of_kind("agreed")[-1]["members"] == [0, 1, 2]
+
+
+def test_a_rank_that_was_stopped_and_wakes_comes_back_as_another(alone: Finished, tmp_path: Path) -> None:
+    with running(tmp_path, (2, 1)) as job:
+        assert job.signal_rank(1, signal.SIGSTOP)
+        job.await_event("resumed")
+        assert job.signal_rank(1, signal.SIGCONT)
+        job.await_event("joined")
+        await_true(lambda: members(job) == [0, 2] or job.ended, "it is a member")
+        run = end_of(job)
+    assert_same_bits(run, alone)
+    assert [event["rank"] for event in run.of_kind("left")] == [1]
+    assert run.ledger[-1]["tiles"].keys() == {"0", "2"}, "it computes"
+    assert [recovery["ranks"] for recovery in run.summary["recoveries"]] == [[1]]
+    assert "rank 1 lives: a new process joins the job in its place" in run.console
+
+
+def test_a_rank_that_joined_and_was_stopped_comes_back_too(alone: Finished, tmp_path: Path) -> None:
+    with running(tmp_path, (2, 1)) as job:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)],
+            cwd=ROOT, env={**os.environ}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        job.await_event("joined")
+        job.await_event("resumed")
+        process.send_signal(signal.SIGSTOP)
+        await_true(lambda: members(job) == [0, 1] or job.ended, "it is left out")
+        process.send_signal(signal.SIGCONT)
+        job.await_event("joined", 2)
+        await_true(lambda: members(job) == [0, 1, 3] or job.ended, "it is a member again")
+        run = end_of(job)
+        said, _ = process.communicate(timeout=60)
+    assert_same_bits(run, alone)
+    assert process.returncode == 0 and "it joins anew, as another rank" in said, said
+    assert "rank 3 has finished" in said
+
+
+def test_the_end_of_a_job_ends_who_still_gets_ready(tmp_path: Path) -> None:
+    with running(tmp_path, (2, 1), "faults=[{step: 3, rank: 2, kind: join}]") as job:
+        job.await_event("fault")
+        run = end_of(job)
+    assert run.code == 0 and not run.orphans, run.console

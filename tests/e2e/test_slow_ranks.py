@@ -1,0 +1,51 @@
+"""A rank that becomes slow gets less work while training goes on: nothing is done again, and the bits are those of one
+rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elaswave_fx.control.protocol import trials
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
+from tests.runs import Run, run_job, small_config
+
+STEPS, SLOW_FROM = 160, 3
+
+
+def with_the_bits_of_one_rank(folder: Path, steps: int, slow: str) -> Run:
+    """A run on three ranks, of which rank 1 is slow; nothing was lost, and its bits are those of one rank."""
+    words = ("exact=true", f"steps={steps}", "global_batch=12", "eval.every=0")
+    alone = run_job(small_config("gpt_stdlib", *words), folder / "alone")
+    fault = f"faults=[{{step: {SLOW_FROM}, rank: 1, kind: slow, {slow}}}]"
+    run = run_job(small_config("gpt_stdlib", *words, "parallel.dp=3", "parallel.pp=1", fault), folder / "run")
+    assert (alone.code, run.code) == (0, 0)
+    assert run.losses == alone.losses and run.summary["params_digest"] == alone.summary["params_digest"]
+    assert run.summary["recoveries"] == []
+    return run
+
+
+def test_a_slow_rank_gets_less_work_with_the_bits_of_one_rank(tmp_path: Path) -> None:
+    run = with_the_bits_of_one_rank(tmp_path, STEPS, "speed: 0.1")
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    found = next(event for event in events if event["kind"] == "slowed" and "1" in event["speeds"])
+    assert found["speeds"]["1"] < 0.5
+    before, after = (Plan.from_json((run.folder / f"plan-{epoch}.json").read_text()) for epoch in (0, found["epoch"]))
+    assert after.tile(Rank(1)).sample_count < before.tile(Rank(1)).sample_count
+    assert "rank 1 has a speed of" in after.reason
+
+
+def test_a_rank_without_work_is_tried_and_has_its_share_again_with_the_bits_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "WAIT_S", 0.5)
+    run = with_the_bits_of_one_rank(tmp_path, 4000, "speed: 0.02, steps: 60")
+    paths = sorted(run.folder.glob("plan-*.json"), key=lambda path: int(path.stem.removeprefix("plan-")))
+    shares = [Plan.from_json(path.read_text()).tile(Rank(1)).sample_count for path in paths]
+    without = shares.index(0)
+    assert max(shares[without:]) >= shares[0], "as much as at first"
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    assert any(event["kind"] == "slowed" and event["tried"] == [1] for event in events)

@@ -1,0 +1,206 @@
+"""What can be done at once after a loss or a join, what is better later, and the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.goal import WORTH, goal, successor
+from elaswave_fx.plan.objective import AtOnce, InBackground, OnTheWay
+from elaswave_fx.plan.ownership import UNEVEN
+from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.rank_news import RankNews
+from elaswave_fx.plan.replan import replan
+from elaswave_fx.plan.tiling import Lane
+from elaswave_fx.plan.topology import Link, Rank, local_topology
+from elaswave_fx.plan.transition import Transition
+from tests.plan.test_ownership import deviation_of
+
+ELEMENTS = 2_000_000
+LINK = Link(0.0, 2e8)
+"""Parameters of a unit take 40 ms."""
+
+
+def job(
+    dp: int, pp: int, units: int, samples: int, room: float | None = 1.5, link: Link = LINK, elements: int = ELEMENTS
+) -> Plan:
+    """Lanes of units that take 30 ms a sample; ranks have `room` times the memory of the fullest one."""
+    workload = Workload(
+        tuple(UnitCost(10e-3, 20e-3, param_bytes=4 * elements, saved_bytes=100_000) for _ in range(units)),
+        tuple(Value(f"h{unit}", unit, (unit + 1,), 1000) for unit in range(units - 1)),
+        tuple(Bucket(f"b{unit}", elements, (unit,)) for unit in range(units)),
+        samples * dp,
+        least_elements=elements // 8,
+    )
+    topology = replace(local_topology(dp * pp), within_host=link, between_hosts=link)
+    plan = plan_uniform(workload, topology, Parallel(dp, pp, 1))
+    if room is None:
+        return plan
+    memory = int(room * most_memory(plan))
+    members = tuple(replace(member, memory_bytes=memory) for member in topology.members)
+    return replace(plan, topology=replace(topology, members=members))
+
+
+def with_goals(plan: Plan, goals: str) -> Plan:
+    return replace(plan, workload=replace(plan.workload, goals=goals))
+
+
+def change(plan: Plan, *members: int) -> Plan:
+    ranks = tuple(map(Rank, members))
+    have = {number: tuple(r for r in box.replica_ranks if r in ranks) for number, box in numbered(plan.boxes)}
+    found = replan(plan, ranks, have, 1)
+    check_plan(found)
+    return found
+
+
+def follow(plan: Plan) -> Iterator[Plan]:
+    """The plans that come next, each with all copies of the one before; with little memory, these are made in waves."""
+    for _ in range(16):
+        following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1)
+        if following is None:
+            return
+        check_plan(following)
+        assert Plan.from_json(following.to_json()) == following
+        yield following
+        plan = following
+    raise AssertionError("plans follow each other for ever")
+
+
+def lose_5(goals: str = "background") -> Plan:
+    return change(with_goals(job(4, 4, 32, 16), goals), *(rank for rank in range(16) if rank != 5))
+
+
+def test_a_loss_is_answered_at_once_and_then_by_the_goal() -> None:
+    first = lose_5()
+    assert first.goal is not None and "the goal is another" in first.reason
+    assert first.goal.step_s * WORTH < first.predicted.step_s
+    rest = list(follow(first))
+    reached = next(plan for plan in rest if plan.goal is None)
+    *waves, before = (first, *rest[: rest.index(reached)])
+    assert all(plan.lanes == first.lanes and plan.goal == first.goal for plan in (*waves, before))
+    assert reached.lanes == first.goal.lanes and reached.goal is None and "the goal is reached" in reached.reason
+    assert Transition.of(before, reached).parameter_bytes == 0, "what is computed with is made from copies"
+    last = rest[-1]
+    assert last.lanes == reached.lanes and deviation_of(last) <= UNEVEN
+    assert all(len(box.holders) == 1 for box in last.boxes), "copies that nobody needs are dropped"
+
+
+def test_blocking_takes_the_best_at_once_and_parameters_travel_in_the_stop() -> None:
+    before, first = with_goals(job(4, 4, 32, 16), "blocking"), lose_5("blocking")
+    wanted = lose_5().goal
+    assert wanted is not None and first.lanes == wanted.lanes and first.goal is None
+    assert Transition.of(before, first).parameter_bytes > 0
+    assert all(plan.lanes == first.lanes and plan.goal is None for plan in follow(first))
+
+
+def test_never_stays_with_what_is_possible_at_once() -> None:
+    on_the_way, first = lose_5(), lose_5("never")
+    assert first.lanes == on_the_way.lanes and first.goal is None and "goal" not in first.reason
+    better = goal(first, first.topology, 1)
+    assert better is not None and better.step_s * WORTH < first.predicted.step_s, "which nobody looks for"
+    assert all(plan.lanes == first.lanes and plan.goal is None for plan in follow(first))
+
+
+@pytest.mark.parametrize("goals", ["background", "blocking", "never"])
+def test_a_slow_rank_has_less_work_by_the_mode_of_goals(goals: str) -> None:
+    plan = replace(change(with_goals(job(4, 1, 4, 12, room=None), goals), 0, 1, 2, 3), is_asked=False)
+    copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
+    following = successor(plan, copies, 1, RankNews({Rank(2): 0.5}))
+    if goals == "never":
+        assert following is None or following.lanes == plan.lanes
+    else:
+        assert following is not None and following.predicted.step_s * WORTH < 2 * plan.predicted.step_s
+        assert following.tile(Rank(2)).sample_count < plan.tile(Rank(2)).sample_count
+
+
+def test_no_box_has_fewer_copies_on_the_way() -> None:
+    before = lose_5()
+    for plan in follow(before):
+        for old, new in zip(before.boxes, plan.boxes, strict=True):
+            assert new.owner in old.replica_ranks
+            assert len(new.replica_ranks) >= min(2, len(old.replica_ranks)), "a lost copy may be made in a later wave"
+            assert new.local_materializers & set(old.replica_ranks)
+            if new.catching_up:
+                assert set(old.replica_ranks) <= set(new.replica_ranks)
+        before = plan
+
+
+def test_what_a_user_has_asked_for_stays_until_ranks_come_or_go() -> None:
+    asked = job(2, 2, 8, 8, room=None, link=Link())  # lanes of one stage would be shorter, for they have no bubbles
+    assert asked.is_asked and not list(follow(asked))
+    better = goal(asked, asked.topology, 1)
+    assert better is not None and better.step_s * WORTH <= asked.predicted.step_s
+    assert not change(asked, 0, 1, 2).is_asked
+
+
+def test_plans_come_to_rest() -> None:
+    for plan in (job(2, 2, 8, 8), job(3, 2, 8, 8), job(2, 4, 16, 8, room=None)):
+        for lost in range(0, len(plan.ranks), 2):
+            rest = list(follow(change(plan, *(rank for rank in plan.ranks if rank != lost))))
+            assert not rest or rest[-1].goal is None
+
+
+def copies_of(plan: Plan) -> list[tuple[Rank, set[Rank], set[Rank]]]:
+    """By box its owner, its holders, and those of them that are behind."""
+    return [(box.owner, set(box.holders), set(box.catching_up)) for box in plan.boxes]
+
+
+def test_a_goal_waits_while_ranks_are_behind_and_is_forgotten_with_its_ranks() -> None:
+    first = lose_5()
+    assert first.goal is not None
+    have = {n: tuple(r for r in b.replica_ranks if r not in b.catching_up) for n, b in numbered(first.boxes)}
+    again = replan(first, first.ranks, have, 1)
+    assert again.lanes == first.lanes and again.goal == first.goal
+    assert copies_of(again) == copies_of(first)
+    fewer = change(first, *(rank for rank in first.ranks if rank != 9))
+    assert fewer.goal is None or 9 not in {rank for lane in fewer.goal.lanes for rank in lane.ranks}
+
+
+def test_copies_for_a_goal_take_no_more_memory_than_there_is() -> None:
+    for room in (1.05, 1.2, 1.5):
+        try:
+            plan = change(job(4, 4, 32, 16, room), *(rank for rank in range(16) if rank != 5))
+        except PlanError:
+            continue
+        for each in (plan, *follow(plan)):
+            for member in each.topology.members:
+                assert each.predicted.ranks[member.rank].memory_bytes <= (member.memory_bytes or 0)
+
+
+def test_ranks_that_come_get_copies_while_the_others_go_on() -> None:
+    before = job(4, 1, 1, 40, room=None, elements=4 * ELEMENTS)
+    joined = change(before, *range(5))
+    assert joined.lanes == before.lanes and joined.goal is not None and not joined.tile(Rank(4)).units
+    assert not Transition.of(before, joined).parameter_bytes
+    reached = next(follow(joined))
+    assert reached.tile(Rank(4)).units and not Transition.of(joined, reached).parameter_bytes
+
+
+@pytest.mark.parametrize("broken", ["rank", "plane", "step"])
+def test_the_checker_looks_at_goals(broken: str) -> None:
+    plan = lose_5()
+    assert plan.goal is not None
+    lanes: tuple[Lane, ...] = plan.goal.lanes
+    if broken == "rank":
+        stage = lanes[0].stages[0]
+        gone = replace(stage, ranks=(Rank(5), *stage.ranks[1:]))
+        lanes = (replace(lanes[0], stages=(gone, *lanes[0].stages[1:])), *lanes[1:])
+    elif broken == "plane":
+        lanes = (*lanes, lanes[0])
+    with pytest.raises(PlanError, match="its goal"):
+        check_plan(replace(plan, goal=Goal(lanes, 0.0 if broken == "step" else 1.0, "broken")))
+
+
+def test_objectives_count_steps() -> None:
+    assert AtOnce(100.0).steps(2.0, 10.0) == 45 and AtOnce(100.0).longest_s(50) == 2.0
+    on_the_way = OnTheWay(goal_s=2.0, goal_stall_s=10.0, catch_up_s=30.0)
+    assert on_the_way.steps(2.5, 4.0) == 12 + 3 and on_the_way.longest_s(17.0) == 2.5
+    assert on_the_way.steps_without == pytest.approx(15.025)
+    assert InBackground(100.0, now_s=4.0, ratio=2.0).steps(2.0, 10.0) == pytest.approx(5 + 79.95 / 2)

@@ -1,0 +1,235 @@
+"""What copies on their way need, and waves of copies that keep to a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.cost import Bucket
+from elaswave_fx.plan.goal import successor, why_nothing_follows
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.rank_news import RankNews, Wish
+from elaswave_fx.plan.replan import replan
+from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.transition_memory import (
+    KEPT_RECORDS,
+    UNDER_WAY_BYTES,
+    Needs,
+    Short,
+    first_wave,
+    needed_without_copies,
+    room_for_copies,
+    transition_memory,
+    without_room,
+)
+from tests.plan.test_goal import change, job
+from tests.plan.test_wishes import shape
+
+COPY = 12 + 4 * (KEPT_RECORDS + 1)
+"""Bytes of an element that comes, with master and two moments."""
+
+
+def bounded(plan: Plan, switch_bytes: int | None) -> Plan:
+    return replace(plan, topology=replace(plan.topology, switch_bytes=switch_bytes))
+
+
+def square(elements: int = 80_000) -> Plan:
+    return job(2, 2, units=8, samples=4, room=None, elements=elements)
+
+
+def with_copies(plan: Plan, *targets: tuple[int, int]) -> Plan:
+    """The plan, in which a rank gets a copy of a box, for each (box, rank)."""
+    boxes = list(plan.boxes)
+    for number, rank in targets:
+        box = boxes[number]
+        assert rank not in box.replica_ranks
+        boxes[number] = replace(box, holders=(*box.holders, Rank(rank)), catching_up=(*box.catching_up, Rank(rank)))
+    return replace(plan, boxes=tuple(boxes))
+
+
+def carried_out(plan: Plan, wish: Wish | None) -> Iterator[Plan]:
+    """The plans from the wish on, each with all copies of the one before."""
+    news = RankNews(wish=wish)
+    for _ in range(100):
+        copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
+        following = successor(plan, copies, 1, news)
+        if following is None:
+            return
+        check_plan(following)
+        yield following
+        plan, news = following, RankNews()
+    raise AssertionError("plans follow each other for ever")
+
+
+def test_what_comes_and_what_goes_is_counted() -> None:
+    plan = square()
+    assert set(transition_memory(plan).values()) == {Needs()}
+    box, size = plan.boxes[0], len(plan.boxes[0].span)
+    target = next(rank for rank in plan.ranks if rank not in box.replica_ranks)
+    needs = transition_memory(with_copies(plan, (0, target)))
+    assert needs[target] == Needs(copies=12 * size, records=4 * (KEPT_RECORDS + 1) * size)
+    assert needs[box.owner] == Needs(in_flight=12 * size)
+    assert all(needs[rank] == Needs() for rank in plan.ranks if rank not in (target, box.owner))
+
+
+def test_an_owner_sends_a_bounded_number_of_bytes_at_once() -> None:
+    plan = square(elements=2_000_000)
+    numbers = [number for number, box in numbered(plan.boxes) if box.owner == 0]
+    target = next(rank for rank in plan.ranks if rank not in plan.boxes[numbers[0]].replica_ranks)
+    sent = with_copies(plan, *((number, target) for number in numbers))
+    largest = 12 * max(len(plan.boxes[number].span) for number in numbers)
+    total = 12 * sum(len(plan.boxes[number].span) for number in numbers)
+    assert transition_memory(sent)[Rank(0)].in_flight == UNDER_WAY_BYTES + largest < total
+
+
+def test_of_buffers_a_record_has_all_granules() -> None:
+    plan = square()
+    first = plan.boxes[0].bucket
+    buckets = list(plan.workload.buckets)
+    buckets[first] = Bucket("buffers", buckets[first].numel, buckets[first].users, whole=True)
+    plan = replace(plan, workload=replace(plan.workload, buckets=tuple(buckets)))
+    target = next(rank for rank in plan.ranks if rank not in plan.boxes[0].replica_ranks)
+    needs = transition_memory(with_copies(plan, (0, target)))[target]
+    assert needs.records == 4 * plan.workload.granules * (KEPT_RECORDS + 1) * len(plan.boxes[0].span)
+
+
+def test_parameters_of_new_readers_are_counted_for_the_stop() -> None:
+    plans = [square(), *carried_out(square(), Wish(4, 1))]
+    for before, after in pairwise(plans):
+        found = {rank: needs.parameters for rank, needs in transition_memory(after, before).items()}
+        gained = {
+            rank: sum(8 * 10_000 * 4 for _ in units) for rank, units in Transition.of(before, after).gained.items()
+        }
+        assert found == {rank: gained.get(rank, 0) for rank in after.ranks}
+    assert any(Transition.of(a, b).gained for a, b in pairwise(plans))
+
+
+def test_a_wave_has_first_what_has_fewest_copies() -> None:
+    plan, ranks = square(), (Rank(0), Rank(1), Rank(2))
+    boxes = (
+        Box(0, Span(0, 100), ranks[0], (ranks[1], ranks[2]), (ranks[2],)),
+        Box(0, Span(100, 200), ranks[0], (ranks[2],), (ranks[2],)),
+        Box(0, Span(200, 300), ranks[0], (ranks[1], ranks[2]), (ranks[2],)),
+    )
+    assert first_wave(boxes, plan.workload, {}) == boxes
+    wave = first_wave(boxes, plan.workload, {Rank(2): 2 * 100 * COPY})
+    assert wave[:2] == boxes[:2] and wave[2] == replace(boxes[2], holders=(ranks[1],), catching_up=())
+    only = first_wave(boxes, plan.workload, {Rank(2): 100 * COPY})
+    assert [box.catching_up for box in only] == [(), (ranks[2],), ()]
+    assert [box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 2399})] == [(), (ranks[2],), ()]
+    assert not any(box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 1199}))
+
+
+def test_what_has_no_room_is_named_with_the_bytes_that_it_lacks() -> None:
+    plan = square()
+    boxes = (Box(0, Span(0, 100), Rank(0), (Rank(1),), (Rank(1),)),)
+    assert without_room(boxes, plan.workload, {Rank(1): 100 * COPY}) is None
+    short = without_room(boxes, plan.workload, {Rank(1): 100 * COPY - 1})
+    assert short == Short(BoxId(0), Rank(1), 100 * COPY, 100 * COPY - 1)
+    assert short is not None and short.words.endswith(": 1 bytes short")
+    assert without_room(boxes, plan.workload, {Rank(0): 1000}) == Short(BoxId(0), Rank(0), 1200, 1000)
+
+
+@pytest.mark.parametrize("after", [(4, 1), (1, 4)])
+def test_a_change_keeps_to_the_bound_in_waves_and_ends_as_without_one(after: tuple[int, int]) -> None:
+    free = list(carried_out(square(), Wish(*after)))
+    most = max(needs.behind for plan in free for needs in transition_memory(plan).values())
+    bound = most // 3
+    start = bounded(square(), bound)
+    plans = list(carried_out(start, Wish(*after)))
+    waves = [plan for plan in plans if plan.goal is not None]
+    assert len(waves) >= 3 and all(shape(plan) == (2, 2) for plan in waves)
+    assert any("are made now, for which there is room" in plan.reason for plan in waves)
+    assert all(needs.behind <= bound for plan in plans for needs in transition_memory(plan).values())
+    reached = plans[len(waves)]
+    assert shape(reached) == shape(free[-1]) and Transition.of(waves[-1], reached).parameter_bytes == 0
+    assert plans[-1].lanes == free[-1].lanes and all(len(box.replica_ranks) == 2 for box in plans[-1].boxes)
+
+
+def test_waves_free_what_was_there_before() -> None:
+    """A copy that the goal needs takes the place of another, so that later waves have the room of earlier ones."""
+    plan = square()
+    bound = COPY * len(plan.boxes[0].span) * 4
+    plans = [plan for plan in carried_out(bounded(plan, bound), Wish(4, 1)) if plan.goal is not None]
+    assert len(plans) >= 3
+    for before, after in pairwise(plans):
+        here = [number for number, box in numbered(before.boxes) if box.catching_up]
+        dropped = [
+            number
+            for number in here
+            if len(after.boxes[number].replica_ranks) < len(before.boxes[number].replica_ranks)
+        ]
+        assert dropped, "of some boxes an old copy goes"
+        for old, new in zip(before.boxes, after.boxes, strict=True):
+            assert len(new.local_materializers) >= 2 and new.local_materializers <= set(old.replica_ranks)
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_lost_copies_are_made_in_waves(lost: int) -> None:
+    bound = COPY * len(square().boxes[0].span) * 3
+    first = change(bounded(square(), bound), *(rank for rank in range(4) if rank != lost))
+    plans = [first, *carried_out(first, Wish())]
+    assert sum(any(box.catching_up for box in plan.boxes) for plan in plans) >= 2
+    assert all(needs.behind <= bound for plan in plans for needs in transition_memory(plan).values())
+    assert all(len(box.replica_ranks) == 2 for box in plans[-1].boxes)
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_loss_between_waves_is_answered_within_the_bound(lost: int) -> None:
+    plan = square()
+    bound = COPY * len(plan.boxes[0].span) * 6
+    for wave in [each for each in carried_out(bounded(plan, bound), Wish(4, 1)) if each.goal is not None]:
+        left = tuple(rank for rank in wave.ranks if rank != lost)
+        here = {number: tuple(sorted(box.local_materializers & set(left))) for number, box in numbered(wave.boxes)}
+        first = replan(wave, left, here, 1)
+        check_plan(first)
+        plans = [first, *carried_out(first, None)]
+        assert all(needs.behind <= bound for each in plans for needs in transition_memory(each).values())
+        assert all(len(box.replica_ranks) == 2 for box in plans[-1].boxes)
+
+
+def test_the_memory_of_ranks_bounds_what_is_on_its_way() -> None:
+    tight = job(4, 4, 32, 16, 1.2)
+    first = change(tight, *(rank for rank in range(16) if rank != 5))
+    for plan in (first, *carried_out(first, Wish())):
+        room = room_for_copies(plan.topology, needed_without_copies(plan))
+        needs = transition_memory(plan)
+        assert all(needs[rank].behind <= room[rank] for rank in plan.ranks)
+
+
+def test_a_wish_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_it_lacks() -> None:
+    plan = square()
+    size = max(len(box.span) for box in plan.boxes)
+    wish, enough = Wish(4, 1), COPY * size
+    assert list(carried_out(bounded(plan, enough), wish))
+    tight = bounded(plan, enough - 100)
+    assert list(carried_out(tight, wish)) == []
+    why = why_nothing_follows(tight, wish, 1)
+    assert why.startswith("parallel.dp=4 parallel.pp=1: a copy of box ") and why.endswith(": 100 bytes short")
+    at_once = replace(tight, workload=replace(tight.workload, goals="blocking"))
+    assert shape(next(carried_out(at_once, wish))) == (1, 1, 1, 1), "no copies are made where goals are blocking"
+
+
+def test_the_checker_counts_by_itself() -> None:
+    first = next(plan for plan in carried_out(square(), Wish(4, 1)) if plan.goal is not None)
+    needs = {rank: need.behind for rank, need in transition_memory(first).items()}
+    rank = max(needs, key=lambda rank: needs[rank])
+    check_plan(bounded(first, needs[rank]))
+    with pytest.raises(PlanError, match=f"rank {rank} needs {needs[rank]} bytes for copies on their way"):
+        check_plan(bounded(first, needs[rank] - 1))
+
+    def with_room(size: int) -> Plan:
+        members = tuple(replace(m, memory_bytes=size if m.rank == rank else None) for m in first.topology.members)
+        return replace(first, topology=replace(first.topology, members=members))
+
+    enough = needed_without_copies(first)[rank] + needs[rank]
+    check_plan(with_room(enough))
+    with pytest.raises(PlanError, match=f"rank {rank} has no room for copies on their way"):
+        check_plan(with_room(enough - 1))

@@ -1,0 +1,94 @@
+"""Processes that join a run that trains, as users start them, each with a log of its own beside the run.
+
+with Joining(job) as joining:
+    newcomer = joining.start();  …;  newcomer.kill()
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from tests.recovery.harness import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 60.0
+_RANK = re.compile(rb"^rank (\d+) gets ready$", re.MULTILINE)
+
+
+class Newcomer:
+    """One process. `was_told`: to leave."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._log = folder / f"newcomer-{number}.log"
+        self.was_told = self.was_killed = False
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "elaswave_fx.worker", str(folder)],
+                cwd=ROOT, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    @property
+    def rank(self) -> int | None:
+        """The number that it has, if it came so far; another one after it has joined anew."""
+        found = _RANK.findall(self._log.read_bytes())
+        return int(found[-1]) if found else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has."""
+        return self.process.poll() is not None
+
+    @property
+    def said(self) -> str:
+        """Its whole log."""
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """By SIGKILL."""
+        self.was_killed = True
+        self.process.kill()
+
+    def tell_to_leave(self) -> None:
+        """By SIGTERM."""
+        self.was_told = True
+        self.process.send_signal(signal.SIGTERM)
+
+
+class Joining:
+    """As a context: none of the processes survives the block."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.newcomers: list[Newcomer] = []
+
+    def __enter__(self) -> Joining:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in self.newcomers:
+            each.process.kill()
+            each.process.wait()
+
+    def start(self) -> Newcomer:
+        """One more."""
+        self.newcomers.append(Newcomer(self._job.folder, len(self.newcomers)))
+        return self.newcomers[-1]
+
+    def members(self) -> set[int]:
+        """The ranks of those that have become members."""
+        joined = {event["rank"] for event in self._job.events("joined")}
+        return joined & {each.rank for each in self.newcomers if each.rank is not None}
+
+    def await_ends(self) -> None:
+        """The run is over: they end by themselves."""
+        for each in self.newcomers:
+            code = each.process.wait(timeout=END_S)
+            assert each.was_killed or code in (0, 2), f"exit code {code}, in {self._job.folder}:\n{each.said}"
