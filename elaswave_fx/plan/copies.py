@@ -237,8 +237,10 @@ def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
     """Rank -> elements that it owns or holds."""
     kept: Counter[Rank] = Counter()
     for box in boxes:
-        for rank in box.replica_ranks:
-            kept[rank] += len(box.span)
+        size = box.span.hi - box.span.lo
+        kept[box.owner] += size
+        for rank in box.holders:
+            kept[rank] += size
     return kept
 
 
@@ -281,6 +283,7 @@ class _Reassignment:
 
     def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
         self._boxes = boxes
+        self._size = [box.span.hi - box.span.lo for box in boxes]
         self._by = by
         self._place = by.places
         self._host = {m.rank: m.host for m in by.topology.members}
@@ -313,7 +316,7 @@ class _Reassignment:
                 stays = False
             owners.append(box.owner if stays else None)
             if stays:
-                self._owned[box.owner] += len(box.span)
+                self._owned[box.owner] += self._size[len(owners) - 1]
         found = [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
         for number, ranks in self._by.wanted_by.items():
             self._awaited[number] = tuple(r for r in ranks if r not in self._by.have[number] and r != found[number])
@@ -331,7 +334,7 @@ class _Reassignment:
         have = self._those_that_stay(have) or have
         inside = [rank for rank in have if rank in readers]
         owner = min(inside or have, key=lambda rank: (self._owned[rank], self._place[rank]))
-        self._owned[owner] += len(self._boxes[number].span)
+        self._owned[owner] += self._size[number]
         return owner
 
     def _staying(self, number: int, owner: Rank) -> list[Rank]:
@@ -367,12 +370,14 @@ class _Reassignment:
         return tuple(rank for rank in ranks if rank not in self._leaving) if self._leaving else ranks
 
     def _hold(self, number: int, owner: Rank, rank: Rank) -> None:
-        self._held[rank] += len(self._boxes[number].span)
+        self._held[rank] += self._size[number]
         self._partners[owner].add(rank)
 
     def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> Box:
         new = list(self._awaited.get(number, ()))
-        wanted, kept = self._wanted + (owner in self._leaving), [rank for rank in stay if rank not in self._leaving]
+        wanted, kept = self._wanted + (owner in self._leaving), stay
+        if self._leaving:
+            kept = [rank for rank in stay if rank not in self._leaving]
         while len(kept) + len(new) < wanted or self._place_missing(number, owner, [*kept, *new]):
             rank = self._new_holder(number, owner, (*stay, *new))
             new.append(rank)

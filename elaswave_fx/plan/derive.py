@@ -48,14 +48,10 @@ def make_plan(
         boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
     kept = kept_elements(boxes)
     schedule: dict[Rank, tuple[Action, ...]] = dict.fromkeys(topology.ranks, ())
-    places: dict[Rank, PlaceCost] = dict.fromkeys(topology.ranks, IDLE)
     runs = [times.of(lane, kept) for lane in lanes]
-    known: dict[int, list[PlaceCost]] = {}
     for lane, run in zip(lanes, runs, strict=True):
         schedule.update(zip(lane.ranks, run.orders, strict=True))
-        if id(run) not in known:  # lanes of a kind share their run
-            known[id(run)] = place_costs(times, lane, run)
-        places.update(zip(lane.ranks, known[id(run)], strict=True))
+    places = _costs_by_rank(topology, times, lanes, runs)
     phases = _exchange_bytes(workload, boxes)
     reduced, copied, gathered = (_of_senders(phase) for phase in phases)
     costs = {
@@ -81,6 +77,29 @@ def make_plan(
     in_order = {rank: schedule[rank] for rank in sorted(schedule)}
     because = "; ".join(part for part in (reason, _order_words(workload, runs)) if part)
     return Plan(topology, workload, tuple(lanes), boxes, in_order, predicted, because)
+
+
+def needed_bytes(
+    topology: Topology, workload: Workload, lanes: Sequence[Lane], boxes: Sequence[Box], times: LaneTimes
+) -> dict[Rank, int]:
+    """By rank, the memory that `make_plan` would predict for these lanes and boxes."""
+    kept = kept_elements(boxes)
+    places = _costs_by_rank(topology, times, lanes, [times.of(lane, kept) for lane in lanes])
+    return {
+        rank: cost.memory_bytes + workload.state_bytes_per_element * kept[rank] for rank, cost in places.items()
+    }
+
+
+def _costs_by_rank(
+    topology: Topology, times: LaneTimes, lanes: Sequence[Lane], runs: Sequence[LaneRun]
+) -> dict[Rank, PlaceCost]:
+    places: dict[Rank, PlaceCost] = dict.fromkeys(topology.ranks, IDLE)
+    known: dict[int, list[PlaceCost]] = {}
+    for lane, run in zip(lanes, runs, strict=True):
+        if id(run) not in known:  # lanes of a kind share their run
+            known[id(run)] = place_costs(times, lane, run)
+        places.update(zip(lane.ranks, known[id(run)], strict=True))
+    return places
 
 
 def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
@@ -171,7 +190,7 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[P
     gathered: Counter[Pair] = Counter()
     elements: Counter[tuple[Rank, tuple[Rank, ...], tuple[Rank, ...], tuple[Rank, ...]]] = Counter()
     for box in boxes:
-        elements[box.owner, box.readers, box.holders, box.catching_up] += len(box.span)
+        elements[box.owner, box.readers, box.holders, box.catching_up] += box.span.hi - box.span.lo
     for (owner, readers, holders, behind), own in elements.items():
         making = {owner, *holders}.difference(behind)
         for rank in readers:

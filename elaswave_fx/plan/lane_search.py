@@ -20,7 +20,7 @@ from typing import NamedTuple
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.copies import CopySources, bucket_sharers, reassign_boxes, with_readers
 from elaswave_fx.plan.cuts_and_clocks import cut_for_clocks
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.derive import make_plan, needed_bytes
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import with_clocks
 from elaswave_fx.plan.goal_copies import copies_for, copies_read_anew
@@ -35,9 +35,9 @@ from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.plan.transition_memory import (
     first_wave,
-    needed_without_copies,
     room_for_copies,
     wave_words,
+    without_copies,
     without_room,
 )
 from elaswave_fx.words import size_text
@@ -389,19 +389,18 @@ class LaneSearch:
         """`boxes`: with the readers that these lanes make of ranks, to be handed out; with as many of the copies that
         are to be made as ranks have room for at once."""
         dealt = reassign_boxes(boxes, by)
-        plan = self._plan_with(lanes, dealt, "")
+        topology, workload = self._topology, self._plan.workload
+        needed = needed_bytes(topology, workload, lanes, dealt, self._shaper.times)
         # Copies for a goal need not all be there at once: with each wave others are dropped.
-        if not by.is_interim and not fits_memory(plan):
+        if not by.is_interim and any(
+            m.memory_bytes is not None and needed[m.rank] > m.memory_bytes for m in topology.members
+        ):
             return None
-        room = room_for_copies(self._topology, needed_without_copies(plan))
-        wave = first_wave(dealt, plan.workload, room)
-        if wave != dealt:
-            short = without_room(dealt, plan.workload, room)
-            plan = self._plan_with(lanes, wave, wave_words(dealt, wave, short))
+        room = room_for_copies(topology, without_copies(needed, dealt, workload))
+        wave = first_wave(dealt, workload, room)
+        reason = "" if wave == dealt else wave_words(dealt, wave, without_room(dealt, workload, room))
+        plan = make_plan(topology, workload, lanes, reason, boxes=wave, times=self._shaper.times)
         return plan if fits_memory(plan) else None
-
-    def _plan_with(self, lanes: Sequence[Lane], boxes: tuple[Box, ...], reason: str) -> Plan:
-        return make_plan(self._topology, self._plan.workload, lanes, reason, boxes=boxes, times=self._shaper.times)
 
 
 def _is_cut_anew(candidate: Candidate) -> bool:

@@ -108,20 +108,34 @@ class LaneTimes:
         if self._workload.schedule == "1f1b":
             return self._run_whole(kind).seconds
         if kind not in self._least:
-            self._least[kind] = self._find_least(kind)
+            self._least[kind] = self._find_least(kind, is_whole=False)
         return self._least[kind]
 
-    def _find_least(self, kind: LaneKind) -> float:
-        begin_s, least_s = [0.0] * len(kind.stages), 0.0
-        first_s = [self._pass_s(stage.units, min(kind.sizes))[0] / max(stage.speeds) for stage in kind.stages]
-        for source, target in sorted(self.routes.traffic(kind.borders)):
-            begin_s[target] = max(begin_s[target], begin_s[source] + first_s[source])
-        for stage, begun_s in zip(kind.stages, begin_s, strict=True):
+    def least_whole_of(self, kind: LaneKind) -> float:
+        """No more than the seconds of `whole_of`, known without a run: when the first forward pass of each rank can
+        begin, all that it has to do, and the backward passes that earlier stages still have to do after its last one."""
+        return self._find_least(kind, is_whole=True)
+
+    def _find_least(self, kind: LaneKind, is_whole: bool) -> float:
+        """`is_whole`: what a rank does last is a backward pass, after which those of earlier stages follow."""
+        around_s = {size: self._around_s(kind, size, is_whole) for size in set(kind.sizes)}
+        least_s = 0.0
+        for number, stage in enumerate(kind.stages):
             for dealt, speed in zip(consecutive(stage.deal), stage.speeds, strict=True):
                 sizes = Counter(kind.sizes[dealt.lo : dealt.hi])
-                taken_s = sum(sum(self._pass_s(stage.units, size)) * number for size, number in sizes.items()) / speed
-                least_s = max(least_s, begun_s + taken_s)
+                taken_s = sum(sum(self._pass_s(stage.units, size)) * count for size, count in sizes.items()) / speed
+                least_s = max(least_s, around_s[min(sizes)][number] + taken_s)
         return least_s * (1 - ROUNDING)
+
+    def _around_s(self, kind: LaneKind, size: int, with_backward: bool) -> list[float]:
+        """By stage, the seconds that a micro-batch of that size takes through earlier stages, before and after it."""
+        before_s, after_s = [0.0] * len(kind.stages), [0.0] * len(kind.stages)
+        passes = [[s / max(stage.speeds) for s in self._pass_s(stage.units, size)] for stage in kind.stages]
+        for (source, target), traffic in sorted(self.routes.traffic(kind.borders).items()):
+            before_s[target] = max(before_s[target], before_s[source] + passes[source][0])
+            if with_backward and traffic.back is not None:
+                after_s[target] = max(after_s[target], after_s[source] + passes[source][1])
+        return [before + after for before, after in zip(before_s, after_s, strict=True)]
 
     def rooms(self, lane: Lane, kept: Mapping[Rank, int]) -> tuple[Room, ...]:
         """By place: what there is for activations, beside the elements of state that the rank keeps."""

@@ -97,7 +97,7 @@ class _Stage:
     ) -> None:  # fmt: skip
         self._boxes, self._have, self._readers, self._all = boxes, have, readers, all_owned
         self._place, self._reads = place, frozenset(readers)
-        self._size = {number: len(boxes[number].span) for number in owners}
+        self._size = {number: boxes[number].span.hi - boxes[number].span.lo for number in owners}
         self._of: defaultdict[Rank, dict[int, None]] = defaultdict(dict)  # by owner, its boxes, in order
         self._owned: Counter[Rank] = Counter(dict.fromkeys(readers, 0))
         for number, owner in owners.items():

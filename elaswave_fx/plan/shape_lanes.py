@@ -136,9 +136,13 @@ class LaneShaper:
         for run, cut, each in zip(runs, borders, most, strict=True):
             part = Part(run, cut, max(left + each, run.sketch.width), 1)
             is_wide = run.sketch.width > 1 and not self.may_be_cut_better(part, size)
-            if is_wide and self.seconds(part, size) > limit_s:
+            if is_wide and self._ends_later(self.kind(part, size), limit_s):
                 return False
         return True
+
+    def _ends_later(self, kind: LaneKind, limit_s: float) -> bool:
+        """With whole backward passes; a run of the lane is made only where the bound does not tell."""
+        return self.times.least_whole_of(kind) > limit_s or self.times.whole_of(kind).seconds > limit_s
 
     def _least_wide_s(self, part: Part, size: int) -> float:
         """No more than `seconds`, about: whole micro-batches are dealt to the ranks of a stage, and the one that has
@@ -257,12 +261,16 @@ class LaneShaper:
         there are stages."""
         if sketch.borders is not None:
             return sketch.borders
-        limits = _limits(sketch)
-        strengths = tuple(sketch.strengths)
-        reach = self._reach(limits, table, size)
-        kind = (table if reach else None, strengths, limits, size)
+        limits, strengths = _limits(sketch), tuple(sketch.strengths)
+        free = (None, strengths, (), size)
+        if free not in self._cuts:
+            self._cuts[free] = minimax(self.costs(size), strengths, None, self._crossing)
+        found = self._cuts[free]
+        if found is None or _has_room(found, limits, table, size):
+            return found  # how far units fit need not be known: that cut is the best of those that do, too
+        kind = (table, strengths, limits, size)
         if kind not in self._cuts:
-            self._cuts[kind] = minimax(self.costs(size), strengths, reach, self._crossing)
+            self._cuts[kind] = minimax(self.costs(size), strengths, self._reach(limits, table, size), self._crossing)
         return self._cuts[kind]
 
     def costs(self, size: int) -> tuple[float, ...]:
@@ -346,11 +354,7 @@ class LaneShaper:
             slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
             if slowest > before * (1 + ROUNDING):
                 return False
-        reach = self._reach(_limits(sketch), table, size)
-        stages = itertools.pairwise(other.borders)
-        return reach is None or all(
-            ends is None or hi <= ends[lo] for (lo, hi), ends in zip(stages, reach, strict=True)
-        )
+        return _has_room(other.borders, _limits(sketch), table, size)
 
     def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
         """Of its members, for these samples."""
@@ -392,6 +396,14 @@ def _limits(sketch: Sketch) -> tuple[int | None, ...]:
     """Memory of the smallest rank of every stage; None: it is not bounded."""
     return tuple(
         min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
+    )
+
+
+def _has_room(borders: Sequence[int], limits: Sequence[int | None], table: MemoryTable, size: int) -> bool:
+    """Whether each stage fits its smallest rank, with as many micro-batches in flight as stages from it on."""
+    stages = zip(itertools.pairwise(borders), limits, range(len(limits), 0, -1), strict=True)
+    return all(
+        limit is None or table.total(Span(lo, hi), size, in_flight) <= limit for (lo, hi), limit, in_flight in stages
     )
 
 

@@ -105,10 +105,16 @@ def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank
 def needed_without_copies(plan: Plan) -> dict[Rank, int]:
     """By rank, the bytes of the plan but for the copies that have yet to come."""
     needed = {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()}
-    for box in plan.boxes:
+    return without_copies(needed, plan.boxes, plan.workload)
+
+
+def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: Workload) -> dict[Rank, int]:
+    """The bytes that ranks need, less those of copies that have yet to come."""
+    left = dict(needed)
+    for box in boxes:
         for rank in box.catching_up:
-            needed[rank] -= plan.workload.state_bytes_per_element * len(box.span)
-    return needed
+            left[rank] -= workload.state_bytes_per_element * len(box.span)
+    return left
 
 
 def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Box, ...]:

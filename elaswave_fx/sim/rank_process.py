@@ -308,7 +308,8 @@ class RankProcess:
     def _tell_commit(self) -> None:
         certificate, self.engine.certificate = self.engine.certificate, None
         assert certificate is not None
-        self._say(Committed(certificate), wakes=False)
+        leaves = protocol.must_leave(self.state, certificate.stamp.version)
+        self._say(Committed(certificate, leaves), wakes=False)
         if self._catching:
             arrived = self._catching - frozenset(BoxId(box) for box in self.engine.machine.catching_up)
             self._catching -= arrived

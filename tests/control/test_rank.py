@@ -278,6 +278,14 @@ def test_a_planned_stop_comes_after_its_version() -> None:
     assert report_in(rank.feed(StepLeft(replace(holdings(), committed=FIRST), None))).committed == FIRST
 
 
+def test_a_rank_that_leaves_after_the_last_step_by_itself_calls_nobody_off() -> None:
+    rank = Driver()
+    rank.feed(Prepare(BALLOT, Version(1)))
+    assert rank.feed(Committed(certificate(), leaves=True)) == []
+    assert must_leave(rank.state, Version(1))
+    assert report_in(rank.feed(StepLeft(replace(holdings(), committed=FIRST), None))).committed == FIRST
+
+
 @pytest.mark.parametrize("ballot", [Ballot(Term(0), 9), Ballot(Term(1), 0)])
 def test_lower_ballots_are_refused(ballot: Ballot) -> None:
     rank = Driver()

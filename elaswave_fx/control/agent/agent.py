@@ -87,7 +87,7 @@ LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
 It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
-_Said = Certificate | StepLeft | CaughtUp | Closing | Told
+_Said = Committed | StepLeft | CaughtUp | Closing | Told
 
 
 class Agent:
@@ -197,8 +197,8 @@ class Agent:
         """A step was committed here; to be said of every one, in order."""
         # The thread learns of it with its next event. It keeps a stop for later first and looks at what was said then,
         # and `stop_requested` reads that stop after this: one of the two sees the other.
-        self._said.append(certificate)
         self._version = certificate.stamp.version
+        self._said.append(Committed(certificate, leaves=self.stop_requested))
 
     def caught_up(self, boxes: frozenset[BoxId]) -> None:
         """The copies of these boxes have arrived and are in step."""
@@ -319,7 +319,7 @@ class Agent:
             if isinstance(said, StepLeft):
                 self._look_s = LINKS_S
                 self._feed(socket, self._links_down())
-            self._feed(socket, Committed(said) if isinstance(said, Certificate) else said)
+            self._feed(socket, said)
 
     def _feed(self, socket: RankSocket, event: Event) -> None:
         now = time.monotonic()

@@ -255,12 +255,15 @@ def _answer(state: RankState) -> Result:
 
 
 def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
+    """Where the epoch ends with this step, a main thread that has begun another one is called off; one that leaves by
+    itself is not, for that would end the step at ranks that are still in it."""
     if state.excluded:
         return state, ()  # the others have decided what becomes of it
     state = replace(_measure_step(state, now_s), progress_s=now_s)
     state = _commit(state, event.certificate)
     after = state.stop_after
-    if after is not None and state.committed.version >= after and not state.stop_requested:
+    ends = after is not None and state.committed.version >= after
+    if ends and not event.leaves and not state.stop_requested:
         return _interrupt(state, f"epoch {state.epoch} ends with version {after}")
     return state, ()
 

@@ -129,9 +129,11 @@ class HeartbeatDue:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The main thread has committed a step; it says so of every one, in order."""
+    """The main thread has committed a step; it says so of every one, in order. `leaves`: it had heard by then that the
+    epoch ends with this step, and so leaves by itself."""
 
     certificate: Certificate
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
