@@ -28,7 +28,7 @@ WITHIN = {
     "failed_update_swallowed": 40,
     "stale_frame_accepted": 600,
     "wrong_copy_computed_with": 700,
-    "known_commit_dropped": 50,
+    "known_commit_dropped": 1000,
     "unreachable_taken_for_dead": 400,
     "store_vouched_for_unread": 110,
     "leaver_with_the_last_copy": 1000,
