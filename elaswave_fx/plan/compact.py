@@ -231,8 +231,8 @@ def plan_compact(workload: Workload, fleet: Fleet, parallel: Parallel) -> Compac
     outline = Outline(fleet.count, parallel.dp, parallel.dp, parallel.pp, parallel.pp)
     table, runs = shaper.table(outline, parallel.copies), list(_runs(fleet, parallel))
     for size in shaper.sizes(outline, parallel.micro_batch):
-        borders = shaper.cut(runs, size, table)
-        parts = None if borders is None else shaper.parts(runs, borders, size, table)
+        cut = shaper.cut(runs, size, table)
+        parts = None if cut is None else shaper.parts(cut, table)
         if parts is None:
             continue
         plan = _compact(workload, fleet, parallel, shaper, parts, size)

@@ -85,9 +85,7 @@ def needed_bytes(
     """By rank, the memory that `make_plan` would predict for these lanes and boxes."""
     kept = kept_elements(boxes)
     places = _costs_by_rank(topology, times, lanes, [times.of(lane, kept) for lane in lanes])
-    return {
-        rank: cost.memory_bytes + workload.state_bytes_per_element * kept[rank] for rank, cost in places.items()
-    }
+    return {rank: cost.memory_bytes + workload.state_bytes_per_element * kept[rank] for rank, cost in places.items()}
 
 
 def _costs_by_rank(

@@ -30,7 +30,7 @@ from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.planner import fits_memory
 from elaswave_fx.plan.policies import candidates
 from elaswave_fx.plan.shape_lanes import LaneShaper
-from elaswave_fx.plan.sketches import Outline, Part, Run, SideBySide, Sketches
+from elaswave_fx.plan.sketches import Cut, Outline, Part, SideBySide, Sketches
 from elaswave_fx.plan.tiling import Lane, tiles_of
 from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.plan.transition_memory import (
@@ -74,17 +74,17 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class _Idea:
-    """A candidate with micro-batches of a size. `least_s`: about the shortest step that it could have, infinite once
-    none can be better than one that is known; `floor_s`: none is shorter; `place`: among all ideas. Once the idea has
-    been looked at, `runs` of alike sketches and where their units are cut."""
+    """A candidate, of such an outline, with micro-batches of a size. `least_s`: about the shortest step that it could
+    have, infinite once none can be better than one that is known; `floor_s`: none is shorter; `place`: among all
+    ideas. `cut`: where its units are cut, once the idea has been looked at."""
 
     candidate: Candidate
+    outline: Outline
     micro_batch: int
     least_s: float
     floor_s: float
     place: int
-    runs: Sequence[Run] = ()
-    borders: Sequence[tuple[int, ...]] = ()
+    cut: Cut | None = None
 
     def __lt__(self, other: _Idea) -> bool:
         return (self.least_s, self.floor_s, -self.place) < (other.least_s, other.floor_s, -other.place)
@@ -216,7 +216,7 @@ class LaneSearch:
             best = drafts[0] if drafts else None
             if ideas and (best is None or self._promises(ideas[0], best)):
                 idea = heapq.heappop(ideas)
-                better_known = self._look(idea, copies) if not idea.runs else self._look_closer(idea, best)
+                better_known = self._look(idea, copies) if idea.cut is None else self._look_closer(idea, idea.cut, best)
                 if better_known is not idea:
                     if better_known is not None:
                         heapq.heappush(ideas, better_known)
@@ -268,12 +268,12 @@ class LaneSearch:
             if like is not None and all(candidate.name != name for name, _ in like.ideas):
                 continue
             outline = Outline.of(candidate.sketches)
-            sizes = [before, *self._shaper.sizes(candidate.sketches, self._plan.workload.micro_batch)]
+            sizes = [before, *self._shaper.sizes(outline, self._plan.workload.micro_batch)]
             for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
                 if like is not None and (candidate.name, size) not in like.ideas:
                     continue
                 least_s = self._shaper.bound_s(outline, size)
-                found.append(_Idea(candidate, size, least_s, self._floor_s(least_s), len(found)))
+                found.append(_Idea(candidate, outline, size, least_s, self._floor_s(least_s), len(found)))
         return found
 
     def _floor_s(self, least_s: float) -> float:
@@ -284,24 +284,23 @@ class LaneSearch:
     def _look(self, idea: _Idea, copies: int) -> _Idea | None:
         """The same with its cuts, and with a better bound; None if units do not fit, or samples do not suffice."""
         candidate, size, shaper = idea.candidate, idea.micro_batch, self._shaper
-        cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(Outline.of(candidate.sketches), size)
+        cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(idea.outline, size)
         if cannot_fit and _is_cut_anew(candidate):
             return None
         runs = shaper.runs(candidate.sketches, candidate.shares)
-        borders = shaper.cut(runs, size, shaper.table(candidate.sketches, copies))
-        if borders is None:
+        cut = shaper.cut(runs, size, shaper.table(idea.outline, copies))
+        if cut is None:
             return None
-        cut_s = idea.least_s if candidate.shares else shaper.least_cut_s(runs, borders, size)
-        least_s = max(idea.least_s, cut_s)
-        return replace(idea, runs=runs, borders=borders, least_s=least_s, floor_s=self._floor_s(least_s))
+        least_s = max(idea.least_s, 0.0 if candidate.shares else shaper.least_cut_s(cut))
+        return replace(idea, cut=cut, least_s=least_s, floor_s=self._floor_s(least_s))
 
-    def _look_closer(self, idea: _Idea, best: _Draft | None) -> _Idea:
+    def _look_closer(self, idea: _Idea, cut: Cut, best: _Draft | None) -> _Idea:
         """The same, or one that promises too little, if it cannot be better than the best draft so far."""
         steps = 0.0 if best is None else best.steps(self._objective)
         limit_s = self._objective.longest_s(steps) if steps else math.inf
         if math.isinf(limit_s):
             return idea
-        if idea.candidate.shares or self._shaper.may_end_by(idea.runs, idea.borders, idea.micro_batch, limit_s):
+        if idea.candidate.shares or self._shaper.may_end_by(cut, limit_s):
             return idea
         return replace(idea, least_s=math.inf, floor_s=limit_s)
 
@@ -310,7 +309,8 @@ class LaneSearch:
         long as the draft may be as good as the best one so far."""
         size, shaper = idea.micro_batch, self._shaper
         sketches, shares = idea.candidate.sketches, idea.candidate.shares
-        parts = shaper.parts(idea.runs, idea.borders, size, shaper.table(sketches, copies), shares)
+        assert idea.cut is not None, "an idea is looked at first"
+        parts = shaper.parts(idea.cut, shaper.table(idea.outline, copies), shares)
         if parts is None:
             return None
         stages = [

@@ -112,8 +112,8 @@ class LaneTimes:
         return self._least[kind]
 
     def least_whole_of(self, kind: LaneKind) -> float:
-        """No more than the seconds of `whole_of`, known without a run: when the first forward pass of each rank can
-        begin, all that it has to do, and the backward passes that earlier stages still have to do after its last one."""
+        """No more than the seconds of `whole_of`, known without a run: when the first forward pass of each rank
+        can begin, all that it has to do, and the backward passes of earlier stages after its last one."""
         return self._find_least(kind, is_whole=True)
 
     def _find_least(self, kind: LaneKind, is_whole: bool) -> float:

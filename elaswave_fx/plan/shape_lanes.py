@@ -22,7 +22,7 @@ from elaswave_fx.plan.memory import MemoryTable, UnitSums
 from elaswave_fx.plan.partition import Reach, crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.schedule import LaneKind
 from elaswave_fx.plan.shares import ShareKind, deal, piece_sizes, share_by_kind
-from elaswave_fx.plan.sketches import Outline, Part, Run, Sketch, Sketches
+from elaswave_fx.plan.sketches import Cut, Outline, Part, Run, Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, Stage, consecutive, split_micro_batches
 from elaswave_fx.plan.topology import Topology
 
@@ -104,14 +104,14 @@ class LaneShaper:
             fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
         return micro_batch_s * self._workload.granule / size / strength, fill_s
 
-    def least_cut_s(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> float:
+    def least_cut_s(self, cut: Cut) -> float:
         """The same of lanes whose cuts are known, and stay: no stage ends before the stages in front of it have taken a
-        micro-batch, which may be smaller than `size`, and it has taken all of its own."""
+        micro-batch, which may be a smaller one, and it has taken all of its own."""
         granules, rate = float(self._workload.granules), 0.0
-        shares = self._shares(runs, borders, size)
-        for run, cut, (share, _) in zip(runs, borders, shares, strict=True):
-            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share)
-            if self.may_be_cut_better(Part(run, cut, share, 1), size):
+        runs, borders, size, shares = cut
+        for run, own, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
+            if self.may_be_cut_better(Part(run, own, share, 1), size):
                 pace_s, fill_s = self._perfectly_cut(run.sketch, size)
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
@@ -119,22 +119,22 @@ class LaneShaper:
         is_alone = len(runs) == 1 and runs[0].count == 1 and not self.may_be_cut_better(first, size)
         return max(granules / rate, self._least_wide_s(first, size) if is_alone else 0.0)
 
-    def may_end_by(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int, limit_s: float) -> bool:
+    def may_end_by(self, cut: Cut, limit_s: float) -> bool:
         """Whether lanes cut so might all end by then, as far as a run of each with wide stages tells, which is left
         what the slowest stages of the others have no time for. Of backward passes in halves it tells nothing."""
+        runs, borders, size, shares = cut
         if self.cuts.tries_all:
             granules = self._workload.granules
             return sum(r.count * self.cuts.most_granules(r, size, limit_s, granules) for r in runs) >= granules
         if self._workload.schedule != "1f1b":
             return True
-        shares = self._shares(runs, borders, size)
         most: list[int] = []
-        for run, cut, (share, _) in zip(runs, borders, shares, strict=True):
-            pace_s, fill_s = self._latest_stage(run.sketch, cut, size, share)
+        for run, own, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
             most.append(max(0, int((limit_s - fill_s) / pace_s)))
         left = self._workload.granules - sum(run.count * each for run, each in zip(runs, most, strict=True))
-        for run, cut, each in zip(runs, borders, most, strict=True):
-            part = Part(run, cut, max(left + each, run.sketch.width), 1)
+        for run, own, each in zip(runs, borders, most, strict=True):
+            part = Part(run, own, max(left + each, run.sketch.width), 1)
             is_wide = run.sketch.width > 1 and not self.may_be_cut_better(part, size)
             if is_wide and self._ends_later(self.kind(part, size), limit_s):
                 return False
@@ -183,10 +183,10 @@ class LaneShaper:
         """Lanes with micro-batches of at most `size`, and `shares` granules each, or as many as is best; None if units
         do not fit, or samples do not suffice."""
         runs = self.runs(sketches, shares)
-        borders = self.cut(runs, size, table)
-        if borders is None:
+        cut = self.cut(runs, size, table)
+        if cut is None:
             return None
-        parts = self.parts(runs, borders, size, table, shares)
+        parts = self.parts(cut, table, shares)
         return None if parts is None else self.lanes(sketches, parts, size)
 
     def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
@@ -204,8 +204,8 @@ class LaneShaper:
             last = alike
         return found
 
-    def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> list[tuple[int, ...]] | None:
-        """Borders by run; None if units do not fit, or samples do not suffice."""
+    def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> Cut | None:
+        """Where their units are cut, and what each lane gets; None if units do not fit, or samples do not suffice."""
         if sum(run.count * run.sketch.width for run in runs) > self._workload.granules:
             return None
         found: list[tuple[int, ...]] = []
@@ -217,18 +217,12 @@ class LaneShaper:
             if borders is None:
                 return None
             found.append(borders)
-        return found
+        return Cut(runs, found, size, self._shares(runs, found, size))
 
-    def parts(
-        self,
-        runs: Sequence[Run],
-        borders: Sequence[tuple[int, ...]],
-        size: int,
-        table: MemoryTable,
-        shares: Sequence[int] | None = None,
-    ) -> list[Part] | None:
+    def parts(self, cut: Cut, table: MemoryTable, shares: Sequence[int] | None = None) -> list[Part] | None:
         """Lanes that are alike, with as many granules as are best, and cut better where there are few micro-batches;
         None if given `shares` are too few."""
+        runs, borders, size, best = cut
         if shares is not None:
             firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
             given = [shares[first] for first in firsts]
@@ -237,9 +231,9 @@ class LaneShaper:
             fixed = [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
             return balanced(fixed, (), _LanesOfSize(self, size, table, tries_all=False))
         found: list[Part] = []
-        for run, cut, (share, more) in zip(runs, borders, self._shares(runs, borders, size), strict=True):
+        for run, own, (share, more) in zip(runs, borders, best, strict=True):
             found += [
-                Part(run, cut, granules, count)
+                Part(run, own, granules, count)
                 for granules, count in ((share + 1, more), (share, run.count - more))
                 if count
             ]
@@ -261,7 +255,7 @@ class LaneShaper:
         there are stages."""
         if sketch.borders is not None:
             return sketch.borders
-        limits, strengths = _limits(sketch), tuple(sketch.strengths)
+        limits, strengths = _limits(sketch), sketch.strengths
         free = (None, strengths, (), size)
         if free not in self._cuts:
             self._cuts[free] = minimax(self.costs(size), strengths, None, self._crossing)

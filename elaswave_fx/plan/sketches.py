@@ -21,7 +21,7 @@ class Sketch:
     stages: tuple[tuple[Member, ...], ...]
     borders: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Of its widest stage: so many micro-batches it needs at least."""
         return max(len(stage) for stage in self.stages)
@@ -31,10 +31,10 @@ class Sketch:
         """All of them, stage by stage."""
         return [member for stage in self.stages for member in stage]
 
-    @property
-    def strengths(self) -> list[float]:
+    @cached_property
+    def strengths(self) -> tuple[float, ...]:
         """Of its stages: the speeds of their ranks together."""
-        return [sum(member.speed for member in stage) for stage in self.stages]
+        return tuple(sum(member.speed for member in stage) for stage in self.stages)
 
 
 Sketches = Sequence[Sketch]
@@ -99,6 +99,16 @@ class Run(NamedTuple):
     sketch: Sketch
     count: int
     links: tuple[Link, ...] = (Link(),)
+
+
+class Cut(NamedTuple):
+    """Runs with micro-batches of at most `size` samples. By run: `borders` of its units, and as many granules as are
+    best for each lane, with how many of its lanes get one more."""
+
+    runs: Sequence[Run]
+    borders: Sequence[tuple[int, ...]]
+    size: int
+    shares: Sequence[tuple[int, int]]
 
 
 class Part(NamedTuple):
