@@ -156,11 +156,14 @@ class UnitSums:
     def lean(self, lo: int, hi: int, micro_batch: int) -> int:
         """The same with nothing kept for backward."""
         key = lo, hi, micro_batch
-        if key not in self._lean:
-            self._lean[key] = self.without_state(lo, hi, micro_batch, 0)
-        return self._lean[key]
+        found = self._lean.get(key)
+        if found is None:
+            found = self._lean[key] = self.without_state(lo, hi, micro_batch, 0)
+        return found
 
     def _touched_by(self, lo: int, hi: int) -> int:
+        if not self._tied:
+            return self._touched[hi] - self._touched[lo]
         twice = sum(b.numel * max(0, sum(lo <= u < hi for u in b.users) - 1) for b in self._tied)
         return self._touched[hi] - self._touched[lo] - twice
 
@@ -169,9 +172,10 @@ class UnitSums:
         return self._arrivals(units.lo)[len(units)]
 
     def _arrivals(self, lo: int) -> list[tuple[int, int]]:
-        if lo not in self._arriving:
-            self._arriving[lo] = self._arriving_at(lo)
-        return self._arriving[lo]
+        found = self._arriving.get(lo)
+        if found is None:
+            found = self._arriving[lo] = self._arriving_at(lo)
+        return found
 
     def _arriving_at(self, lo: int) -> list[tuple[int, int]]:
         """For runs of 0, 1, 2, … units from `lo` on."""

@@ -50,7 +50,10 @@ class LaneShaper:
         whole = sum(u.forward_s + u.backward_s for u in workload.units)
         forward = sum(u.forward_s for u in workload.units)
         self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
+        speeds = [member.speed for member in topology.members]
+        self._strength = sum(speeds), max(speeds)
         self._costs: dict[int, tuple[float, ...]] = {}
+        self._sums_of_costs: dict[int, float] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self._tables: dict[tuple[int, int, int], MemoryTable] = {}
         self._least_depths: dict[int, int] = {}
@@ -75,11 +78,10 @@ class LaneShaper:
 
     def bound_s(self, outline: Outline, size: int) -> float:
         """About the fewest seconds of any lanes of all ranks with such an outline: at most what `least_s` says."""
-        strength = sum(member.speed for member in self._topology.members)
-        fastest = max(member.speed for member in self._topology.members)
+        strength, fastest = self._strength
         per_micro_batch = size / self._workload.granule
         idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
-        return (self._workload.granules + idle) * sum(self.costs(size)) / per_micro_batch / strength
+        return (self._workload.granules + idle) * self._through_s(size) / per_micro_batch / strength
 
     def cannot_fit(self, outline: Outline, size: int) -> bool:
         """Whether a lane has fewer stages than could ever hold the program."""
@@ -97,7 +99,7 @@ class LaneShaper:
 
     def _perfectly_cut(self, sketch: Sketch, size: int) -> tuple[float, float]:
         """Seconds of a granule, and of filling the lane, if all of its stages took equally long."""
-        micro_batch_s, strength = sum(self.costs(size)), sum(sketch.strengths)
+        micro_batch_s, strength = self._through_s(size), sum(sketch.strengths)
         fill_s = 0.0
         if len(sketch.stages) > 1:
             fastest = max(member.speed for stage in sketch.stages for member in stage)
@@ -272,6 +274,12 @@ class LaneShaper:
         if size not in self._costs:
             self._costs[size] = unit_seconds(self._workload, size)
         return self._costs[size]
+
+    def _through_s(self, size: int) -> float:
+        """Seconds of a micro-batch of so many samples through all units."""
+        if size not in self._sums_of_costs:
+            self._sums_of_costs[size] = sum(self.costs(size))
+        return self._sums_of_costs[size]
 
     def _reach(self, limits: Sequence[int | None], table: MemoryTable, size: int) -> Reach | None:
         """How far units fit the smallest rank of a stage; None if memory bounds nobody."""
