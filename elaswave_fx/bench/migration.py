@@ -31,11 +31,15 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import are_uniform
 
 MODES = ("background", "blocking")
 """Values of `planner.goals`."""
 
 RANKS, MICRO_BATCH = 4, 4
+BEFORE = (3, 1)
+"""Lanes, dp x pp, that the job is given first, so that one rank has nothing to do."""
+
 QUIET, MOST = 8, 200
 """So many steps with the same plan say that no stop follows; so many may pass until then."""
 
@@ -46,12 +50,10 @@ of its lanes."""
 
 @dataclass(frozen=True)
 class Case:
-    """A change of lanes, dp x pp, and what the cable of each host carries. `unit_ms`: of an emulated rank."""
+    """A change from `BEFORE` to other lanes; what the cable of each host carries; `unit_ms`: of an emulated rank."""
 
     name: str
     workload: Workload
-    start: tuple[int, int]
-    before: tuple[int, int]
     after: tuple[int, int]
     bytes_per_s: float
     unit_ms: float
@@ -87,9 +89,9 @@ def _cases(is_tiny: bool) -> Iterator[Case]:
         layers=4, width=352, heads=8, seq_len=16, global_batch=12, ranks=RANKS, micro_batch=MICRO_BATCH, clip_norm=None
     )
     if is_tiny:
-        yield Case("3x1 to 4x1", tiny(large), (4, 1), (3, 1), (4, 1), 1e7, 2.0)
+        yield Case("3x1 to 4x1", tiny(large), (4, 1), 1e7, 2.0)
         return
-    yield Case("3x1 to 4x1", large, (4, 1), (3, 1), (4, 1), 31.25e6, 72.0)
+    yield Case("3x1 to 4x1", large, (4, 1), 31.25e6, 72.0)
 
 
 @dataclass(frozen=True)
@@ -156,10 +158,9 @@ def _migrate(case: Case, mode: str) -> Migrated:
         with OwnJob(case.workload, variant, FOREVER, work, machines[0].enter) as job:
             watched = _Watched(job)
             watched.until(lambda plan: plan.epoch == 0)
-            if case.start != case.before:
-                asking = _asking(job, machines[0], case.before)
-                watched.until(lambda plan: _depths(plan) == _uniform(case.before))
-                _answer(asking)
+            asking = _asking(job, machines[0], BEFORE)
+            watched.until(lambda plan: are_uniform(plan.lanes, *BEFORE))
+            _answer(asking)
             return _watch(case, watched, machines)
 
 
@@ -180,10 +181,10 @@ def _watch(case: Case, watched: _Watched, machines: Sequence[Host]) -> Migrated:
     before_s = _normal_s(steps[-QUIET:])
     begin, epochs = len(steps) - 1, steps[-1].epoch
     asking = _asking(watched.job, machines[0], case.after)
-    watched.until(lambda plan: _depths(plan) == _uniform(case.after))
+    watched.until(lambda plan: are_uniform(plan.lanes, *case.after))
     _answer(asking)
     after_s = _normal_s(steps[-QUIET:])
-    taken = next(e for e in range(epochs + 1, steps[-1].epoch + 1) if _depths(watched.plan(e)) == _uniform(case.after))
+    taken = next(e for e in range(epochs + 1, steps[-1].epoch + 1) if are_uniform(watched.plan(e).lanes, *case.after))
     moved = [event for event in watched.job.events("transferred") if event["kind"] == "transferred"]
     moved = [event for event in moved if event["epoch"] > epochs]
     mb = sum(event["bytes"] for event in moved) / 1e6, sum(event["bytes_behind"] for event in moved) / 1e6
@@ -226,14 +227,6 @@ def _load(case: Case, watched: _Watched, machines: Sequence[Host]) -> float:
 
 def _normal_s(steps: Sequence[Step]) -> float:
     return statistics.median(b.at_s - a.at_s for a, b in pairwise(steps))
-
-
-def _depths(plan: Plan) -> list[int]:
-    return [len(lane.stages) for lane in plan.lanes]
-
-
-def _uniform(layout: tuple[int, int]) -> list[int]:
-    return [layout[1]] * layout[0]
 
 
 # --- Commands, as users give them

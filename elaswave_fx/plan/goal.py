@@ -18,7 +18,7 @@ from elaswave_fx.plan.lane_candidates import Candidate
 from elaswave_fx.plan.lane_search import Found, LaneSearch
 from elaswave_fx.plan.objective import AtOnce, InBackground, Objective
 from elaswave_fx.plan.plan import Goal, Plan
-from elaswave_fx.plan.planner import shape_name, sketch, uniform
+from elaswave_fx.plan.planner import are_uniform, shape_name, sketch, uniform
 from elaswave_fx.plan.policies import next_workload
 from elaswave_fx.plan.rank_news import RankNews, Wish
 from elaswave_fx.plan.replan import Copies, replan, wants_move
@@ -265,8 +265,7 @@ def _without_room(plan: Plan, goal: Goal) -> Short | None:
 
 def _have_shape(lanes: Sequence[Lane], wish: Wish) -> bool:
     """Whether these are the lanes of a wish that names its own, wherever they are cut."""
-    widths = [tuple(len(stage.ranks) for stage in lane.stages) for lane in lanes]
-    return widths == list(uniform(wish.dp or 0, wish.pp or 0))
+    return are_uniform(lanes, wish.dp or 0, wish.pp or 0)
 
 
 def _comes_as_asked(plan: Plan) -> bool:

@@ -72,6 +72,11 @@ def uniform(dp: int, pp: int) -> Widths:
     return ((1,) * pp,) * dp
 
 
+def are_uniform(lanes: Sequence[Lane], dp: int, pp: int) -> bool:
+    """Whether these are dp lanes of pp stages of one rank, wherever they are cut."""
+    return tuple(tuple(len(stage.ranks) for stage in lane.stages) for lane in lanes) == uniform(dp, pp)
+
+
 def plan_lanes(
     workload: Workload, topology: Topology, widths: Widths, micro_batch: int | None = None, copies: int = 1
 ) -> Plan:

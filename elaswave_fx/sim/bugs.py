@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from elaswave_fx.control.protocol.decide import Decide, Replan, Verdict, decide
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Report
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Rank
 
 
@@ -32,6 +33,23 @@ def waits_for_nobody(
 ) -> Verdict:
     """Takes unreachable for dead: rolls back while the last holder may be alive."""
     return decide(register, reports, gone, going, replan, allow_rollback=True)
+
+
+def promotes_early(
+    register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
+) -> Verdict:
+    """Takes a copy for complete that is still on its way."""
+    boxes = register.activation.assignment.boxes
+    here = {box: copy for report in reports.values() for box, copy in report.copies.items()}
+    believed = {
+        rank: replace(
+            report,
+            copies={box: here[box] for box, each in numbered(boxes) if box in here and rank in each.catching_up}
+            | report.copies,
+        )
+        for rank, report in reports.items()
+    }
+    return decide(register, believed, gone, going, replan)
 
 
 def lets_go_at_once(
@@ -65,6 +83,9 @@ BUGS: Mapping[str, Rules] = {
     "holder_not_applied": Rules(("replicas_are_updated",)),
     "wrong_copy_computed_with": Rules(("wrong_copy_ends_step",)),
     "failed_update_swallowed": Rules(("failed_update_drops_state",)),
+    "old_base_accepted": Rules(("late_state_has_no_gap",)),
+    "reader_with_old_parameters": Rules(("old_parameters_are_stale",)),
+    "promoted_before_caught_up": Rules(decide=promotes_early),
     "known_commit_dropped": Rules(decide=deaf_to_commits),
     "unreachable_taken_for_dead": Rules(decide=waits_for_nobody),
     "store_vouched_for_unread": Rules(store_is_read=False),

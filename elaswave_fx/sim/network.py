@@ -21,10 +21,14 @@ def pair(one: Rank, other: Rank) -> tuple[Rank, Rank]:
 
 
 class Network:
-    """Ways and links; times are given by the caller. Ranks are numbered from 0, everything else is below."""
+    """Ways and links; times are given by the caller. Ranks are numbered from 0, everything else is below.
 
-    def __init__(self, random: Random) -> None:
+    `bulk_s`: what a bulk message takes longer than others.
+    """
+
+    def __init__(self, random: Random, bulk_s: float) -> None:
         self._random = random
+        self._bulk_s = bulk_s
         self._slow = random.choice((0.02, 0.02, 0.1, 0.3))
         self._arrived: dict[tuple[Rank, Rank, bool], float] = {}
         self._cut_until: dict[tuple[Rank, Rank], float] = {}
@@ -42,7 +46,7 @@ class Network:
             return None
         random = self._random.random
         delay = 0.0001 + 0.0008 * random() + (0.02 * random() if random() < self._slow else 0.0)
-        delay += 0.05 if bulk else 0.0
+        delay += self._bulk_s if bulk else 0.0
         lane = (source, target, bulk)
         at_s = max(now + delay, self._arrived.get(lane, 0.0) + 1e-6)
         self._arrived[lane] = at_s

@@ -63,6 +63,9 @@ MOST_EVENTS = 150_000
 WARM_STEPS = 2
 """Steps that are in the ledger before deadlines follow from measured ones; until then a start has its ten minutes."""
 
+BULK_S = (0.05, 0.05, 0.4, 1.5)
+"""What the state of a box takes on its way, up to 30 steps: also more than a rank keeps records for."""
+
 MEND_S = 1.0
 """For one attempt of a rank to open its broken links, as in `worker/worker.py`."""
 
@@ -112,7 +115,7 @@ class World:
         self.count = 0
         self.sequence = 0
         self.queue: list[tuple[float, int, Rank, object, Rank, int]] = []
-        self.network = Network(self.random)
+        self.network = Network(self.random, Random(f"copies of {seed}").choice(BULK_S))
         self.corrupted: set[tuple[Rank, BoxId]] = set()
         self.step_s = self.random.choice((0.05, 0.2, 0.5))
         self.limits = replace(

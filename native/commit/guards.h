@@ -36,6 +36,7 @@ struct Guards {
   Guard wrong_copy_ends_step;         // a step in which a copy turned out to be wrong is not voted for
   Guard replicas_are_updated;         // holders apply the record, too
   Guard failed_update_drops_state;    // a state whose update failed is not taken for the next one
+  Guard old_parameters_are_stale;     // who comes to read a bucket, or missed its update, asks for its parameters
   Guard only_owner_publishes;         // the owner's parameters are the box's, nobody else sends any
   Guard older_frames_are_dropped;     // what was sent in an older epoch is not delivered
 
@@ -43,8 +44,8 @@ struct Guards {
     const char* name;
     Guard Guards::* guard;
   };
-  static const std::array<Named, 9>& all() {
-    static const std::array<Named, 9> named = {{
+  static const std::array<Named, 10>& all() {
+    static const std::array<Named, 10> named = {{
         {"commit_needs_all_votes", &Guards::commit_needs_all_votes},
         {"vote_needs_state_and_record", &Guards::vote_needs_state_and_record},
         {"digests_are_compared", &Guards::digests_are_compared},
@@ -52,6 +53,7 @@ struct Guards {
         {"wrong_copy_ends_step", &Guards::wrong_copy_ends_step},
         {"replicas_are_updated", &Guards::replicas_are_updated},
         {"failed_update_drops_state", &Guards::failed_update_drops_state},
+        {"old_parameters_are_stale", &Guards::old_parameters_are_stale},
         {"only_owner_publishes", &Guards::only_owner_publishes},
         {"older_frames_are_dropped", &Guards::older_frames_are_dropped},
     }};

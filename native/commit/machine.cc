@@ -46,7 +46,9 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
     box.run = i == 0 ? 0 : boxes_[i - 1].run + (alike ? 0 : 1);
     if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
     buckets_[bucket].boxes.push_back(id_of(box));
-    if (!read && contains(box.roles.readers, rank_)) buckets_[bucket].stale = true;
+    if (!read && contains(box.roles.readers, rank_) && guards_.old_parameters_are_stale.demands()) {
+      buckets_[bucket].stale = true;
+    }
     box.state_sent_to.clear();
     box.state_awaited = false;
     box.kept.clear();
@@ -429,7 +431,8 @@ void StepMachine::finish_updates(Actions& actions) {
     }
   }
   for (Bucket& bucket : buckets_) {
-    if (!bucket.gathered && reads_any(bucket) && !makes_all(bucket)) bucket.stale = true;
+    const bool missed = !bucket.gathered && reads_any(bucket) && !makes_all(bucket);
+    if (missed && guards_.old_parameters_are_stale.demands()) bucket.stale = true;
   }
 }
 

@@ -517,6 +517,20 @@ TEST(without_the_rule_of_gaps_an_old_base_becomes_todays) {
   }
 }
 
+TEST(without_the_rule_of_old_parameters_a_new_reader_computes_with_those_it_had) {
+  for (const bool asks : {true, false}) {
+    Guards guards;
+    if (!asks) guards.old_parameters_are_stale.take_away();
+    std::vector<BoxRoles> roles = {{bucket(0), rank(0), {}, ranks({0})}};
+    Cluster cluster(roles, 2, CopyMode::kLog, guards);
+    cluster.step();
+    roles[0].readers = ranks({0, 1});
+    cluster.set_roles(roles);
+    for (const RankId each : cluster.members()) cluster.install(each, 1);
+    CHECK_EQUAL(cluster.at(rank(1)).parameters_ready(bucket(0)), !asks);
+  }
+}
+
 TEST(without_the_rule_of_replicas_a_holder_believes_that_it_is_up_to_date) {
   Guards guards;
   guards.replicas_are_updated.take_away();
