@@ -310,13 +310,13 @@ class _Reassignment:
     def _owners(self) -> list[Rank]:
         """First those that stay, so that the others are balanced against them."""
         owners: list[Rank | None] = []
-        for box, have, readers in zip(self._boxes, self._by.have, self._readers, strict=True):
+        for box, size, have, readers in zip(self._boxes, self._size, self._by.have, self._readers, strict=True):
             stays = box.owner in have and (box.owner in readers or readers.isdisjoint(have))
             if box.owner in self._leaving and not self._leaving.issuperset(have):
                 stays = False
             owners.append(box.owner if stays else None)
             if stays:
-                self._owned[box.owner] += self._size[len(owners) - 1]
+                self._owned[box.owner] += size
         found = [self._new_owner(number) if owner is None else owner for number, owner in enumerate(owners)]
         for number, ranks in self._by.wanted_by.items():
             self._awaited[number] = tuple(r for r in ranks if r not in self._by.have[number] and r != found[number])
@@ -375,9 +375,7 @@ class _Reassignment:
 
     def _box(self, number: int, owner: Rank, stay: Sequence[Rank]) -> Box:
         new = list(self._awaited.get(number, ()))
-        wanted, kept = self._wanted + (owner in self._leaving), stay
-        if self._leaving:
-            kept = [rank for rank in stay if rank not in self._leaving]
+        wanted, kept = self._wanted + (owner in self._leaving), self._those_that_stay(tuple(stay))
         while len(kept) + len(new) < wanted or self._place_missing(number, owner, [*kept, *new]):
             rank = self._new_holder(number, owner, (*stay, *new))
             new.append(rank)

@@ -27,7 +27,7 @@ from elaswave_fx.plan.goal_copies import copies_for, copies_read_anew
 from elaswave_fx.plan.lane_candidates import Candidate, places
 from elaswave_fx.plan.objective import AtOnce, Objective
 from elaswave_fx.plan.plan import Goal, Plan
-from elaswave_fx.plan.planner import fits_memory
+from elaswave_fx.plan.planner import fits_memory, has_memory
 from elaswave_fx.plan.policies import candidates
 from elaswave_fx.plan.shape_lanes import LaneShaper
 from elaswave_fx.plan.sketches import Cut, Outline, Part, SideBySide, Sketches
@@ -392,9 +392,7 @@ class LaneSearch:
         topology, workload = self._topology, self._plan.workload
         needed = needed_bytes(topology, workload, lanes, dealt, self._shaper.times)
         # Copies for a goal need not all be there at once: with each wave others are dropped.
-        if not by.is_interim and any(
-            m.memory_bytes is not None and needed[m.rank] > m.memory_bytes for m in topology.members
-        ):
+        if not by.is_interim and not has_memory(topology, needed):
             return None
         room = room_for_copies(topology, without_copies(needed, dealt, workload))
         wave = first_wave(dealt, workload, room)

@@ -8,7 +8,7 @@ In: a workload, a topology, and the wanted shape. Out: a Plan whose `reason` say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import ConfigError, PlanError
@@ -20,7 +20,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.shape_lanes import LaneShaper, unit_seconds
 from elaswave_fx.plan.sketches import Sketch, Sketches
 from elaswave_fx.plan.tiling import Lane, consecutive, even_split
-from elaswave_fx.plan.topology import Member, Topology, local_topology
+from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, size_text
 
 
@@ -161,11 +161,12 @@ def most_memory(plan: Plan) -> int:
 
 def fits_memory(plan: Plan) -> bool:
     """Whether every rank has the memory that the plan predicts."""
-    return all(
-        m.memory_bytes is None or plan.predicted.ranks[m.rank].memory_bytes <= m.memory_bytes
-        for m in plan.topology.members
-        if m.rank in plan.predicted.ranks
-    )
+    return has_memory(plan.topology, {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()})
+
+
+def has_memory(topology: Topology, needed: Mapping[Rank, int]) -> bool:
+    """Whether every rank has the bytes that it needs; one that is not named needs none."""
+    return all(m.memory_bytes is None or needed.get(m.rank, 0) <= m.memory_bytes for m in topology.members)
 
 
 def _does_not_fit(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_leaves import ROOT, STEPS, end_of, running
+from tests.e2e.test_leaves import STEPS, end_of, running
 from tests.recovery.harness import Finished, Job, finish, job_config
+from tests.recovery.joining import Joining
 from tests.waiting import await_true
 
 
@@ -60,23 +58,20 @@ def test_a_rank_that_was_stopped_and_wakes_comes_back_as_another(alone: Finished
 
 
 def test_a_rank_that_joined_and_was_stopped_comes_back_too(alone: Finished, tmp_path: Path) -> None:
-    with running(tmp_path, (2, 1)) as job:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)],
-            cwd=ROOT, env={**os.environ}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
+        newcomer = joining.start()
         job.await_event("joined")
         job.await_event("resumed")
-        process.send_signal(signal.SIGSTOP)
+        newcomer.process.send_signal(signal.SIGSTOP)
         await_true(lambda: members(job) == [0, 1] or job.ended, "it is left out")
-        process.send_signal(signal.SIGCONT)
+        newcomer.process.send_signal(signal.SIGCONT)
         job.await_event("joined", 2)
         await_true(lambda: members(job) == [0, 1, 3] or job.ended, "it is a member again")
         run = end_of(job)
-        said, _ = process.communicate(timeout=60)
+        code = newcomer.process.wait(timeout=60)
     assert_same_bits(run, alone)
-    assert process.returncode == 0 and "it joins anew, as another rank" in said, said
-    assert "rank 3 has finished" in said
+    assert code == 0 and "it joins anew, as another rank" in newcomer.said, newcomer.said
+    assert "rank 3 has finished" in newcomer.said
 
 
 def test_the_end_of_a_job_ends_who_still_gets_ready(tmp_path: Path) -> None:

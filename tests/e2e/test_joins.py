@@ -160,15 +160,20 @@ def test_ranks_come_one_after_the_other_and_the_first_one_is_lost(alone: Finishe
     assert run.of_kind("agreed")[-1]["members"] == [1, 2, 3]
 
 
+def end_without_rank_0(now: Running) -> Finished:
+    """Once a newcomer has all copies, rank 0 is killed."""
+    now.job.await_event("joined")
+    now.job.await_event("agreed", 2)  # it has its copies
+    now.job.await_event("resumed", 2)
+    now.job.signal_rank(0, signal.SIGKILL)
+    now.job.await_event("resumed", 3)
+    return now.wait()
+
+
 def test_the_job_goes_on_when_only_a_rank_that_joined_is_left(alone: Finished, tmp_path: Path) -> None:
     with running(tmp_path, (1, 1)) as now:
         process = now.join()
-        now.job.await_event("joined")
-        now.job.await_event("agreed", 2)  # it has its copies
-        now.job.await_event("resumed", 2)
-        now.job.signal_rank(0, signal.SIGKILL)
-        now.job.await_event("resumed", 3)
-        run = now.wait()
+        run = end_without_rank_0(now)
         code, said = end_of(process)
     assert code == 0, said
     assert_same_bits(run, alone)
@@ -248,12 +253,7 @@ def test_the_model_is_written_where_the_last_rank_is(alone: Finished, tmp_path: 
     """Only a rank is left for which the run directory is a name."""
     with running(tmp_path, (1, 1)) as now:
         process = now.join_from_elsewhere(TMPDIR=str(tmp_path), HOME=str(tmp_path))
-        now.job.await_event("joined")
-        now.job.await_event("agreed", 2)  # it has its copies
-        now.job.await_event("resumed", 2)
-        now.job.signal_rank(0, signal.SIGKILL)
-        now.job.await_event("resumed", 3)
-        run = now.wait()
+        run = end_without_rank_0(now)
         code, said = end_of(process)
     assert code == 0, said
     assert_same_bits(run, alone)

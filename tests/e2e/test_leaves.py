@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.recovery.harness import Finished, Job, finish, job_config
+from tests.recovery.joining import Joining
 from tests.recovery.leaves import assert_left, left_as_told
 from tests.slow_job import slow_config
 from tests.waiting import await_true
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = "steps=400"
 
 
@@ -51,18 +48,15 @@ def test_a_fault_tells_a_rank_to_leave(alone: Finished, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path) -> None:
-    with running(tmp_path, (2, 1)) as job:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)],
-            cwd=ROOT, env={**os.environ}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
+        newcomer = joining.start()
         job.await_event("joined")
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        newcomer.tell_to_leave()
+        code = newcomer.process.wait(timeout=60)
         await_true(lambda: left_as_told(job) == [2] or job.ended, "it is told that it left")
         run = end_of(job)
-    assert process.returncode == 0, said
-    assert said.rstrip().endswith("rank 2 was told to leave, and has left")
+    assert code == 0, newcomer.said
+    assert newcomer.said.rstrip().endswith("rank 2 was told to leave, and has left")
     assert run.code == 0 and not run.orphans, run.console
     assert run.losses == alone.losses and run.summary["params_digest"] == alone.summary["params_digest"]
     assert run.summary["recoveries"] == [] and [entry["rank"] for entry in run.summary["left"]] == [2]
