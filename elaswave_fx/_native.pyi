@@ -29,8 +29,10 @@ class Endpoint:
         allow_shm: bool = True,
         silence_timeout_s: float = 10.0,
         paces: Mapping[int, tuple[float, float]] = {},
+        may_be_cut: bool = False,
     ) -> None:
-        """`paces`: rank -> (latency in seconds, bytes per second) of a link over which its messages seem to come."""
+        """`paces`: rank -> (latency in seconds, bytes per second) of a link over which its messages seem to come.
+        `may_be_cut`: for tests, see `cut`."""
     @property
     def rank(self) -> int: ...
     @property
@@ -61,6 +63,9 @@ class Endpoint:
     def abort(self, reason: str) -> None: ...
     def broadcast_abort(self, suspect: int | None) -> None: ...
     def advance(self, generation: int) -> None: ...
+    def cut(self, seconds: float) -> None: ...
+    @property
+    def is_cut(self) -> bool: ...
     def close(self) -> None: ...
 
 @final
@@ -192,9 +197,12 @@ class StepMachine:
 
 @final
 class Fault:
-    """A signal that is raised on this process when a step reaches an instruction; for tests."""
+    """A signal that is raised on this process, or a cut of its endpoint for so many seconds, when a step reaches an
+    instruction; for tests."""
 
-    def __init__(self, instruction: str, signal: int, pipe: int | None = None, words: bytes = b"") -> None: ...
+    def __init__(
+        self, instruction: str, signal: int = 0, *, cut_s: float = 0.0, pipe: int | None = None, words: bytes = b""
+    ) -> None: ...
 
 @final
 class StepOptions:

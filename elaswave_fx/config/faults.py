@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from elaswave_fx.errors import ConfigError
 
-KINDS = ("kill", "stop", "leave", "join", "slow")
-NOT_AVAILABLE_YET = ("cut",)
+KINDS = ("kill", "stop", "leave", "cut", "join", "slow")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}
 _WITHOUT_PHASE = {
     "slow": "a rank is slow in whole steps",
@@ -29,9 +28,10 @@ PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot", "any"
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """Rank `rank` gets the signal of `kind` in `phase` of `step`; steps count from 0. `leave`: the one that tells it to
-    leave. Other kinds have no phase. `join`: before `step` the launcher starts one more process, which becomes rank
-    `rank` when it is ready. `slow`: from `step` on the rank's units take as long as at `speed`, for so many `steps`, or
-    to the end."""
+    leave. `cut`: from there on for so many `seconds`, or to the end, nothing that the rank sends arrives anywhere, and
+    nothing reaches it; it computes as before. Other kinds have no phase. `join`: before `step` the launcher starts one
+    more process, which becomes rank `rank` when it is ready. `slow`: from `step` on the rank's units take as long as at
+    `speed`, for so many `steps`, or to the end."""
 
     step: int
     rank: int
@@ -39,15 +39,21 @@ class Fault:
     phase: str = "any"
     speed: float = 0.5
     steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def strikes_in_a_phase(self) -> bool:
+        """Whether it comes in the midst of a step."""
+        return self.kind not in _WITHOUT_PHASE
 
     @property
     def takes_out(self) -> bool:
-        """Whether the job goes on without the rank."""
-        return self.kind in _SIGNALS
+        """Whether the job goes on without the rank, as far as is known before."""
+        return self.kind in _SIGNALS or (self.kind == "cut" and self.seconds is None)
 
     @property
     def signal(self) -> signal.Signals:
-        """What the victim of a kind that takes it out raises on itself."""
+        """What the victim of a kind with a signal raises on itself."""
         return _SIGNALS[self.kind]
 
     def slows(self, step: int) -> bool:
@@ -71,8 +77,6 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: in
     newest = ranks - 1
     for number, fault in enumerate(faults):
         place = f"faults[{number}]"
-        if fault.kind in NOT_AVAILABLE_YET:
-            raise ConfigError(f"{place}.kind={fault.kind} is not available yet")
         if fault.kind not in KINDS:
             raise ConfigError(f"{place}.kind={fault.kind}: must be one of {', '.join(KINDS)}")
         if fault.phase not in PHASES:
@@ -90,29 +94,31 @@ def check_faults(faults: Sequence[Fault], ranks: int, steps: int, first_step: in
         elif not 0 <= fault.rank < ranks:
             raise ConfigError(f"{place}.rank={fault.rank}: the run has {ranks} ranks; nearest valid: {ranks - 1}")
         _check_kind(place, fault)
-        if not fault.takes_out:
+        if not fault.strikes_in_a_phase:
             continue
         if fault.rank in seen:
             raise ConfigError(
-                f"{place}.rank={fault.rank}: faults[{seen[fault.rank]}] takes that rank out already; "
-                "a rank that was lost does not come back"
+                f"{place}.rank={fault.rank}: faults[{seen[fault.rank]}] strikes that rank already; "
+                "a rank that was lost does not come back, but as another one"
             )
         seen[fault.rank] = number
-    if len(seen) == ranks:
+    if sum(fault.takes_out for fault in faults) == ranks:
         raise ConfigError(f"faults: every one of the {ranks} ranks is taken out; at least one must be left to go on")
 
 
 def _check_kind(place: str, fault: Fault) -> None:
     """What only some kinds have."""
-    if not fault.takes_out and fault.phase != "any":
+    if not fault.strikes_in_a_phase and fault.phase != "any":
         raise ConfigError(
             f"{place}.phase={fault.phase}: {_WITHOUT_PHASE[fault.kind]}; leave it out with kind={fault.kind}"
         )
+    other = Fault(step=0, rank=0)
+    for key, kind in (("speed", "slow"), ("steps", "slow"), ("seconds", "cut")):
+        if fault.kind != kind and getattr(fault, key) != getattr(other, key):
+            raise ConfigError(f"{place}.{key}={getattr(fault, key)}: is for kind={kind}")
+    if fault.seconds is not None and not fault.seconds > 0:
+        raise ConfigError(f"{place}.seconds={fault.seconds:g}: must be above 0; leave it out for a cut without an end")
     if fault.kind != "slow":
-        other = Fault(step=0, rank=0)
-        for key in ("speed", "steps"):
-            if getattr(fault, key) != getattr(other, key):
-                raise ConfigError(f"{place}.{key}={getattr(fault, key)}: is for kind=slow")
         return
     if not 0 < fault.speed < 1:
         raise ConfigError(f"{place}.speed={fault.speed:g}: must be above 0 and below 1, as fast as it was")

@@ -70,7 +70,8 @@ def _agreed(epoch: int, fields: Fields) -> str:
     who = _numbers(fields["members"])
     left = f", without {_numbers(fields['left'])}, as told" if fields.get("left") else ""
     why = "" if fields["how"] == "done again" else f" ({fields['why']})"
-    return f"epoch {epoch}: {who} go on from step {fields['step']}{left}{again}{back}{why}"
+    returned = f"; back with what they have: {_numbers(fields['back'])}" if fields.get("back") else ""
+    return f"epoch {epoch}: {who} go on from step {fields['step']}{left}{again}{back}{why}{returned}"
 
 
 def _planned(epoch: int, fields: Fields) -> str:

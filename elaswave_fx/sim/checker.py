@@ -92,6 +92,7 @@ class Checker:
     history: dict[Version, Stamp] = field(default_factory=dict)
     reported: dict[Rank, Epoch] = field(default_factory=dict)
     over_s: dict[tuple[Term, Epoch], float] = field(default_factory=dict)
+    first_line_s: dict[Epoch, float] = field(default_factory=dict)
     orphans: int = 0
     rollbacks: int = 0
 
@@ -236,8 +237,11 @@ class Checker:
                 f"rank {rank}, which asked at {seen.asked_s:.3f} s, is told that the store is at term {seen.term}, "
                 f"epoch {seen.epoch}, which were over at {over_s:.3f} s"
             )
-        if seen.member != (rank in self.members[seen.epoch]):
-            raise Violation(f"rank {rank} is told that it is {'' if seen.member else 'not '}in epoch {seen.epoch}")
+        is_member, began_s = rank in self.members[seen.epoch], self.first_line_s.get(seen.epoch)
+        if is_member and not seen.needed:
+            raise Violation(f"rank {rank} is told that nobody needs it, and is in epoch {seen.epoch}")
+        if seen.needed and not is_member and began_s is not None and began_s < seen.asked_s:
+            raise Violation(f"rank {rank} is told that it is needed, and steps of epoch {seen.epoch} are committed")
 
     # --- The store ---
 
@@ -249,6 +253,7 @@ class Checker:
         if (new.term, new.epoch) != (old.term, old.epoch):
             self.over_s[old.term, old.epoch] = now_s
         for line in lines:
+            self.first_line_s.setdefault(line.stamp.epoch, now_s)
             self._ledger(old, line)
         if new.epoch != old.epoch:
             self._epoch(old, new, max(self.history))

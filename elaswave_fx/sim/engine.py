@@ -25,6 +25,7 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
+from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -87,6 +88,7 @@ class Engine:
         self.votes: dict[Rank, Vote] = {}
         self.certificate: Certificate | None = None
         self.tile: Tile | None = None
+        self.busy_s = 0.0  # what the units of the step took
         self.buckets: dict[int, list[BoxId]] = {}
         self._readers: dict[BoxId, tuple[Rank, ...]] = {}
         self._kept: dict[BoxId, deque[Record]] = {}
@@ -101,6 +103,11 @@ class Engine:
     def flight(self) -> Stamp:
         """The step in flight."""
         return Stamp(Version(self.committed.version + 1), self.epoch)
+
+    @property
+    def tile_size(self) -> int:
+        """Units times samples of a step."""
+        return 0 if self.tile is None else len(self.tile.units) * sum(map(len, self.tile.spans))
 
     @property
     def read(self) -> list[int]:
@@ -189,7 +196,10 @@ class Engine:
     def cast_vote(self) -> None:
         assert self.tile is not None
         self.votes[self.rank] = Vote(
-            self.flight, self.rank, tuple(WorkSpan(self.tile.units, s) for s in self.tile.spans)
+            self.flight,
+            self.rank,
+            tuple(WorkSpan(self.tile.units, s) for s in self.tile.spans),
+            Payload(busy_s=self.busy_s).pack(),
         )
         actions = self.machine.cast_vote()
         if not any(action[0] == "leave_step" for action in actions):

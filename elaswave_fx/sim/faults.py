@@ -7,7 +7,7 @@ In: a random generator and the size of the world. Out: faults, each at a time or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from elaswave_fx.control.protocol.messages import Activate, Heartbeat, Prepare, Prepared
@@ -35,6 +35,13 @@ PLANNED = ("join", "leave")
 
 RESHAPE = "reshape"
 """Nor does this: a user wants `keep` lanes, up to three of them, of as many stages as `rank` says, up to two."""
+
+SLOW = "slow"
+"""A rank computes at a fraction of its speed: `lasts_s` are the steps in which it does, by its own count, and the
+others take it for slow when enough of them have gone by."""
+
+SLOW_STEPS = (4, 30, 50)
+"""So many; a change of speed is known after 15 samples, so the first of these passes unnoticed as a rule."""
 
 COORDINATOR_KINDS = ("coordinator_crash", "coordinator_pause", "coordinator_cut")
 
@@ -89,6 +96,14 @@ def draw_reshapes(random: Random, world: int, step_s: float) -> tuple[Fault, ...
     return tuple(_fault(random, world, RESHAPE, number, step_s) for number in range(count))
 
 
+def draw_slow(random: Random, world: int, step_s: float) -> tuple[Fault, ...]:
+    """And a rank that is slow for a while, in one of twenty."""
+    if random.random() >= 0.05:
+        return ()
+    fault = _fault(random, world, SLOW, 0, step_s)
+    return (replace(fault, lasts_s=float(random.choice(SLOW_STEPS))),)
+
+
 def _fault(random: Random, world: int, kind: str, number: int, step_s: float) -> Fault:
     return Fault(
         kind,
@@ -104,7 +119,7 @@ def _fault(random: Random, world: int, kind: str, number: int, step_s: float) ->
 
 
 def _moment(random: Random, kind: str, number: int, step_s: float) -> Moment | float:
-    if kind in ("split", "cut", "corrupt", RESHAPE, *PLANNED, *SILENCES) or random.random() < 0.2:
+    if kind in ("split", "cut", "corrupt", RESHAPE, SLOW, *PLANNED, *SILENCES) or random.random() < 0.2:
         return random.uniform(0.0, WINDOW_STEPS * step_s)
     if kind in COORDINATOR_KINDS:
         event = random.choice(COORDINATOR_EVENTS)

@@ -16,7 +16,7 @@ from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.rank_news import Wish
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.checker import WORD
-from elaswave_fx.sim.faults import RESHAPE, UNTOLD_S, Fault
+from elaswave_fx.sim.faults import RESHAPE, SLOW, UNTOLD_S, Fault
 from elaswave_fx.sim.job import host_of
 from elaswave_fx.sim.network import GIVEN_UP_S, Network
 from elaswave_fx.sim.rank_process import RankProcess
@@ -77,6 +77,9 @@ class Injector:
             self._corrupt(fault.rank)
         elif fault.kind == "join":
             self.world.ask_to_join(len(self.world.struck))
+        elif fault.kind == SLOW:
+            if isinstance(process.body, RankProcess):
+                process.body.slow_down(speed=1 / (2 + fault.keep), steps=int(fault.lasts_s))
         elif fault.kind == RESHAPE:
             wish = Wish() if fault.dies and fault.keep == 0 else Wish(1 + fault.keep % 3, 1 + fault.rank % 2)
             self.world.push(self.world.now, self.world.coordinator, ReshapeWanted(len(self.world.struck), wish), STORE)

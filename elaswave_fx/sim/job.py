@@ -85,12 +85,12 @@ class MemoPlanner:
         return self._plans[key]
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
-        """As `Planning.expected`; votes of the simulator say nothing of durations."""
-        return {}
+        """As `Planning.expected`."""
+        return self._planner.expected(planned)
 
     def slow_ranks(self, planned: Planned) -> SlowRanks:
-        """As `Planning.slow_ranks`: so there are none."""
-        return SlowRanks()
+        """As `Planning.slow_ranks`."""
+        return self._planner.slow_ranks(planned)
 
     def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
         """As `Planning.why_not`."""
@@ -98,7 +98,9 @@ class MemoPlanner:
 
     def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
         """As `Planning.successor`."""
-        key = (before.assignment.plan_hash, tuple(sorted(held.items())), news.leaving, news.overdue, news.wish)
+        speeds = tuple(sorted(news.speeds.items())), tuple(sorted(news.trials.items()))
+        about = (before.assignment.plan_hash, tuple(sorted(held.items())))
+        key = (*about, news.leaving, news.overdue, news.wish, speeds)
         if key not in self._next:
             if len(self._next) >= MOST_PLANS:
                 self._next.clear()

@@ -54,6 +54,10 @@ COPY_DIFFERS = "copy differs"
 """What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
 
 
+LINK_S, LINK_LOOK_S = 5.0, 0.01
+"""For the links to new members, as in `worker/recovery.py`; and until the next look."""
+
+
 class Surroundings(Protocol):
     """What a process needs of the world."""
 
@@ -104,6 +108,7 @@ class RankProcess:
         self._damaged: frozenset[int] = frozenset()
         self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
         self._wishes: dict[Rank, frozenset[int]] = {}
+        self._slow: tuple[float, int] = (1.0, 0)  # its speed, for so many steps
         self._main: Iterator[None] = iter(())
 
     @property
@@ -199,6 +204,15 @@ class RankProcess:
         if self._told is not None and self._told.epoch == self.generation and self.aborted is None:
             self._broadcast_abort(self._told.suspect)
 
+    def _open_links(self, peers: frozenset[Rank]) -> Wait:
+        """To members of a new epoch."""
+        until_s = self.world.now + LINK_S
+        self.world.mend(self.rank)
+        while lost := self.world.lost(self.rank).intersection(peers):
+            if self.world.now > until_s:
+                raise StepFailed(min(lost), "cannot be reached")
+            yield from self.sleep(LINK_LOOK_S)
+
     def _check_members(self) -> None:
         """Between two instructions: whether the step can still be finished."""
         if self.aborted is not None:
@@ -216,6 +230,19 @@ class RankProcess:
         if not self.hangs:
             self.world.after(seconds, self.rank, ran)
         yield
+
+    def slow_down(self, speed: float, steps: int) -> None:
+        """For so many steps."""
+        self._slow = (speed, steps)
+
+    def _compute(self) -> Wait:
+        """The units of the tile, which take longer while the rank is slow; what the vote says is of the tile's size,
+        though the time here is not."""
+        (speed, steps), mean_s = self._slow, self.world.compute_s()
+        self._slow = (speed, steps - 1)
+        seconds = mean_s / speed if steps > 0 else mean_s
+        self.engine.busy_s = seconds * self.engine.tile_size
+        yield from self.sleep(seconds)
 
     def get_on(self) -> None:
         """The main thread hangs no more."""
@@ -289,7 +316,7 @@ class RankProcess:
         yield from self._wait("gather", engine.parameters_ready, machine_awaits)
         self._phase = "compute"
         self.world.checker.computes(engine, engine.parameters())
-        yield from self.sleep(self.world.compute_s())
+        yield from self._compute()
         self._check_members()
         engine.reduce()
         yield from self._wait("reduce", engine.machine.ready_to_vote, machine_awaits)
@@ -359,14 +386,17 @@ class RankProcess:
         if not activation.rollback:
             self._check_promoted(before, boxes)
         yield from self._resolve_in_flight_step(activation)
+        agree = activation.copies_agree and activation.epoch == engine.epoch + 1
+        anew = epoch_start.anew(self._peers, engine.epoch, activation.assignment.members, activation.epoch)
         self._peers = frozenset(activation.assignment.members)
         self.aborted, engine.epoch = None, activation.epoch
+        yield from self._open_links(anew)
         if protocol.must_leave(self.state, engine.committed.version):
             raise StepFailed(None, "the epoch is over already")
         yield from engine.install(activation.epoch, activation.assignment)
         self._follow_abort()
         self._boxes = boxes
-        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, activation.copies_agree)
+        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree)
         if activation.rollback or joins:
             self._stale |= set(engine.buckets)
         if activation.rollback:

@@ -16,7 +16,7 @@ from random import Random
 
 from elaswave_fx.control.agent.agent import LIMITS
 from elaswave_fx.control.protocol import rank as protocol
-from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Waiting, label
+from elaswave_fx.control.protocol.events import EVENT_TYPES, Agreed, Over, Waiting, label
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
@@ -41,7 +41,7 @@ from elaswave_fx.sim.bugs import SOUND, Rules
 from elaswave_fx.sim.checker import Checker, Violation
 from elaswave_fx.sim.coordinator_process import CoordinatorProcess
 from elaswave_fx.sim.engine import Engine
-from elaswave_fx.sim.faults import CRASHES, UNTOLD_S, Fault, Moment, draw, draw_reshapes
+from elaswave_fx.sim.faults import CRASHES, SLOW, UNTOLD_S, WINDOW_STEPS, Fault, Moment, draw, draw_reshapes, draw_slow
 from elaswave_fx.sim.inject import STORE, Injector
 from elaswave_fx.sim.job import first_plan
 from elaswave_fx.sim.network import GIVEN_UP_S, Network
@@ -138,6 +138,7 @@ class World:
         self.struck: list[Fault] = []
         self.at_least_s = self.quiet_from = at_least_s
         self.goal: int | None = None
+        self.least = 4  # versions that are to be committed at the end
         self.injector = Injector(self)
         for rank in activation.assignment.members:
             self.start_rank(protocol.member(rank, self.limits, activation, 0.0), activation)
@@ -145,7 +146,8 @@ class World:
         if faults is None:
             # Of a generator of their own: schedules without wishes are as they would be if there were none.
             wishes = draw_reshapes(Random(f"wishes of {seed}"), world, self.step_s)
-            faults = (*draw(self.random, world, self.step_s), *wishes)
+            slow = draw_slow(Random(f"slow ranks of {seed}"), world, self.step_s)
+            faults = (*draw(self.random, world, self.step_s), *wishes, *slow)
         self.faults = faults
         self.armed = False
         if all(fault.kind in CRASHES and fault.told_s < UNTOLD_S for fault in self.faults):
@@ -155,6 +157,8 @@ class World:
         """From now on faults strike."""
         self.armed = True
         for fault in self.faults:
+            if fault.kind == SLOW:  # It is to be seen what comes of it.
+                self.least = max(self.least, int(self.register.committed.version + WINDOW_STEPS + fault.lasts_s))
             if isinstance(fault.at, Moment):
                 self.triggers.setdefault(fault.at.event, {})[fault.at.nth] = fault
             else:
@@ -249,7 +253,7 @@ class World:
         if not any(p.alive for rank, p in self.processes.items() if rank >= 0):
             return True
         if self.goal is None and self.armed and self.now > self.quiet_from:
-            self.goal = max(QUIET_STEPS + self.register.committed.version, 4)
+            self.goal = max(QUIET_STEPS + self.register.committed.version, self.least)
         return self.goal is not None and self.register.committed.version >= self.goal
 
     def _turn(self) -> None:
@@ -357,6 +361,7 @@ class World:
         self.said[name] += 1
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {said}")
+        self.said["back"] += isinstance(said, Agreed) and bool(said.back)
         if isinstance(said, Over):
             self.checker.over()
         if isinstance(said, Waiting):

@@ -42,6 +42,9 @@ _LOOK_S = 0.1  # how soon a rank that waits for data hears that it is called off
 _FAILURES_MAX = 64
 """Without a commit in between: more is no loss of ranks, but something that cannot work."""
 
+FOREVER_S = 1e9
+"""A cut without an end."""
+
 _PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
 """The engine's instructions at which a fault may strike; the names of phases, in capitals."""
 
@@ -80,7 +83,7 @@ class Training:
         self._worker, self._device, self._on_step = worker, device, on_step
         self._deadline = Deadline(worker.config.data.deadline_s)
         faults = worker.context.faults
-        self._fault = next((fault for fault in faults if fault.takes_out), None)  # a rank has one of these at most
+        self._fault = next((fault for fault in faults if fault.strikes_in_a_phase), None)  # a rank has one at most
         self._slow = [fault for fault in faults if fault.kind == "slow"]
         self._told_slow: set[Fault] = set()
         self._stopped = False  # all ranks have agreed to
@@ -165,6 +168,7 @@ class Training:
     def _enter(self, go: Go) -> None:
         """Go on in another epoch."""
         self._share = None
+        self._worker.agent.hand_back(begins=False)
         install_epoch(self._worker, go, self._report)
         self._skipped = 0 if go.activation.rollback else self._skipped
         self._evaluated = -1  # all ranks look again whether an evaluation is due
@@ -246,7 +250,8 @@ class Training:
         return step_hypers(worker.optimizer, step, lr)
 
     def _native_fault(self, step: int) -> _native.Fault | None:
-        """Where the engine is to raise which signal on this process, and whom it tells at the last moment.
+        """Where the engine is to raise which signal on this process, or to cut it off, and whom it tells at the last
+        moment.
 
         Also after the fault's own step: the recovery from another failure may have finished that one without this rank.
         """
@@ -254,7 +259,12 @@ class Training:
         if fault is None or fault.step > step:
             return None
         pipe, words = self._worker.context.fault_words(replace(fault, step=step), self._worker.plan.epoch)
-        return _native.Fault(_phase_of(fault), int(fault.signal), pipe, words)
+        at = _phase_of(fault)
+        if fault.kind == "cut":
+            return _native.Fault(
+                at, cut_s=FOREVER_S if fault.seconds is None else fault.seconds, pipe=pipe, words=words
+            )
+        return _native.Fault(at, fault.signal, pipe=pipe, words=words)
 
     def _slowdown(self, step: int) -> float:
         """By what the times of this rank's units are multiplied, as `faults` says; it is told when that begins."""
@@ -325,6 +335,7 @@ class Training:
     def _finish(self) -> Mapping[str, Any]:
         worker = self._worker
         assert worker.checkpoints is not None and worker.feed is not None
+        worker.agent.hand_back()
         done = worker.committed.version
         if worker.agent.must_stay is not None and done < worker.config.steps:
             why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"

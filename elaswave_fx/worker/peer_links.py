@@ -7,7 +7,7 @@ In: the cards of members. Out: links, or `CommError` when somebody cannot be rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from elaswave_fx import _native
 from elaswave_fx.control.protocol.card import Card
@@ -20,9 +20,11 @@ class PeerLinks:
         self._endpoint = endpoint
         self._unlinked: frozenset[int] = frozenset()  # These had no link when they were looked for last.
 
-    def open(self, cards: Iterable[Card], timeout_s: float) -> None:
-        """A link to everybody to whom there has been none; broken ones are mended elsewhere. Raises `CommError`."""
-        known = {self._endpoint.rank, *self._endpoint.peers, *self._endpoint.lost_peers}
+    def open(self, cards: Iterable[Card], timeout_s: float, anew: Collection[int] = ()) -> None:
+        """A link to everybody to whom there has been none, and to those of `anew` whatever became of it; other broken
+        ones are mended elsewhere. Raises `CommError`."""
+        lost = (rank for rank in self._endpoint.lost_peers if rank not in anew)
+        known = {self._endpoint.rank, *self._endpoint.peers, *lost}
         missing = {card.number: (card.host, card.port, card.memory_domain) for card in cards}
         missing = {int(rank): place for rank, place in missing.items() if rank not in known}
         self._unlinked = frozenset(missing)

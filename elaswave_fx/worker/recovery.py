@@ -108,11 +108,14 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.endpoint.advance(int(plan.epoch))
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
-    worker.links.open(go.cards, LINK_S)
+    was = worker.plan
+    worker.links.open(go.cards, LINK_S, epoch_start.anew(was.ranks, was.epoch, plan.ranks, plan.epoch))
     if plan.terminal_reason:
         _end_job(worker, plan, saves=not activation.rollback)
     boxes = worker.plan.boxes, plan.boxes
-    worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, activation.copies_agree)
+    # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
+    agree = activation.copies_agree and plan.epoch == was.epoch + 1
+    worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, agree)
     if activation.rollback:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()

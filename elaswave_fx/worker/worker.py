@@ -150,6 +150,7 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
         host_id=context.host_id,
         silence_timeout_s=SILENT_FLOOR_S,
         paces=paces(topology, Rank(context.rank), has_slow_hosts) if is_emulated and topology is not None else {},
+        may_be_cut=_may_be_cut(context),
     )
     card, cards = context.meet(endpoint.port)
     links = PeerLinks(endpoint)
@@ -167,10 +168,15 @@ def start_agent(config: Config, context: WorkerContext, has: Equipment) -> Agent
     agent = Agent(
         has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
         lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S),
+        is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None,
     )  # fmt: skip
     agent.start()
     agent.leave_on(signal.SIGTERM, config.launch.grace_s)
     return agent
+
+
+def _may_be_cut(context: WorkerContext) -> bool:
+    return any(fault.kind == "cut" for fault in context.faults)
 
 
 def start_engine(config: Config, context: WorkerContext, has: Equipment, plan: Plan, resume: Stamp) -> RankEngine:

@@ -186,7 +186,7 @@ using PyPaces = std::map<int, std::pair<double, double>>;
 
 std::shared_ptr<Endpoint> make_endpoint(int rank, std::string token, std::string listen_host, std::uint16_t port,
                                         std::string host_id, bool allow_shm, double silence_timeout_s,
-                                        const PyPaces& paces) {
+                                        const PyPaces& paces, bool may_be_cut) {
   comm::EndpointOptions options;
   options.rank = rank;
   options.token = std::move(token);
@@ -195,6 +195,7 @@ std::shared_ptr<Endpoint> make_endpoint(int rank, std::string token, std::string
   options.host_id = std::move(host_id);
   options.allow_shm = allow_shm;
   options.silence_timeout_s = silence_timeout_s;
+  options.may_be_cut = may_be_cut;
   for (const auto& [peer, pace] : paces) options.paces[peer] = {pace.first, pace.second};
   const py::gil_scoped_release release;
   return std::make_shared<Endpoint>(std::move(options));
@@ -210,7 +211,8 @@ void bind_endpoint(py::module_& module) {
       "Raises the classes of elaswave_fx.errors. Do not fork a process that has one.")
       .def(py::init(&make_endpoint), py::arg("rank"), py::arg("token"), py::arg("listen_host") = "127.0.0.1",
            py::arg("port") = 0, py::arg("host_id") = "", py::arg("allow_shm") = true,
-           py::arg("silence_timeout_s") = comm::EndpointOptions().silence_timeout_s, py::arg("paces") = PyPaces())
+           py::arg("silence_timeout_s") = comm::EndpointOptions().silence_timeout_s, py::arg("paces") = PyPaces(),
+           py::arg("may_be_cut") = false)
       .def_property_readonly("rank", &Endpoint::rank)
       .def_property_readonly("port", &Endpoint::port)
       .def_property_readonly("host_id", &Endpoint::host_id)
@@ -255,6 +257,9 @@ void bind_endpoint(py::module_& module) {
       .def("broadcast_abort", &Endpoint::broadcast_abort, py::arg("suspect"), Released(),
            "abort, here and at every peer; suspect None accuses nobody.")
       .def("advance", &Endpoint::advance, py::arg("generation"), Released())
+      .def("cut", &Endpoint::cut, py::arg("seconds"), Released(),
+           "For so long nothing leaves and nothing arrives, and no link breaks; for tests.")
+      .def_property_readonly("is_cut", &Endpoint::is_cut)
       .def("close", &Endpoint::close, Released());
 }
 

@@ -114,8 +114,9 @@ exec::StepOptions make_options(double deadline_s, std::optional<double> clip_nor
   return {deadline_s, clip_norm, stop_wanted, {content.first, content.second}, std::move(fault), slowdown};
 }
 
-exec::Fault make_fault(const std::string& instruction, int signal, std::optional<int> pipe, const py::bytes& words) {
-  return {exec::opcode_of(instruction), signal, pipe, words};
+exec::Fault make_fault(const std::string& instruction, int signal, double cut_s, std::optional<int> pipe,
+                       const py::bytes& words) {
+  return {exec::opcode_of(instruction), signal, cut_s, pipe, words};
 }
 
 std::optional<exec::ShardState> read_box(const Engine& engine, BoxId box) {
@@ -137,9 +138,9 @@ void replicate(Engine& engine, const std::vector<std::tuple<BoxId, RankId, RankI
 
 void bind_step(py::module_& module) {
   py::class_<exec::Fault>(module, "Fault",
-                          "A signal raised on this process when a step reaches an instruction; for tests.")
-      .def(py::init(&make_fault), py::arg("instruction"), py::arg("signal"), py::arg("pipe") = py::none(),
-           py::arg("words") = py::bytes());
+                          "A signal raised on this process, or a cut, when a step reaches an instruction; for tests.")
+      .def(py::init(&make_fault), py::arg("instruction"), py::arg("signal") = 0, py::kw_only(), py::arg("cut_s") = 0.0,
+           py::arg("pipe") = py::none(), py::arg("words") = py::bytes());
   py::class_<exec::StepOptions>(module, "StepOptions", "What a step is told beside its inputs.")
       .def(py::init(&make_options), py::arg("deadline_s"), py::arg("clip_norm") = py::none(), py::kw_only(),
            py::arg("stop_wanted") = false, py::arg("content") = Content(), py::arg("fault") = py::none(),

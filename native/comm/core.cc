@@ -44,8 +44,12 @@ EndpointOptions checked(EndpointOptions options) {
 EndpointCore::EndpointCore(EndpointOptions options)
     : options_(checked(std::move(options))),
       io_thread_(milliseconds(options_.silence_timeout_s / kLooks),
-                 {.accept = [this] { return connector_.accept_dialers(); },
-                  .after_turn = [this] { apply_remote_abort(); },
+                 {.accept = [this] { return cut_.lasts() || connector_.accept_dialers(); },
+                  .after_turn =
+                      [this] {
+                        apply_remote_abort();
+                        end_cut();
+                      },
                   .on_lost = [this] { table_.notify(); },
                   .on_end = [this](const std::string& why) { end_links("the IO thread failed: " + why); }}),
       connector_(
@@ -245,6 +249,7 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
   const LinkLimits limits{options_.pool_soft_bytes, options_.pool_hard_bytes, options_.pending_limit};
   const auto pace = options_.paces.find(peer);
   if (pace != options_.paces.end()) channel = make_paced_channel(std::move(channel), pace->second);
+  if (options_.may_be_cut) channel = make_cut_channel(std::move(channel), cut_);
   const auto link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, signal_, pending_abort_);
   table_.put(link);
   try {
@@ -263,6 +268,16 @@ void EndpointCore::disconnect(int peer) {
       Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
               table_.generation()}));
   io_thread_.wake(link);
+}
+
+void EndpointCore::cut(double seconds) {
+  if (!options_.may_be_cut) throw CommError(self() + " was not made to be cut off");
+  cut_.begin(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+}
+
+void EndpointCore::end_cut() {
+  if (!options_.may_be_cut || !cut_.has_ended()) return;
+  for (const auto& [rank, link] : table_.links()) io_thread_.wake(link);
 }
 
 void EndpointCore::end_links(const std::string& why) {

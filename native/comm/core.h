@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/connector.h"
+#include "comm/cut.h"
 #include "comm/endpoint.h"
 #include "comm/io_thread.h"
 #include "comm/link.h"
@@ -38,6 +39,8 @@ class EndpointCore {
   void check(std::span<const int> members) const;
   void advance(std::uint32_t generation);
   void disconnect(int peer);
+  void cut(double seconds);
+  bool is_cut() const { return cut_.lasts(); }
   void close();
 
  private:
@@ -51,6 +54,8 @@ class EndpointCore {
   // Follows the newest abort that a peer told of, if it is of this generation: ends what is under way, tells the
   // others.
   void apply_remote_abort();
+  // What has waited for the end of a cut goes on.
+  void end_cut();
   // Cancels all and throws what `failure` says.
   [[noreturn]] void give_up(std::span<const Transfer> transfers, const FailurePtr& failure, const LinkPtr& link);
   [[noreturn]] void raise_deadline(std::span<Request* const> pending) const;
@@ -58,6 +63,7 @@ class EndpointCore {
   const EndpointOptions options_;
   Signal signal_;
   PendingAbort pending_abort_;
+  Cut cut_;
   LinkTable table_;
   IoThread io_thread_;
   Connector connector_;

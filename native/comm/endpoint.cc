@@ -15,7 +15,9 @@ std::uint32_t Endpoint::generation() const { return core_->table().generation();
 void Endpoint::connect(const std::map<int, PeerAddress>& peers, Deadline deadline) {
   core_->connector().connect(peers, deadline);
 }
-void Endpoint::mend(Deadline deadline) { core_->connector().mend(deadline); }
+void Endpoint::mend(Deadline deadline) {
+  if (!is_cut()) core_->connector().mend(deadline);
+}
 void Endpoint::disconnect(int peer) { core_->disconnect(peer); }
 
 LinkKind Endpoint::link_kind(int peer) const {
@@ -80,6 +82,9 @@ std::uint64_t Endpoint::older_frames_rule_consulted() const {
   for (const auto& [rank, link] : core_->table().links()) sum += link->older_frames_rule_consulted();
   return sum;
 }
+
+void Endpoint::cut(double seconds) { core_->cut(seconds); }
+bool Endpoint::is_cut() const { return core_->is_cut(); }
 
 void Endpoint::close() { core_->close(); }
 

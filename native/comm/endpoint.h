@@ -83,6 +83,7 @@ struct EndpointOptions {
   double silence_timeout_s = 10.0;
   std::size_t pending_limit = std::size_t{1} << 20;  // pending transfers per link and direction; more is a CommError
   std::map<int, LinkPace> paces;                     // messages from these ranks come as late as on such a link
+  bool may_be_cut = false;                           // see `cut`
 };
 
 enum class LinkKind { kNone, kTcp, kSharedMemory };
@@ -171,6 +172,11 @@ class Endpoint {
   std::uint64_t bytes_received() const;
   // How often a frame was held against `commit::Guards::older_frames_are_dropped`, on all links.
   std::uint64_t older_frames_rule_consulted() const;
+
+  // For so long nothing leaves this endpoint and nothing reaches it, and no link breaks by it; what was sent meanwhile
+  // is under way then. For tests. Throws CommError if that was not allowed for.
+  void cut(double seconds);
+  bool is_cut() const;
 
   // Ends all links (as `disconnect`) and the IO thread; pending transfers fail with CommError. Idempotent.
   void close();

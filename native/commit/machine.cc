@@ -274,8 +274,11 @@ Actions StepMachine::commit(bool updates) {
   if (!updates_) {
     for (Box& box : boxes_) {
       box.record = false;
-      if (box.state) ++box.state->version;
-      if (box.state_awaited) keep_record(actions, box, false);
+      if (is_behind(box)) {
+        keep_record(actions, box, false);
+      } else if (box.state) {
+        ++box.state->version;
+      }
     }
   } else if (left_) {
     finish_updates(actions);
@@ -308,7 +311,7 @@ Actions StepMachine::update_replicas() {
       } else {
         box.state->version = version_;
       }
-    } else if (box.record && box.state_awaited) {
+    } else if (box.record && is_behind(box)) {
       box.record = false;
       keep_record(actions, box, true);
     }

@@ -206,6 +206,8 @@ class StepMachine {
   void drop_state(Actions& actions, Box& box) const;
   void await_state(Actions& actions, Box& box) const;
   void keep_record(Actions& actions, Box& box, bool updates) const;
+  // Whether records have to wait: the state is on its way, or those before them are being applied to it.
+  bool is_behind(const Box& box) const { return box.state_awaited || box.update_due; }
   bool leads_here(const Box& box, std::int64_t version) const;
   void catch_up(Actions& actions, Box& box);
   void publish(Actions& actions, Box& box, std::span<const RankId> takers);

@@ -83,11 +83,12 @@ struct EvalResult {
   double seconds = 0.0;
 };
 
-// A signal that is raised on this process when the step reaches a phase, or the end if it has none such: for tests of
-// what comes after.
+// A signal that is raised on this process, or a cut of its endpoint, when the step reaches a phase, or the end if it has
+// none such: for tests of what comes after.
 struct Fault {
   OpCode at = OpCode::kSnapshot;
   int signal = 0;
+  double cut_s = 0.0;       // above 0: instead of the signal
   std::optional<int> pipe;  // where `words` are written just before
   std::string words;
 };

@@ -177,9 +177,8 @@ void Engine::fault_if_due(std::optional<OpCode> next) {
   std::optional<Fault>& fault = options_.fault;
   if (!fault || (next && *next < fault->at)) return;
   if (fault->pipe) (void)!::write(*fault->pipe, fault->words.data(), fault->words.size());
-  const int signal = fault->signal;
-  fault.reset();  // the process may live on: it is told to leave once
-  ::raise(signal);
+  const Fault due = *std::exchange(fault, std::nullopt);  // the process may live on: it is told to leave once
+  due.cut_s > 0 ? transfers_.cut(due.cut_s) : static_cast<void>(::raise(due.signal));
 }
 
 Progress Engine::progress() const {

@@ -393,6 +393,31 @@ TEST(a_record_is_not_applied_to_a_state_that_has_it) {
   CHECK(late.holder.update_replicas().empty() && late.caught_up());
 }
 
+// The state comes after the own vote, and the commit before the records that had waited for it were applied.
+TEST(a_step_that_is_committed_while_a_copy_catches_up_is_one_more_to_catch_up_with) {
+  for (const bool updates : {true, false}) {
+    Late late;
+    Cluster& cluster = late.cluster;
+    const StateTag tag = *late.owner.state(box(0));
+    late.steps(2);
+    for (const RankId each : cluster.members()) cluster.compute(each);
+    cluster.deliver();
+    for (const RankId each : cluster.members()) cluster.at(each).cast_vote();
+    const Actions catching_up = late.holder.state_arrived(box(0), tag, true);
+    CHECK(has(catching_up, Kind::kUpdate));
+    late.owner.vote_arrived(rank(1));
+    late.holder.vote_arrived(rank(0));
+    for (const RankId each : cluster.members()) {
+      cluster.perform(each, cluster.at(each).commit(updates));
+      cluster.after_commit(each);
+    }
+    cluster.perform(rank(1), catching_up);
+    CHECK_EQUAL(late.holder.state(box(0))->version, 3);
+    CHECK(late.caught_up());
+    cluster.forget_messages();
+  }
+}
+
 // Whenever it comes, in whatever order with the steps: the copies become equal, and stay so.
 TEST(a_copy_catches_up_however_late_its_states_come) {
   std::mt19937 random(4711);

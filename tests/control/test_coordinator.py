@@ -44,6 +44,7 @@ from elaswave_fx.control.protocol.messages import (
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import (
+    HANDING_BACK,
     NO_BALLOT,
     SEED,
     STOPPED,
@@ -554,7 +555,7 @@ def test_who_was_told_to_leave_goes_at_a_planned_stop_and_is_no_loss() -> None:
     assert (agreed.left, agreed.lost, agreed.steps_redone) == ((2,), (), 0)
     assert not [act for act in job.did if isinstance(act, events.Detected)]
     told = job.sent(Ack)[-1]
-    assert isinstance(told.message, Ack) and (told.target, told.message.member, told.message.epoch) == (2, False, 1)
+    assert isinstance(told.message, Ack) and (told.target, told.message.needed, told.message.epoch) == (2, False, 1)
     assert {act.target for act in job.sent(Activate)} == {0, 1, 3}
     job.feed(Gone(Rank(2)))
     assert Rank(2) in job.state.detector.exited and job.state.phase == STEADY
@@ -577,8 +578,11 @@ def test_a_new_coordinator_tells_who_has_left() -> None:
         job.prepared(rank)
     again = Driver(job.register)
     again.heartbeat(2, epoch=Epoch(0), leave=Leave.WHEN_SPARED)
-    (told,) = again.sent(Ack)
-    assert isinstance(told.message, Ack) and told.target == 2 and not told.message.member
+    assert _told(again, 2) == [True], "until something is committed without it"
+    again.heartbeat(0, version=Version(1), lines=(_commit(0, 1, 3),))
+    again.later(TIMEOUTS.ack_s)
+    again.heartbeat(2, epoch=Epoch(0), leave=Leave.WHEN_SPARED)
+    assert _told(again, 2)[-1] is False
 
 
 def test_who_is_overdue_and_needed_hears_why_once() -> None:
@@ -669,3 +673,108 @@ def test_nobody_stops_for_a_join_before_its_plan_is_there() -> None:
     assert job.state.phase == STEADY and asked == [(5,)]
     job.feed(Tick())
     assert job.state.phase == PREPARING and job.state.targets == (0, 1, 2, 3, 5)
+
+
+def _without_rank_3() -> Driver:
+    """Its silence has made epoch 1 of the others, who have committed nothing since."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.later(0.6 * TIMEOUTS.silent_s)
+    job.beats(0, 1, 2)
+    job.later(0.5 * TIMEOUTS.silent_s)
+    for rank in range(3):
+        job.prepared(rank)
+    assert job.register.members == (0, 1, 2)
+    return job
+
+
+def _commit(*members: int) -> Certificate:
+    """Of the first step, in epoch 1."""
+    stamp = Stamp(Version(1), Epoch(1))
+    return Certificate(
+        stamp, tuple(Vote(stamp, Rank(rank), (WorkSpan(Span(0, 1), Span(rank, rank + 1)),)) for rank in members)
+    )
+
+
+def _told(job: Driver, rank: int) -> list[bool]:
+    return [a.message.needed for a in job.sent(Ack) if a.target == rank and isinstance(a.message, Ack)]
+
+
+def test_who_was_left_out_hears_so_when_something_was_committed_without_it() -> None:
+    job = _without_rank_3()
+    job.heartbeat(3, epoch=Epoch(0))
+    assert _told(job, 3)[-1], "its copies may still be wanted"
+    job.heartbeat(0, version=Version(1), lines=(_commit(0, 1, 2),))
+    job.later(TIMEOUTS.ack_s)
+    job.heartbeat(3, epoch=Epoch(0))
+    assert not _told(job, 3)[-1]
+    job.feed(ProbeStore(Rank(3), 1.0))
+    (seen,) = job.sent(StoreSeen)
+    assert isinstance(seen.message, StoreSeen) and not seen.message.needed
+
+
+def test_a_rank_that_was_left_out_comes_back_with_the_copies_that_others_wait_for() -> None:
+    """Box 3 had copies at rank 3, and at the one that is lost now."""
+    job = _without_rank_3()
+    holders = {box.owner for box in job.register.activation.assignment.boxes if Rank(3) not in box.replica_ranks}
+    boxes = job.register.activation.assignment.boxes
+    lost = boxes[3].owner
+    assert lost in holders or boxes[3].catching_up, "it was promoted, and another copy is on its way"
+    left = tuple(rank for rank in job.register.members if rank != lost)
+    job.beats(*left)
+    job.feed(Exited(lost))
+    for rank in left:
+        has = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.local_materializers}
+        job.prepared(rank, copies=has)
+    (waiting,) = [act for act in job.did if isinstance(act, events.Waiting)]
+    assert waiting.ranks == (3,) and job.register.epoch == 1
+    job.heartbeat(3, epoch=Epoch(0), phase=STOPPED)
+    job.later(0.01)
+    assert job.state.targets == (*left, 3) and not job.asked()
+    job.later(1.1 * TIMEOUTS.spread_s)
+    assert job.asked() == {3}
+    old = {box_id: Copy(SEED, 1) for box_id, _ in numbered(boxes)}
+    apart = frozenset({Rank(0), Rank(1), Rank(2)})
+    job.prepared(3, epoch=Epoch(0), copies=old, broken=apart)
+    assert job.register.epoch == 2 and job.register.members == (*left, 3), "links with it are opened anew"
+    assert not job.register.activation.rollback
+    (agreed,) = [act for act in job.did if isinstance(act, events.Agreed) and act.epoch == 2]
+    assert agreed.back == (3,) and agreed.lost == (lost,)
+
+
+def test_the_last_rank_may_be_one_that_was_left_out() -> None:
+    job = _without_rank_3()
+    for rank in range(3):
+        job.feed(Exited(Rank(rank)))
+    assert job.register.epoch == 1
+    job.heartbeat(3, epoch=Epoch(0), phase=STOPPED)
+    job.later(0.01)
+    job.later(1.1 * TIMEOUTS.spread_s)
+    assert job.asked() == {3}
+    everything = {box_id: Copy(SEED, 1) for box_id, _ in numbered(job.register.activation.assignment.boxes)}
+    job.prepared(3, epoch=Epoch(0), copies=everything)
+    assert job.register.epoch == 2 and job.register.members == (3,)
+
+
+def test_who_hands_the_model_back_is_not_asked_for_a_planned_stop() -> None:
+    job = Driver()
+    job.heartbeat(4, epoch=Epoch(-1), joining=True)
+    for rank in range(WORLD):
+        job.heartbeat(rank, phase=HANDING_BACK if rank == 2 else "compute")
+    job.later(0.1)
+    assert job.state.phase == STEADY and not job.sent(Prepare)
+
+
+def test_a_planned_stop_that_nobody_reaches_any_more_is_called_off() -> None:
+    """It was announced for a version after the last one."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(4, epoch=Epoch(-1), joining=True)
+    job.later(0.1)
+    assert job.state.planned and job.asked() == {0, 1, 2, 3, 4}
+    for rank in range(WORLD):
+        job.heartbeat(rank, phase=HANDING_BACK)
+    job.later(0.1)
+    assert job.state.phase == STEADY and job.register.epoch == 0
+    job.feed(Exited(Rank(3)))
+    assert job.state.phase == PREPARING and not job.state.planned, "a loss is one as ever"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from tests.e2e.test_leaves import STEPS, end_of, running
 from tests.recovery.harness import Finished, Job, finish, job_config
 from tests.recovery.joining import Joining
@@ -55,6 +56,40 @@ def test_a_rank_that_was_stopped_and_wakes_comes_back_as_another(alone: Finished
     assert run.ledger[-1]["tiles"].keys() == {"0", "2"}, "it computes"
     assert [recovery["ranks"] for recovery in run.summary["recoveries"]] == [[1]]
     assert "rank 1 lives: a new process joins the job in its place" in run.console
+
+
+def test_the_last_copies_may_be_those_of_a_rank_that_was_left_out(alone: Finished, tmp_path: Path) -> None:
+    """Nothing is committed between the two: the rank comes back as it is, and brings what nobody else has."""
+    with running(tmp_path, (2, 1), "data.transform.sample_s=0.2") as job:
+        assert job.signal_rank(1, signal.SIGSTOP)
+        job.await_event("agreed")
+        assert job.signal_rank(0, signal.SIGKILL)
+        job.await_event("detected", 2)
+        assert job.signal_rank(1, signal.SIGCONT)
+        job.await_event("agreed", 2)
+        run = end_of(job)
+    assert_same_bits(run, alone)
+    first, second = run.of_kind("agreed")
+    assert (first["members"], second["members"]) == ([0], [1])
+    assert second["back"] == [1] and "rolled_back_to" not in second and second["step"] == first["step"]
+    assert "back with what they have: rank 1" in run.console and not run.of_kind("joined")
+
+
+@pytest.mark.parametrize("seconds", [0.5, 6.0])
+def test_a_rank_that_is_cut_off_for_a_while(alone: Finished, tmp_path: Path, seconds: float) -> None:
+    """Half a second is nothing to anybody; after more than the deadline of silence it comes back as another rank."""
+    with running(tmp_path, (2, 1), f"faults=[{{step: 3, rank: 1, kind: cut, seconds: {seconds}}}]") as job:
+        job.await_event("fault")
+        if seconds > SILENT_FLOOR_S:
+            job.await_event("joined")
+            await_true(lambda: members(job) == [0, 2] or job.ended, "it is a member")
+        else:
+            job.await_step(job.steps + 20)
+        run = end_of(job)
+    assert_same_bits(run, alone)
+    lost = [recovery["ranks"] for recovery in run.summary["recoveries"]]
+    assert lost == ([[1]] if seconds > SILENT_FLOOR_S else [])
+    assert "rank 1: fault: cut in step 3, phase any" in run.console
 
 
 def test_a_rank_that_joined_and_was_stopped_comes_back_too(alone: Finished, tmp_path: Path) -> None:

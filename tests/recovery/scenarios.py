@@ -38,6 +38,9 @@ from tests.waiting import await_true
 Check = Callable[[Path, References], Finished]
 
 STEPS, OUTSIDE_STEPS = f"steps={cases.STEPS}", "steps=120"
+SLOWED_STEPS, SLOW_STEPS = 400, 120
+"""Of a run with a slow rank, and of those the steps in which it is slow, if it has work in all of them."""
+
 EARLIEST, LATEST = 4, 24
 """Steps that are committed before the first blow from outside; the run must still be going on after the last."""
 
@@ -261,6 +264,35 @@ def stops_itself(layout: Layout, rank: int, phase: str) -> Scenario:
         return run
 
     return Scenario("stopped", f"{cases.name_of(layout)}-rank{rank}-stops-itself-{phase}", check)
+
+
+def cut_off(loss: Loss) -> Scenario:
+    """`faults` of kind cut, from that phase of a step on, to the end: nothing breaks, and the rank goes on for itself."""
+
+    def check(folder: Path, references: References) -> Finished:
+        plain = job_config(loss.layout, STEPS)
+        run = finish(job_config(loss.layout, STEPS, cases.faults_of([loss], kind="cut")), folder)
+        assert_survived(run, references.of(plain), {loss.rank}, stopped=True)
+        assert_fired(run, [loss])
+        return run
+
+    return Scenario("cut", loss.name, check)
+
+
+def slowed(layout: Layout, rank: int) -> Scenario:
+    """`faults` of kind slow: the rank gets less work for a while, and its share again; nobody is lost."""
+
+    def check(folder: Path, references: References) -> Finished:
+        words = (f"steps={SLOWED_STEPS}", "global_batch=12", "eval.every=0")
+        fault = f"faults=[{{step: {cases.FIRST_STEP}, rank: {rank}, kind: slow, speed: 0.05, steps: {SLOW_STEPS}}}]"
+        run = finish(job_config(layout, *words, fault), folder)
+        assert_survived(run, references.of(job_config(layout, *words)), set())
+        assert run.summary["recoveries"] == [], run.folder
+        slow = [event for event in run.of_kind("slowed") if event["speeds"].get(str(rank), 1.0) < 1.0]
+        assert slow, f"nobody noticed, in {run.folder}"
+        return run
+
+    return Scenario("slow", f"{cases.name_of(layout)}-rank{rank}", check)
 
 
 def unlinked(layout: Layout, rank: int, seed: int) -> Scenario:

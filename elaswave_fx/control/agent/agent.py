@@ -22,8 +22,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+from elaswave_fx.control.agent.cut_socket import CutSocket
 from elaswave_fx.control.agent.start_coordinator import start_coordinator
 from elaswave_fx.control.agent.warm_up import warm_up
 from elaswave_fx.control.home import JobHome
@@ -66,7 +68,7 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
-from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate
+from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, BoxId, Certificate
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import answer_soon
@@ -97,7 +99,8 @@ class Agent:
     rank asks to become a member. `home`: of the job, if it is on this machine: the rank starts a coordinator there when
     it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones
     at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
-    links again. `say(text)`: the last words of a process that ends itself.
+    links again. `is_cut()`: whether the rank is cut off from everybody now, for ranks to which that may be done.
+    `say(text)`: the last words of a process that ends itself.
     """
 
     def __init__(
@@ -111,11 +114,12 @@ class Agent:
         progress: Callable[[], Progress],
         lost: Callable[[], Iterable[int]],
         mend: Callable[[], None],
+        is_cut: Callable[[], bool] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._card, self._address, self._home = card, address, home
         self._interrupt, self._progress, self._say = interrupt, progress, say
-        self._lost, self._mend, self._first = lost, mend, first
+        self._lost, self._mend, self._is_cut, self._first = lost, mend, is_cut, first
         self._state = self._first_state(0.0)
         self._version = self._state.committed.version  # as the main thread knows it
         self._said: deque[_Said] = deque()
@@ -126,6 +130,7 @@ class Agent:
         self._failure: BaseException | None = None
         self._wake_read = self._wake_write = -1
         self._leave_signal, self._grace_s = b"", 0.0
+        self._hands_back = False
         self._look_s = LINKS_S  # until the next look at the links
         self._starts_s: float | None = None  # when this rank starts a coordinator, if none comes before
 
@@ -134,7 +139,11 @@ class Agent:
     def start(self) -> None:
         """Once, after the fork: sockets and the thread are made here. Raises `CommError` for an address of the
         coordinator that cannot be resolved."""
-        socket = RankSocket(self._address, self._card)
+        socket = (
+            RankSocket(self._address, self._card)
+            if self._is_cut is None
+            else CutSocket(self._address, self._card, self._is_cut)
+        )
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._state = self._first_state(time.monotonic())
         self._thread = threading.Thread(target=self._run, args=(socket,), name="control", daemon=True)
@@ -204,6 +213,11 @@ class Agent:
         """The copies of these boxes have arrived and are in step."""
         self._say_to_thread(CaughtUp(boxes))
 
+    def hand_back(self, begins: bool = True) -> None:
+        """The main thread hands the model back from now on, or does not any more: there are no steps between which a
+        planned stop could come."""
+        self._hands_back = begins
+
     def report_and_wait(self, holdings: Holdings, suspect: Rank | None) -> Decision:
         """Say what is in memory, and wait for what comes next; as long as that takes."""
         self._say_to_thread(StepLeft(holdings, suspect))
@@ -256,7 +270,9 @@ class Agent:
             again_s = socket.connect(time.monotonic())
             if time.monotonic() >= next_s:
                 orphaned = self._orphaned(again_s is None)
-                self._feed(socket, HeartbeatDue(self._progress(), orphaned))
+                progress = self._progress()
+                progress = replace(progress, phase=HANDING_BACK) if self._hands_back else progress
+                self._feed(socket, HeartbeatDue(progress, orphaned))
                 self._look_for_coordinator(orphaned and again_s is not None, time.monotonic())
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
             wake_s = min(next_s, time.monotonic() + self._look_s) if self._state.waiting else next_s

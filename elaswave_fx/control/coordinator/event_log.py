@@ -120,8 +120,9 @@ def _agreed(event: Agreed) -> dict[str, Any]:
         "how": None if event.how is None else event.how.value,
         "why": _why(event),
     }
-    if event.left:
-        fields["left"] = list(event.left)
+    for key, ranks in (("left", event.left), ("back", event.back)):
+        if ranks:
+            fields[key] = list(ranks)
     return {**fields, "rolled_back_to": event.step} if event.rolled_back else fields
 
 

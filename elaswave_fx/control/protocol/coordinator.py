@@ -76,7 +76,7 @@ from elaswave_fx.control.protocol.transition import (
     propose,
     review,
 )
-from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Stamp, Term, Version
+from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Stamp, Term, Version
 from elaswave_fx.plan.topology import Rank
 
 __all__ = [
@@ -157,7 +157,7 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         targets=(),
         reports={},
         stop_after=None,
-        rejoin_requested=frozenset(),
+        awaited=frozenset(),
         links_broken_since_s=None,
         detector=detector,
         proposed=None,
@@ -166,8 +166,9 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         going=frozenset(),
     )
     activate = Activate(state.ballot, register.activation)
-    # Who has left hears it now, and else with the next answer to a heartbeat.
-    left = tuple(_ack(state, register, rank) for event in agreed for rank in event.left)
+    # Who has left hears it now, and else when something was committed without it.
+    gone = Ack(state.ballot.term, register.epoch, False, register.committed.version)
+    left = tuple(Send(rank, gone) for event in agreed for rank in event.left)
     return state, (*(Send(rank, activate) for rank in register.members), *left, *agreed)
 
 
@@ -178,8 +179,8 @@ def _on_probe(state: Coordinator, event: ProbeStore, now_s: float) -> Result:
 
 def _vouch(state: Coordinator, register: Register, probe: ProbeStore, now_s: float) -> Result:
     """The store has answered for a rank. A coordinator that learns here of another one tells the rank, and ends."""
-    member = probe.rank in register.members
-    seen = Send(probe.rank, StoreSeen(register.term, register.epoch, member, probe.asked_s, now_s))
+    needed = register.needs(probe.rank)
+    seen = Send(probe.rank, StoreSeen(register.term, register.epoch, needed, probe.asked_s, now_s))
     if state.phase == TAKING or register.term == state.ballot.term:
         return state, (seen,)
     return replace(state, phase=RETIRED), (seen, events.Superseded(state.ballot.term))
@@ -283,7 +284,7 @@ def _answer(state: Coordinator, register: Register, heartbeat: Heartbeat, now_s:
 
 
 def _ack(state: Coordinator, register: Register, rank: Rank) -> Send:
-    return Send(rank, Ack(state.ballot.term, register.epoch, rank in register.members, register.committed.version))
+    return Send(rank, Ack(state.ballot.term, register.epoch, register.needs(rank), register.committed.version))
 
 
 def _append(state: Coordinator, register: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
@@ -388,6 +389,8 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     here = [detector.heard[rank].heartbeat for rank in members if rank in detector.heard]
     if len(here) < len(members) or any(heartbeat.epoch != register.epoch for heartbeat in here):
         return state, ()
+    if any(heartbeat.phase == HANDING_BACK for heartbeat in here):
+        return state, ()  # no step follows after which a planned stop could come
     after = Version(max(heartbeat.version for heartbeat in here) + state.timeouts.ahead)
     queue = joiners(state, now_s)
     if queue and state.may_join(register, queue):

@@ -92,9 +92,9 @@ class Coordinator:
 
     Of a transition: `stop_after` is the version after which a planned one stops the ranks, `targets` are the members
     wanted, `asked_all_s` is when those who keep silent were asked last, `links_broken_since_s` since when links between
-    living ranks are known to be broken; `told` are the ranks whose loss was told, `waiting` is what was told of whom
-    the others wait for; `going`: ranks that leave with it, if it is the one that was planned for that. `must_stay`:
-    ranks that were told that they cannot leave.
+    living ranks are known to be broken; `told` are the ranks whose loss was told, `awaited` those that were left out
+    and that may have the only copies, `waiting` is what was told of that; `going`: ranks that leave with it, if it is
+    the one that was planned for that. `must_stay`: ranks that were told that they cannot leave.
     """
 
     detector: FailureDetector
@@ -109,7 +109,7 @@ class Coordinator:
     ballot: Ballot = NO_BALLOT
     acked_s: dict[Rank, float] = field(default_factory=dict)
     newcomers: tuple[int, ...] = ()
-    rejoin_requested: frozenset[Rank] = frozenset()
+    awaited: frozenset[Rank] = frozenset()
     stop_after: Version | None = None
     targets: tuple[Rank, ...] = ()
     reports: dict[Rank, Report] = field(default_factory=dict)

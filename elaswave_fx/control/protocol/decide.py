@@ -137,7 +137,8 @@ def decide(
     replan: Replan,
     allow_rollback: bool = False,
 ) -> Verdict:
-    """The next epoch of the ranks in `reports`, or whom to wait for. Of these, those that are `going` are not in it if
+    """The next epoch of the ranks in `reports`, or whom to wait for. Those that were left out of this one are in it if
+    they have something that leads on. Of the others, those that are `going` are not in it if
     the others have copies of all boxes: what they know counts, what they have does not.
 
     PlanError if there is no plan for them, or no state: what no rank has, no checkpoint has either, and nobody has
@@ -152,8 +153,8 @@ def decide(
     staying = {rank: boxes for rank, boxes in has.items() if rank not in going}
     if len(frozenset[BoxId]().union(*staying.values())) == len(assignment.boxes):
         has = staying
-    members = tuple(sorted(has))
-    absent = still_absent(register, frozenset(members), gone, resume.version)
+    members = tuple(sorted(rank for rank in has if has[rank] or not _was_left_out(register, reports[rank])))
+    absent = still_absent(register, frozenset(has), gone, resume.version)
     held: dict[BoxId, tuple[Rank, ...]] = {box_id: () for box_id, _ in numbered(assignment.boxes)}
     for rank in members:
         for box in has[rank]:
@@ -183,6 +184,12 @@ def decide(
     else:
         how = Resumption.FORWARD if lines else Resumption.AGAIN
     return Proceed(activation, lines, absent, how)
+
+
+def _was_left_out(register: Register, report: Report) -> bool:
+    """Whether the rank has been in an epoch, and not in the last one. With copies that lead nowhere it is of no use: it
+    may have heard all votes for a step which the others have done again without its vote."""
+    return report.rank not in register.members and report.epoch >= 0
 
 
 def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> str:

@@ -62,6 +62,12 @@ def unchecked_buckets(rank: Rank, before: Sequence[Box], after: Sequence[Box], c
     return {old.bucket for old, new in made if rank not in new.local_materializers}
 
 
+def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) -> frozenset[Rank]:
+    """Members of the epoch `now` to whom a rank of the epoch `was` opens links, whatever became of earlier ones: those
+    that were not with it. Who has missed an epoch may have been left out of it, so all others have ended theirs."""
+    return frozenset(after) if now > was + 1 else frozenset(after).difference(before)
+
+
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
     """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later. And those that it
     comes to compute with, for it makes parameters from its copy, which has had time to change since its digest."""

@@ -108,7 +108,7 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """The epoch is in the store. `step`: the one to go on with; `lost_boxes`: those of which no copy was left; `left`:
-    ranks that were told to leave, and are not missed.
+    ranks that were told to leave, and are not missed; `back`: ranks that had been left out, with what they have.
 
     `steps_redone` and `how` are None if the coordinator found the epoch when it took over.
     """
@@ -122,6 +122,7 @@ class Agreed:
     lost_boxes: tuple[BoxId, ...] = ()
     rolled_back: bool = False
     left: tuple[Rank, ...] = ()
+    back: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

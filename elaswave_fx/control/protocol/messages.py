@@ -67,11 +67,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Coordinator to rank: heard; the epoch of the store, whether you are in it, what the ledger has."""
+    """Coordinator to rank: heard; the epoch of the store, what the ledger has. `needed`: you are in the epoch, or it
+    was made without you and nothing has been committed since, so that your copies may still be wanted."""
 
     term: Term
     epoch: Epoch
-    member: bool
+    needed: bool
     ledgered: Version
 
 
@@ -150,12 +151,12 @@ class ProbeStore:
 @dataclass(frozen=True, slots=True)
 class StoreSeen:
     """Coordinator to rank: what the store said when it was read, which was after the rank had asked at `asked_s`: its
-    term, its epoch, and whether the rank is in that. A store that cannot be reached is answered by nothing.
-    `answered_s` is of the coordinator's clock."""
+    term, its epoch, and whether the rank is `needed`, as in `Ack`. A store that cannot be reached is answered by
+    nothing. `answered_s` is of the coordinator's clock."""
 
     term: Term
     epoch: Epoch
-    member: bool
+    needed: bool
     asked_s: float
     answered_s: float
 

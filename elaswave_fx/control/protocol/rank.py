@@ -149,8 +149,10 @@ def report(state: RankState) -> Report:
 def install(state: RankState, activation: Activation) -> RankState:
     """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain.
 
-    The ledger has every line up to `resume`, since both came with one swap.
+    The ledger has every line up to `resume`, since both came with one swap. Links that were down may be those that
+    others ended when they went on without this rank: they are opened anew.
     """
+    missed = activation.epoch > state.epoch + 1
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
     copies, records = _leading_to(state, activation, kept)
@@ -168,6 +170,7 @@ def install(state: RankState, activation: Activation) -> RankState:
         records=records,
         votes=(),
         suspect=None,
+        broken=frozenset() if missed else state.broken,
         report_owed=False,
         stop_after=None,
         commit_s=None,
@@ -383,7 +386,7 @@ def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
     """The lease begins when the rank asked: the answer may have been under way for long."""
     clock = nearer(state.clock, of_round_trip(event.asked_s, event.answered_s, now_s))
     state = replace(state, clock=clock, store_seen_s=max(state.store_seen_s, event.asked_s))
-    return _exclude(state) if event.epoch > state.epoch and not event.member else (state, ())
+    return _exclude(state) if event.epoch > state.epoch and not event.needed else (state, ())
 
 
 def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:
@@ -393,7 +396,7 @@ def _on_ack(state: RankState, event: Ack, now_s: float) -> Result:
     if certificates and certificates[0].stamp.version <= event.ledgered and event.epoch == state.epoch:
         certificates = tuple(c for c in certificates if c.stamp.version > event.ledgered)
     state = replace(state, was_paused=False, certificates=certificates)
-    if not event.member and event.epoch > state.epoch:
+    if not event.needed and event.epoch > state.epoch:
         return _exclude(state)
     return _close_if_flushed(state, now_s)
 

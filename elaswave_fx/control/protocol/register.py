@@ -61,6 +61,12 @@ class Register:
         """The ranks of the newest epoch."""
         return self.activation.assignment.members
 
+    def needs(self, rank: Rank) -> bool:
+        """Whether the rank is a member, or was left out and nothing was committed since, as far as the ledger goes:
+        until then its copies may still be wanted."""
+        left_out = (a for a in self.absent if a.rank == rank and a.version == self.committed.version)
+        return rank in self.members or any(left_out)
+
     @property
     def key(self) -> Key:
         """What a swap of this register has to expect."""

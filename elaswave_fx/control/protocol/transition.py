@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elaswave_fx.control.protocol import events
-from elaswave_fx.control.protocol.coordinator_state import EVERYBODY, NOBODY, PREPARING, Coordinator, Result
+from elaswave_fx.control.protocol.coordinator_state import EVERYBODY, NOBODY, PREPARING, STEADY, Coordinator, Result
 from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
-from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Stamp, Version
+from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Stamp, Version
 from elaswave_fx.plan.topology import Rank
 
 
@@ -36,10 +36,10 @@ def is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool:
 
 
 def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
-    """Living ranks outside the epoch that ask to become members, as far as there is work for them: first those whose
-    copies are waited for, then those that came first."""
+    """Living ranks outside the epoch that ask to become members, as far as there is work for them: those that came
+    first."""
     assert state.register is not None
-    asking = sorted(_asking(state, now_s), key=lambda rank: (rank not in state.rejoin_requested, rank))
+    asking = sorted(_asking(state, now_s))
     if not asking:
         return ()
     return tuple(asking[: max(0, state.most_members(state.register) - len(state.register.members))])
@@ -54,17 +54,24 @@ def _asking(state: Coordinator, now_s: float) -> frozenset[Rank]:
 
 
 def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
-    """The members of the next epoch: living members; joiners if planned, or if the job cannot go on without them. Who
-    asks when a planned stop is on its way already waits for the next one."""
+    """The members of the next epoch: living members; ranks that were left out and are heard again, if they are awaited;
+    joiners if planned; both if no member is left. Who asks when a planned stop is on its way already waits for the next
+    one."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     wanted = {rank for rank in members if detector.is_alive(rank, now_s)}
     queue = frozenset(joiners(state, now_s))
+    back = {rank for rank in _left_out(state.register) if rank in detector.heard and detector.is_alive(rank, now_s)}
     if not wanted:
-        wanted = queue | {rank for rank in members if rank in detector.found.keys() - detector.exited}
+        wanted = queue | back | {rank for rank in members if rank in detector.found.keys() - detector.exited}
     if state.planned:
         wanted |= _asking(state, now_s).intersection(state.targets) if state.targets else queue
-    return tuple(sorted(wanted | (queue & state.rejoin_requested)))
+    return tuple(sorted(wanted | (back & state.awaited)))
+
+
+def _left_out(register: Register) -> frozenset[Rank]:
+    """Ranks without which the epoch goes on, and that do not know it yet: nothing has been committed since."""
+    return frozenset(absent.rank for absent in register.absent if register.needs(absent.rank))
 
 
 def prepare(
@@ -159,6 +166,8 @@ def review(state: Coordinator, now_s: float) -> Result:
     state, actions = drop_lost(state, now_s)
     if actions:
         return state, actions
+    if state.planned and not state.reports and _hand_back(state):
+        return replace(state, phase=STEADY, targets=(), stop_after=None, going=frozenset(), asked_all_s=None), ()
     if state.planned and waited_s > timeouts.stalled_s:
         return prepare(state, now_s, Cause(CauseKind.RETRY), ask=NOBODY)
     asked_s = state.asked_all_s
@@ -174,6 +183,13 @@ def review(state: Coordinator, now_s: float) -> Result:
     return replace(state, asked_all_s=now_s), tuple(Send(rank, message) for rank in _to_ask(state, unheard, now_s))
 
 
+def _hand_back(state: Coordinator) -> bool:
+    """Whether members hand the model back: they had taken their last step before they heard of the stop."""
+    assert state.register is not None
+    heard = (state.detector.heard.get(rank) for rank in state.register.members)
+    return any(last is not None and last.heartbeat.phase == HANDING_BACK for last in heard)
+
+
 def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tuple[Rank, ...]:
     """Who has not reported; and who reported before it saw that its link to one that is cut off had broken."""
     cut_off = state.detector.cut_off(unheard, now_s)
@@ -187,7 +203,8 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     assert register is not None
     if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
         return state, ()
-    cut_off = unreachable(state.reports)
+    of_epoch = {rank: report for rank, report in state.reports.items() if report.epoch == register.epoch}
+    cut_off = unreachable(of_epoch)  # who comes from outside has no links yet, or ended ones
     if cut_off and state.links_broken_since_s is None:
         # Asked again, ranks look at their links anew, and open them: more may have gone down, or all may be up.
         state = replace(state, links_broken_since_s=now_s)
@@ -204,7 +221,7 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     if isinstance(verdict, Blocked):
         state = replace(
             state,
-            rejoin_requested=state.rejoin_requested | verdict.blockers,
+            awaited=state.awaited | verdict.blockers,
             detector=state.detector.without(verdict.blockers),
         )
         return _wait(state, events.Waiting(register.epoch, verdict.boxes, tuple(sorted(verdict.blockers))))
@@ -233,6 +250,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
     )
     redone = _steps_redone(state, new)
     missing = tuple(rank for rank in register.members if rank not in new.members)
+    joining = _asking(state, now_s)
     agreed = events.Agreed(
         new.epoch,
         new.members,
@@ -243,6 +261,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
         lost_boxes=verdict.lost,
         rolled_back=activation.rollback and redone > 0,  # before the first step there is nothing to go back from
         left=tuple(rank for rank in missing if rank in state.going),
+        back=tuple(rank for rank in new.members if rank not in {*register.members, *joining}),
     )
     state, actions = propose(replace(state, proposed=agreed), new, verdict.lines, now_s)
     return state, (*actions, events.Stopped(new.epoch, new.members))
@@ -250,7 +269,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
 
 def _steps_redone(state: Coordinator, new: Register) -> int:
     """How many steps the new epoch makes the ranks do again."""
-    reports = state.reports.values()
+    reports = [report for report in state.reports.values() if report.epoch + 1 == new.epoch]
     if new.activation.rollback:
         newest = max((report.committed.version for report in reports), default=new.committed.version)
         return max(0, newest - new.committed.version)

@@ -25,6 +25,9 @@ Term = NewType("Term", int)
 STOPPED = "stopped"
 """The phase, on heartbeats, of a rank that has left its step and waits for the next epoch."""
 
+HANDING_BACK = "handing back"
+"""That of a rank that takes no more steps: it writes the last checkpoint, and the model with the others."""
+
 
 class Stamp(NamedTuple):
     """A version and the epoch whose votes committed it: two sides can never make the same stamp."""
