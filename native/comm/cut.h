@@ -1,5 +1,5 @@
-// A time in which nothing leaves an endpoint and nothing reaches it, as behind a firewall that drops what comes: no link
-// breaks by it. For tests of what comes of that. Private to comm/.
+// A time in which nothing leaves an endpoint and nothing reaches it, as behind a firewall that drops what comes: no
+// link breaks by it. For tests of what comes of that. Private to comm/.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,9 @@ class Cut {
 
  private:
   static constexpr std::int64_t kNever = 0;
-  static std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+  static std::int64_t now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
 
   std::atomic<std::int64_t> until_{kNever};
 };

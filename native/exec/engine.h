@@ -83,8 +83,8 @@ struct EvalResult {
   double seconds = 0.0;
 };
 
-// A signal that is raised on this process, or a cut of its endpoint, when the step reaches a phase, or the end if it has
-// none such: for tests of what comes after.
+// A signal that is raised on this process, or a cut of its endpoint, when the step reaches a phase, or the end if it
+// has none such: for tests of what comes after.
 struct Fault {
   OpCode at = OpCode::kSnapshot;
   int signal = 0;

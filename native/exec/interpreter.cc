@@ -11,6 +11,7 @@
 #include <functional>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "below_autograd_guard.h"
 #include "engine.h"

@@ -267,7 +267,7 @@ def stops_itself(layout: Layout, rank: int, phase: str) -> Scenario:
 
 
 def cut_off(loss: Loss) -> Scenario:
-    """`faults` of kind cut, from that phase of a step on, to the end: nothing breaks, and the rank goes on for itself."""
+    """`faults` of kind cut, from that phase of a step on, to the end: no link breaks, and the rank goes on alone."""
 
     def check(folder: Path, references: References) -> Finished:
         plain = job_config(loss.layout, STEPS)
