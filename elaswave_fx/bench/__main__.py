@@ -106,7 +106,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, metavar="N", help="of each run of convergence; if not said 120")
     parser.add_argument("--precision", type=_words, metavar="NAME,…", help="of convergence; if not said fp32,bf16")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what convergence has found; by suffix")
-    parser.add_argument("--only", metavar="TEXT", help="cases of policies or goals, by their names: '4x4, m=8'")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="cases of policies, goals or migration, by their names: '4x4, m=8'"
+    )
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs; no figures to quote")
     return parser
 

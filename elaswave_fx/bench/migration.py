@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,7 @@ from elaswave_fx.bench.own_job import FOREVER, OwnJob, Variant, Work, work_of
 from elaswave_fx.bench.planned_stops import Step, next_step
 from elaswave_fx.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from elaswave_fx.bench.results import Entry, Options, Outcome, in_turns, paired
-from elaswave_fx.bench.workload import Workload, tiny
+from elaswave_fx.bench.workload import Workload, cases_named, tiny
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
@@ -37,8 +37,8 @@ MODES = ("background", "blocking")
 """Values of `planner.goals`."""
 
 RANKS, MICRO_BATCH = 4, 4
-BEFORE = (3, 1)
-"""Lanes, dp x pp, that the job is given first, so that one rank has nothing to do."""
+
+CABLE_BYTES_PER_S = 31.25e6
 
 QUIET, MOST = 8, 200
 """So many steps with the same plan say that no stop follows; so many may pass until then."""
@@ -50,13 +50,19 @@ of its lanes."""
 
 @dataclass(frozen=True)
 class Case:
-    """A change from `BEFORE` to other lanes; what the cable of each host carries; `unit_ms`: of an emulated rank."""
+    """A change from lanes that the job is given first, so that one rank has nothing to do, to others, dp x pp; what the
+    cable of each host carries; `unit_ms`: of an emulated rank."""
 
-    name: str
     workload: Workload
+    before: tuple[int, int]
     after: tuple[int, int]
     bytes_per_s: float
     unit_ms: float
+
+    @property
+    def name(self) -> str:
+        """Such as 3x1 to 4x1."""
+        return f"{self.before[0]}x{self.before[1]} to {self.after[0]}x{self.after[1]}"
 
     def variant(self, mode: str, host: Host) -> Variant:
         """How the job is started."""
@@ -75,7 +81,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         raise ConfigError(f"migration: {lacking}")
     entries: list[Entry] = []
     notes = [""]
-    for case in _cases(options.tiny):
+    for case in cases_named(_cases(options.tiny), options.only):
         sides = {mode: partial(_migrate, case, mode) for mode in MODES}
         found = in_turns(sides, options.repeats or 1, progress, case.name)
         entries += _entries(case, found["background"], found["blocking"])
@@ -84,14 +90,18 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     return Outcome(entries, notes)
 
 
-def _cases(is_tiny: bool) -> Iterator[Case]:
-    large = Workload(
+def _cases(is_tiny: bool) -> tuple[Case, ...]:
+    """A lane more, whose rank gets all parameters; and a stage more, for which units move at every border."""
+    lanes = Workload(
         layers=4, width=352, heads=8, seq_len=16, global_batch=12, ranks=RANKS, micro_batch=MICRO_BATCH, clip_norm=None
     )
     if is_tiny:
-        yield Case("3x1 to 4x1", tiny(large), (4, 1), 1e7, 2.0)
-        return
-    yield Case("3x1 to 4x1", large, (4, 1), 31.25e6, 72.0)
+        return (Case(tiny(lanes), (3, 1), (4, 1), 1e7, 2.0),)
+    stages = replace(lanes, layers=6, width=480)
+    return (
+        Case(lanes, (3, 1), (4, 1), CABLE_BYTES_PER_S, 72.0),
+        Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 24.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -158,8 +168,8 @@ def _migrate(case: Case, mode: str) -> Migrated:
         with OwnJob(case.workload, variant, FOREVER, work, machines[0].enter) as job:
             watched = _Watched(job)
             watched.until(lambda plan: plan.epoch == 0)
-            asking = _asking(job, machines[0], BEFORE)
-            watched.until(lambda plan: are_uniform(plan.lanes, *BEFORE))
+            asking = _asking(job, machines[0], case.before)
+            watched.until(lambda plan: are_uniform(plan.lanes, *case.before))
             _answer(asking)
             return _watch(case, watched, machines)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -127,10 +127,17 @@ class EmulatedLanes:
         return "device=emulated", f"emulated.unit_ms={1e3 * self.step_s * self.pp / units}", "parallel.granule=1"
 
 
-_Lanes = TypeVar("_Lanes", bound=EmulatedLanes)
+class Named(Protocol):
+    """A case of a benchmark that has several."""
+
+    @property
+    def name(self) -> str: ...
 
 
-def cases_named(cases: Sequence[_Lanes], only: str) -> list[_Lanes]:
+_Case = TypeVar("_Case", bound=Named)
+
+
+def cases_named(cases: Sequence[_Case], only: str) -> list[_Case]:
     """Those with `only` in their name. Raises ConfigError where no case has it."""
     chosen = [case for case in cases if only in case.name]
     if not chosen:

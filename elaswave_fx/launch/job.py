@@ -211,7 +211,9 @@ class WorkerContext:
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
         """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
         assert isinstance(self.channel, Channel), "faults strike ranks that the launcher has started"
-        what = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
+        what: dict[str, Any] = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
+        if fault.seconds is not None:
+            what["seconds"] = fault.seconds
         return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
 
     def _send(self, kind: str, **fields: Any) -> bool:

@@ -34,7 +34,8 @@ def _fault(epoch: int, fields: Fields) -> str:
         return f"fault: a process is started, to join as rank {fields['rank']}"
     if fields["fault"] == "leave":
         return f"rank {fields['rank']}: fault: told to leave in step {fields['step']}, phase {fields['phase']}"
-    return f"rank {fields['rank']}: fault: {fields['fault']} in step {fields['step']}, phase {fields['phase']}"
+    lasts = f", for {fields['seconds']:g} s" if "seconds" in fields else ""
+    return f"rank {fields['rank']}: fault: {fields['fault']} in step {fields['step']}, phase {fields['phase']}{lasts}"
 
 
 def _left(epoch: int, fields: Fields) -> str:

@@ -128,7 +128,7 @@ class Recoveries:
             self._alive_s = at_s
         elif kind == "left" and fields["rank"] in self._unexplained:
             return self._explain(fields["rank"], fields["cause"])
-        elif (kind == "fault" and fields["fault"] in _NO_LOSSES) or (kind == "left" and fields.get("asked")):
+        elif (kind == "fault" and _may_cost_nothing(fields)) or (kind == "left" and fields.get("asked")):
             return None
         elif kind in ("fault", "left", "detected"):
             self._on_sign(kind, epoch, at_s, fields)
@@ -242,6 +242,11 @@ class Recoveries:
     def unfinished(self) -> dict[str, Any] | None:
         """Return the recovery under way, which has come to no committed step and has no `mttr_ms`."""
         return _entry(self._open, None) if self._open is not None else None
+
+
+def _may_cost_nothing(fault: Mapping[str, Any]) -> bool:
+    """Whether what is told of it is no loss; a cut with an end is one only if the others take it for one."""
+    return fault["fault"] in _NO_LOSSES or "seconds" in fault
 
 
 def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:

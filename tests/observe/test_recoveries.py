@@ -56,6 +56,18 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
     }  # fmt: skip
 
 
+def test_a_cut_that_ends_is_a_loss_only_if_the_others_take_it_for_one() -> None:
+    cut = {"rank": 2, "step": 12, "fault": "cut", "phase": "any"}
+    for_a_while = {**cut, "seconds": 0.5}
+    book = after_steps(20.0)
+    tell(book, ("fault", 10.0, for_a_while))
+    book.step(300.0)
+    assert not book.entries()
+    assert describe("fault", 0, for_a_while) == "rank 2: fault: cut in step 12, phase any, for 0.5 s"
+    tell(book, ("fault", 11.0, cut))
+    assert [entry["ranks"] for entry in book.entries()] == [[2]]
+
+
 def test_a_stop_from_outside_counts_from_the_last_sign_of_life() -> None:
     """Nobody tells when it was struck; its heartbeats ended 21.5 s before it was given up, the commits 22 s before."""
     book = Recoveries()
