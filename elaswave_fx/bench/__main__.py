@@ -43,7 +43,7 @@ TAKES = {
     "slow": {"tiny"},
     "join": {"ranks", "tiny"},
     "switch": {"tiny"},
-    "migration": {"repeats", "tiny"},
+    "migration": {"repeats", "tiny", "only"},
     "planner": {"repeats", "tiny"},
     "shards": {"repeats", "tiny"},
     "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
