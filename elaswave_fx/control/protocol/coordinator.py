@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from elaswave_fx.control.protocol import events
+from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.coordinator_state import (
     EVERYBODY,
     NOBODY,

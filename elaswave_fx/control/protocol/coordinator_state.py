@@ -84,7 +84,7 @@ def not_known(register: Register, rank: Rank) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see changed.py
 class Coordinator:
     """One coordinator process. `proposal` is the swap on its way, `proposed` what it leads to; `acked_s`: when
     heartbeats were answered last; `saved`: a checkpoint that the register does not name yet, for the ledger follows the

@@ -23,10 +23,11 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.decide import wait_graph_sinks, waiting_in_vain
 from elaswave_fx.control.protocol.events import CauseKind
 from elaswave_fx.control.protocol.messages import Heartbeat
@@ -111,7 +112,7 @@ class Heard(NamedTuple):
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see changed.py
 class FailureDetector:
     """What one coordinator has noticed of the ranks. Methods return a new value; dictionaries are not changed in place.
 

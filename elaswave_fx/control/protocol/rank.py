@@ -14,8 +14,8 @@ Its report promises that it commits nothing more in that epoch, which is why it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.clock import nearer, of_round_trip
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,

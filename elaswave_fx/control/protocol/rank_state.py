@@ -220,7 +220,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see changed.py
 class RankState:
     """One rank. Dictionaries are never changed in place.
 

@@ -8,9 +8,8 @@ In: a `Coordinator` and what has just changed. Out: the same and its actions; `c
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elaswave_fx.control.protocol import events
+from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.coordinator_state import EVERYBODY, NOBODY, PREPARING, STEADY, Coordinator, Result
 from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable
 from elaswave_fx.control.protocol.events import Cause, CauseKind
