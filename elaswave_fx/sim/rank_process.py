@@ -70,6 +70,7 @@ class Surroundings(Protocol):
     def mend(self, rank: Rank) -> None: ...
     def hear(self, source: Rank, name: str, said: object) -> None: ...
     def chance(self, of: float) -> bool: ...
+    def may_die(self, address: Rank) -> bool: ...
     def compute_s(self) -> float: ...
 
 
@@ -251,8 +252,8 @@ class RankProcess:
             self.world.after(0.0, self.rank, self._busy)
 
     def update_fails(self) -> bool:
-        """Whether the update that has just run failed."""
-        fails, self.update_will_fail = self.update_will_fail, False
+        """Whether the update that has just run failed; not that of the last one that gets on."""
+        fails, self.update_will_fail = self.update_will_fail and self.world.may_die(self.rank), False
         return fails
 
     def _wait(self, phase: str, done: Callable[[], bool], awaits: Callable[[], Rank | None]) -> Wait:

@@ -746,7 +746,10 @@ def test_the_last_rank_may_be_one_that_was_left_out() -> None:
     job = _without_rank_3()
     for rank in range(3):
         job.feed(Exited(Rank(rank)))
-    assert job.register.epoch == 1
+    for _ in range(2):
+        job.later(0.6 * TIMEOUTS.silent_s)
+    assert job.register.epoch == 1 and job.state.targets == ()
+    assert [act.ranks for act in job.did if isinstance(act, events.Waiting)] == [(3,)]
     job.heartbeat(3, epoch=Epoch(0), phase=STOPPED)
     job.later(0.01)
     job.later(1.1 * TIMEOUTS.spread_s)

@@ -1,6 +1,6 @@
 """What is tried where: everything (`make chaos`), and one of each kind (`make test`, beside the pairwise set).
 
-everything(seed=0)   ->  some 500 scenarios; the random ones are drawn from the seed
+everything(seed=0)   ->  some 1,500 scenarios; the random ones are drawn from the seed
 specials()           ->  one of each group, always the same
 """
 

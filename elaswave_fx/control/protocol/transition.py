@@ -16,6 +16,7 @@ from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
 from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Stamp, Version
+from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Rank
 
 
@@ -200,8 +201,10 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     """All reports are here: decide, and propose the epoch to the store."""
     register = state.register
     assert register is not None
-    if state.proposal is not None or not state.targets or len(state.reports) < len(state.targets):
+    if state.proposal is not None or len(state.reports) < len(state.targets):
         return state, ()
+    if not state.targets:
+        return _await_left_out(state, register)
     of_epoch = {rank: report for rank, report in state.reports.items() if report.epoch == register.epoch}
     cut_off = unreachable(of_epoch)  # who comes from outside has no links yet, or ended ones
     if cut_off and state.links_broken_since_s is None:
@@ -225,6 +228,16 @@ def conclude(state: Coordinator, now_s: float) -> Result:
         )
         return _wait(state, events.Waiting(register.epoch, verdict.boxes, tuple(sorted(verdict.blockers))))
     return _propose_epoch(state, register, verdict, now_s)
+
+
+def _await_left_out(state: Coordinator, register: Register) -> Result:
+    """No member is left, nor anybody else: what there is have ranks without which the epoch went on, if they live."""
+    left_out = _left_out(register) - state.detector.exited
+    if not left_out:
+        return state, ()
+    state = replace(state, detector=state.detector.without(left_out))
+    boxes = tuple(box_id for box_id, _ in numbered(register.activation.assignment.boxes))
+    return _wait(state, events.Waiting(register.epoch, boxes, tuple(sorted(left_out))))
 
 
 def _wait(state: Coordinator, waiting: events.Waiting) -> Result:
