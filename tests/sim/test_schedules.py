@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,26 @@ def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
     outcome = world.run()
     assert outcome.violation is None and outcome.said["stopped"] == 1
     assert world.register.members == (Rank(0),), "the one that hung"
+
+
+@pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
+def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
+    """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""
+    pause, crash = fault("pause", 0.3, rank=1, lasts_s=3.2), fault("crash", at_s, rank=0)
+    world = World(seed, faults=(pause, crash), at_least_s=8.0)
+    outcome = world.run()
+    assert outcome.violation is None and outcome.rollbacks == 0
+    assert outcome.said["back"] == 1 and Rank(1) in world.register.members
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_a_rank_that_is_slow_for_long_gets_less_work(seed: int) -> None:
+    slow = fault("slow", 0.1, rank=1, lasts_s=60.0)
+    world = World(seed, faults=(replace(slow, keep=2),), at_least_s=0.5)
+    outcome = world.run()
+    assert outcome.violation is None and "detected" not in outcome.said
+    shares = {plan.speeds.get(Rank(1), 1.0) for plan in world.plans.values()}
+    assert min(shares) < 0.5, "it was taken for slow"
 
 
 @pytest.mark.parametrize("seed", range(8))
