@@ -364,6 +364,7 @@ IMPOSSIBLE_FAULTS = [
     ("{step:3,rank:1,kind:leave},{step:5,rank:1}", "faults[1].rank=1: faults[0] strikes that rank already"),
     ("{step:3,rank:1,kind:cut,seconds:3},{step:5,rank:1}", "faults[1].rank=1: faults[0] strikes that rank already"),
     ("{step:3,rank:1,kind:cut,seconds:0}", "faults[0].seconds=0: must be above 0"),
+    ("{step:3,rank:1,kind:cut,seconds:1e9}", "faults[0].seconds=1e+09: must be above 0 and at most 86400"),
     ("{step:3,rank:1,seconds:3}", "faults[0].seconds=3.0: is for kind=cut"),
     ("{step:3,rank:1,kind:slow,speed:1.5}", "faults[0].speed=1.5: must be above 0 and below 1"),
     ("{step:3,rank:1,kind:slow,steps:0}", "faults[0].steps=0: must be at least 1; nearest valid: 1"),

@@ -22,6 +22,9 @@ _WITHOUT_PHASE = {
     "slow": "a rank is slow in whole steps",
     "join": "a process is started between two steps",
 }
+MOST_SECONDS = 86_400.0
+"""Of a cut with an end."""
+
 PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot", "any")
 
 
@@ -116,8 +119,9 @@ def _check_kind(place: str, fault: Fault) -> None:
     for key, kind in (("speed", "slow"), ("steps", "slow"), ("seconds", "cut")):
         if fault.kind != kind and getattr(fault, key) != getattr(other, key):
             raise ConfigError(f"{place}.{key}={getattr(fault, key)}: is for kind={kind}")
-    if fault.seconds is not None and not fault.seconds > 0:
-        raise ConfigError(f"{place}.seconds={fault.seconds:g}: must be above 0; leave it out for a cut without an end")
+    if fault.seconds is not None and not 0 < fault.seconds <= MOST_SECONDS:
+        valid = f"must be above 0 and at most {MOST_SECONDS:g}; leave it out for a cut without an end"
+        raise ConfigError(f"{place}.seconds={fault.seconds:g}: {valid}")
     if fault.kind != "slow":
         return
     if not 0 < fault.speed < 1:

@@ -133,6 +133,11 @@ class RankSocket:
         self._again_s = 0.0
         self._pause_s = RECONNECT_S
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream to a coordinator, as far as is known."""
+        return self._stream is not None
+
     def watch(self, poll: select.poll) -> None:
         """Let `poll` wake up when there is something to receive, or to send. To be called before every poll."""
         if self._stream is not None:

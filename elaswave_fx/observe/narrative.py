@@ -59,6 +59,10 @@ def _stopping(epoch: int, fields: Fields) -> str:
     return f"epoch {epoch} will end as planned: {fields['cause']}"
 
 
+def _called_off(epoch: int, fields: Fields) -> str:
+    return f"epoch {epoch} does not end as planned: {fields['cause']}"
+
+
 def _stopped(epoch: int, fields: Fields) -> str:
     return f"{_numbers(fields['members'])} have left the step and said what they have"
 
@@ -150,6 +154,7 @@ _WORDS: Mapping[str, Callable[[int, Fields], str]] = {
     "joined": _joined,
     "detected": _detected,
     "stopping": _stopping,
+    "called_off": _called_off,
     "stopped": _stopped,
     "agreed": _agreed,
     "planned": _planned,

@@ -54,8 +54,8 @@ COPY_DIFFERS = "copy differs"
 """What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
 
 
-LINK_S, LINK_LOOK_S = 5.0, 0.01
-"""For the links to new members, as in `worker/recovery.py`; and until the next look."""
+LINK_S, LINK_AGAIN_S, LINK_LOOK_S = 5.0, 1.0, 0.01
+"""For the links to new members, as in `worker/recovery.py`; until they are dialed again, and until the next look."""
 
 
 class Surroundings(Protocol):
@@ -68,6 +68,7 @@ class Surroundings(Protocol):
     def after(self, seconds: float, rank: Rank, event: object) -> None: ...
     def lost(self, rank: Rank) -> frozenset[Rank]: ...
     def mend(self, rank: Rank) -> None: ...
+    def end_link(self, rank: Rank, peer: Rank) -> None: ...
     def hear(self, source: Rank, name: str, said: object) -> None: ...
     def chance(self, of: float) -> bool: ...
     def may_die(self, address: Rank) -> bool: ...
@@ -99,6 +100,7 @@ class RankProcess:
         self._broadcast = Epoch(-1)
         self._peers: frozenset[Rank] = frozenset(state.members)
         self._boxes: tuple[Box, ...] = ()
+        self._was: tuple[frozenset[Rank], Epoch] = (self._peers, state.epoch)  # members of the epoch of `_boxes`
         self._said: deque[Any] = deque()
         self._decision: Decision | None = None
         self._ran: object = None
@@ -207,11 +209,13 @@ class RankProcess:
 
     def _open_links(self, peers: frozenset[Rank]) -> Wait:
         """To members of a new epoch."""
-        until_s = self.world.now + LINK_S
-        self.world.mend(self.rank)
-        while lost := self.world.lost(self.rank).intersection(peers):
+        until_s, mend_s = self.world.now + LINK_S, self.world.now
+        while self.world.lost(self.rank).intersection(peers):
             if self.world.now > until_s:
-                raise StepFailed(min(lost), "cannot be reached")
+                raise StepFailed(None, "a member cannot be reached")
+            if self.world.now >= mend_s:
+                self.world.mend(self.rank)
+                mend_s += LINK_AGAIN_S
             yield from self.sleep(LINK_LOOK_S)
 
     def _check_members(self) -> None:
@@ -384,19 +388,21 @@ class RankProcess:
         engine, activation = self.engine, go.activation
         boxes, joins = activation.assignment.boxes, not self._boxes
         before = self._boxes or boxes
+        (was_members, was_epoch), members = self._was, frozenset(activation.assignment.members)
+        yield from self._open_links(epoch_start.anew(was_members, was_epoch, members, activation.epoch))
         if not activation.rollback:
             self._check_promoted(before, boxes)
         yield from self._resolve_in_flight_step(activation)
-        agree = activation.copies_agree and activation.epoch == engine.epoch + 1
-        anew = epoch_start.anew(self._peers, engine.epoch, activation.assignment.members, activation.epoch)
-        self._peers = frozenset(activation.assignment.members)
+        for gone in was_members - members:
+            self.world.end_link(self.rank, gone)
+        self._peers = members
         self.aborted, engine.epoch = None, activation.epoch
-        yield from self._open_links(anew)
         if protocol.must_leave(self.state, engine.committed.version):
             raise StepFailed(None, "the epoch is over already")
         yield from engine.install(activation.epoch, activation.assignment)
         self._follow_abort()
-        self._boxes = boxes
+        self._boxes, self._was = boxes, (members, activation.epoch)
+        agree = activation.copies_agree and activation.epoch == was_epoch + 1
         self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree)
         if activation.rollback or joins:
             self._stale |= set(engine.buckets)

@@ -194,11 +194,7 @@ class World:
             self.start_rank(protocol.joiner(numbered.number, self.limits, self.now), None)
 
     def tell_to_leave(self, rank: Rank, grace_s: float) -> None:
-        """Somebody sends a rank the signal that tells it to leave the job; it is to be seen what comes of it. One that
-        was told before ends at once."""
-        body = self.processes[rank].body
-        if isinstance(body, RankProcess) and body.state.leaves_by_s is not None and not self.may_die(rank):
-            return
+        """Somebody sends a rank the signal that tells it to leave the job; it is to be seen what comes of it."""
         self.push(self.now, rank, LeaveAsked(grace_s), STORE)
         self.quiet_from = max(self.quiet_from, self.now + LEAVES_S)
 
@@ -315,6 +311,8 @@ class World:
             self.push(self.now + HEARTBEAT_S, rank, event, rank)
         if isinstance(event, LinkNews):
             self.network.notice(rank, sender)
+        if isinstance(event, LeaveAsked) and body.state.leaves_by_s is not None and not self.may_die(rank):
+            return  # one that was told before ends at once
         if isinstance(event, StoreSeen):
             self.checker.sees(rank, event)
         body.handle(event, sender)
@@ -417,6 +415,13 @@ class World:
         for peer in self.network.lost(rank):
             for wait_s in (0.002, 0.1, 0.3, MEND_S):
                 self.push(self.now + wait_s, STORE, partial(self._mend, rank, peer), STORE)
+
+    def end_link(self, rank: Rank, peer: Rank) -> None:
+        """A rank goes on without another one, which notices soon, if it lives."""
+        if not self.network.is_down(rank, peer):
+            self.network.take_down(rank, peer)
+            self.push(self.now + self.random.uniform(0.0002, 0.004), peer, LinkNews(), rank)
+        self.network.notice(rank, peer)
 
     def _mend(self, rank: Rank, peer: Rank) -> None:
         ends = [self.processes[end] for end in (rank, peer)]

@@ -21,8 +21,8 @@ class PeerLinks:
         self._unlinked: frozenset[int] = frozenset()  # These had no link when they were looked for last.
 
     def open(self, cards: Iterable[Card], timeout_s: float, anew: Collection[int] = ()) -> None:
-        """A link to everybody to whom there has been none, and to those of `anew` whatever became of it; other broken
-        ones are mended elsewhere. Raises `CommError`."""
+        """A link to everybody to whom there has been none, and to those of `anew` to whom it is known to be over; other
+        broken ones are mended elsewhere. Raises `CommError`."""
         lost = (rank for rank in self._endpoint.lost_peers if rank not in anew)
         known = {self._endpoint.rank, *self._endpoint.peers, *lost}
         missing = {card.number: (card.host, card.port, card.memory_domain) for card in cards}

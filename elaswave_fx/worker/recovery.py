@@ -100,6 +100,9 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
     activation, plan = go.activation, Plan.from_json(go.plan)
     began = time.perf_counter()
+    was = worker.plan
+    # First, for the others wait for the same links: what comes next takes ranks different times.
+    worker.links.open(go.cards, LINK_S, epoch_start.anew(was.ranks, was.epoch, plan.ranks, plan.epoch))
     if not activation.rollback:
         _check_promoted(worker, plan)
     _resolve_in_flight_step(worker, activation, report)
@@ -108,8 +111,6 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.endpoint.advance(int(plan.epoch))
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
-    was = worker.plan
-    worker.links.open(go.cards, LINK_S, epoch_start.anew(was.ranks, was.epoch, plan.ranks, plan.epoch))
     if plan.terminal_reason:
         _end_job(worker, plan, saves=not activation.rollback)
     boxes = worker.plan.boxes, plan.boxes

@@ -150,10 +150,8 @@ void Connector::mend(Deadline deadline) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [peer, address] : addresses_) {
-      const auto link = table_.find(peer);
-      const FailurePtr lost = link ? link->lost() : nullptr;
-      const bool torn = peer < identity_.rank && lost && !lost->orderly;
-      if (torn && mending_.insert(peer).second) redials_.push_back({peer, address, deadline});
+      if (peer >= identity_.rank || table_.has_live(peer)) continue;
+      if (mending_.insert(peer).second) redials_.push_back({peer, address, deadline});
     }
     started = std::min(kRedialers - redialers_, redials_.size());
     redialers_ += started;
@@ -195,10 +193,7 @@ void Connector::redial(const Redial& task) {
   }
 }
 
-bool Connector::is_torn(int peer) const {
-  const auto link = table_.find(peer);
-  return is_wanted(peer) && link && link->lost();
-}
+bool Connector::is_torn(int peer) const { return is_wanted(peer) && !table_.has_live(peer); }
 
 bool Connector::is_wanted(int peer) const {
   const std::lock_guard lock(mutex_);

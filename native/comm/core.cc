@@ -272,6 +272,7 @@ void EndpointCore::disconnect(int peer) {
 
 void EndpointCore::cut(double seconds) {
   if (!options_.may_be_cut) throw CommError(self() + " was not made to be cut off");
+  if (!(seconds > 0 && seconds <= 1e9)) throw CommError(self() + ": a cut of " + std::to_string(seconds) + " s");
   cut_.begin(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
 }
 

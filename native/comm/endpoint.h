@@ -112,9 +112,10 @@ class Endpoint {
   // DeadlineExceeded that names the missing ranks. Links that were made by then stay.
   void connect(const std::map<int, PeerAddress>& peers, Deadline deadline);
 
-  // Opens broken links to the ranks of earlier `connect` calls again, in the background, as long as `deadline` allows:
+  // Opens missing links to the ranks of earlier `connect` calls again, in the background, as long as `deadline` allows:
   // the higher rank dials, so both ends have to ask. Messages of the generation in which a link broke are lost with it.
-  // Not for ranks that were disconnected here, or that said goodbye. Returns at once; asking twice is asking once.
+  // Not for ranks that were disconnected here; who said goodbye has to have asked for us again. Returns at once; asking
+  // twice is asking once.
   void mend(Deadline deadline);
 
   // Ends the link to `peer` in order: transfers that are done reach it (as long as it does not go on sending to us),
@@ -174,7 +175,7 @@ class Endpoint {
   std::uint64_t older_frames_rule_consulted() const;
 
   // For so long nothing leaves this endpoint and nothing reaches it, and no link breaks by it; what was sent meanwhile
-  // is under way then. For tests. Throws CommError if that was not allowed for.
+  // is under way then. At most a billion seconds. For tests. Throws CommError if that was not allowed for.
   void cut(double seconds);
   bool is_cut() const;
 

@@ -36,7 +36,8 @@ void StepMachine::await_state(Actions& actions, Box& box) const {
 }
 
 void StepMachine::keep_record(Actions& actions, Box& box, bool updates) const {
-  if (box.kept.size() == box.backlog) {
+  // While one is being applied, none may go: it is the first of them.
+  if (box.kept.size() >= box.backlog && !box.update_due) {
     if (box.kept.front().updates) act(actions, Kind::kForgetRecord, box);
     box.kept.pop_front();
   }

@@ -29,11 +29,11 @@ class TensorTransfers {
 
   RankId rank() const { return rank_; }
   // Of the links; 0 without.
+  std::uint32_t generation() const { return endpoint_ ? endpoint_->generation() : 0; }
   // As Endpoint::cut; a rank that is alone is cut off from nobody.
   void cut(double seconds) {
     if (endpoint_) endpoint_->cut(seconds);
   }
-  std::uint32_t generation() const { return endpoint_ ? endpoint_->generation() : 0; }
   void set_deadline(double deadline_s);
   // All ranks of the step: the loss of one ends every wait, for the others may have left the step because of it.
   void set_members(const std::vector<RankId>& world);

@@ -1,5 +1,6 @@
 // Endpoints that are cut off for a while: nothing comes through meanwhile, and all of it afterwards.
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -81,4 +82,8 @@ TEST(who_was_not_made_for_it_is_not_cut) {
   Cluster pair(2, LinkKind::kTcp);
   CHECK_THROWS(CommError, "was not made to be cut off", pair.at(0).cut(1.0));
   CHECK(!pair.at(0).is_cut());
+  Cluster other(2, LinkKind::kTcp, may_be_cut());
+  for (const double seconds : {0.0, -1.0, 1e10, std::nan("")}) {
+    CHECK_THROWS(CommError, "a cut of ", other.at(0).cut(seconds));
+  }
 }

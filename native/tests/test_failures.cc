@@ -238,6 +238,25 @@ TEST_BOTH(broken_links_are_opened_again_in_the_background) {
   CHECK(four.at(1).link_kind(0) == LinkKind::kNone);
 }
 
+// As of a rank without which others have gone on, and that they take back.
+TEST_BOTH(a_link_that_the_other_end_ended_is_opened_again_when_both_ask) {
+  Cluster pair(2, kind);
+  for (const int leaver : {0, 1}) {
+    const int left = 1 - leaver;
+    pair.at(leaver).disconnect(left);
+    await([&] { return pair.at(left).peers().empty(); });
+    std::map<int, PeerAddress> gone = {{left, {"127.0.0.1", pair.at(left).port(), "host"}}};
+    std::thread back([&] { pair.at(leaver).connect(gone, plenty()); });
+    for (int turn = 0; turn < 3; ++turn) pair.at(left).mend(plenty());
+    back.join();
+    await([&] { return pair.at(left).peers().size() == 1; });
+  }
+  int value = 9, got = 0;
+  pair.at(0).wait(pair.at(0).send(1, 1, &value, 4), plenty());
+  pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
+  CHECK_EQUAL(got, 9);
+}
+
 // Nobody listens there any more: closing does not wait for the deadline.
 TEST_BOTH(a_link_to_nobody_is_dialed_until_the_end) {
   Cluster pair(2, kind);

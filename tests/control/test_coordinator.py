@@ -742,6 +742,30 @@ def test_a_rank_that_was_left_out_comes_back_with_the_copies_that_others_wait_fo
     assert agreed.back == (3,) and agreed.lost == (lost,)
 
 
+def test_who_was_left_out_hears_that_and_not_that_the_job_is_over() -> None:
+    """The others hand the model back without another step: it is lost to them, and their run has not failed."""
+    job = _without_rank_3()
+    job.heartbeat(3, epoch=Epoch(0), phase=STOPPED)
+    before = _told(job, 3)
+    assert all(before)
+    job.feed(Ended(Rank(0)))
+    job.heartbeat(3, epoch=Epoch(0), phase=STOPPED)
+    job.prepared(3, epoch=Epoch(0))
+    assert _told(job, 3)[len(before) :] == [False, False] and not [a for a in job.sent(Over) if a.target == 3]
+
+
+def test_nobody_is_accused_by_a_rank_that_was_left_out() -> None:
+    """It has lost all of them, for they have ended their links with it."""
+    job = _without_rank_3()
+    job.heartbeat(3, epoch=Epoch(0), phase=STOPPED, suspect=Rank(0))
+    job.beats(0, 1, 2)
+    job.feed(Exited(Rank(1)))
+    assert [act.ranks for act in job.did if isinstance(act, Detected)][-1] == (1,)
+    job.prepared(2)
+    job.later(1.4 * TIMEOUTS.accused_s)
+    assert 0 in job.state.targets
+
+
 def test_the_last_rank_may_be_one_that_was_left_out() -> None:
     job = _without_rank_3()
     for rank in range(3):
@@ -775,9 +799,14 @@ def test_a_planned_stop_that_nobody_reaches_any_more_is_called_off() -> None:
     job.heartbeat(4, epoch=Epoch(-1), joining=True)
     job.later(0.1)
     assert job.state.planned and job.asked() == {0, 1, 2, 3, 4}
+    job.prepared(4, epoch=Epoch(-1), copies={})
+    job.heartbeat(0, phase=HANDING_BACK, version=job.state.stop_after)
+    job.later(0.1)
+    assert job.state.planned, "it has come to that version, and stops before it gets on"
     for rank in range(WORLD):
         job.heartbeat(rank, phase=HANDING_BACK)
     job.later(0.1)
     assert job.state.phase == STEADY and job.register.epoch == 0
+    assert [act for act in job.did if isinstance(act, events.CalledOff)] == [events.CalledOff(Epoch(0))]
     job.feed(Exited(Rank(3)))
     assert job.state.phase == PREPARING and not job.state.planned, "a loss is one as ever"

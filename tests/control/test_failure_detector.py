@@ -198,7 +198,7 @@ def test_who_opens_its_control_connection_again_was_not_gone() -> None:
 
 def test_who_is_accused_or_cut_off_has_less_time_to_report() -> None:
     detector = listening().disconnected(Rank(3))
-    found = detector.unreported([Rank(1), Rank(2), Rank(3)], reports_of(report(0, suspect=2)), 0.6, 10.6)
+    found = detector.unreported([Rank(1), Rank(2), Rank(3)], Epoch(0), reports_of(report(0, suspect=2)), 0.6, 10.6)
     assert [rank for rank in RANKS if not found.is_alive(rank, 10.6)] == [2, 3]
     assert found.finding(Rank(2), 10.6) == Finding(Certainty.SUSPECTED, CauseKind.SILENT, since_s=10.0)
 
@@ -218,7 +218,7 @@ def test_whoever_the_others_wait_for_counts_as_lost_from_when_it_stood_still() -
 
 def test_a_report_voids_what_was_found_before() -> None:
     reports = reports_of(report(0, suspect=2))
-    detector = listening().unreported((Rank(2),), reports, 0.0, 11.0)
+    detector = listening().unreported((Rank(2),), Epoch(0), reports, 0.0, 11.0)
     assert not detector.is_alive(Rank(2), 11.0)
     assert detector.reported(Rank(2), 11.1).is_alive(Rank(2), 11.1)
 

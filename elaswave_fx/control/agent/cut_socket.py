@@ -10,7 +10,7 @@ import select
 from collections.abc import Callable
 
 from elaswave_fx.control.protocol.card import Card
-from elaswave_fx.control.wire import ControlAddress, Message, RankSocket
+from elaswave_fx.control.wire import RECONNECT_S_MAX, ControlAddress, Message, RankSocket
 
 
 class CutSocket(RankSocket):
@@ -23,6 +23,11 @@ class CutSocket(RankSocket):
     def watch(self, poll: select.poll) -> None:
         if not self._is_cut():
             super().watch(poll)
+
+    def connect(self, now_s: float) -> float | None:
+        if self._is_cut() and not self.is_open:
+            return now_s + RECONNECT_S_MAX
+        return super().connect(now_s)
 
     def send(self, message: Message) -> None:
         if not self._is_cut():

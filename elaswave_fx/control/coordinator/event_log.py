@@ -15,6 +15,7 @@ from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import (
     Agreed,
     Attempt,
+    CalledOff,
     CannotLeave,
     Cause,
     CauseKind,
@@ -41,6 +42,8 @@ def line_of(event: Event, now_s: float) -> Line | None:
             return "detected", event.epoch, {**fields, "silent_ms": silent_ms, "exited": exited}
         case Stopping():
             return "stopping", event.epoch, {"cause": cause_words(event.cause)}
+        case CalledOff():
+            return "called_off", event.epoch, {"cause": "no step follows any more"}
         case Waiting():
             return "waiting", event.epoch, {"cause": _waiting(event)}
         case Stopped():
@@ -61,6 +64,8 @@ def log_line(event: Event) -> str:
             return f"epoch {event.epoch} ends, lost are {list(event.ranks)}: {cause_words(event.cause)}"
         case Stopping():
             return f"epoch {event.epoch} will end: {cause_words(event.cause)}"
+        case CalledOff():
+            return f"epoch {event.epoch} goes on: no step follows any more after which it could end"
         case Attempt():
             return f"attempt {event.ballot.serial}, {cause_words(event.cause)}: wanted are {list(event.targets)}"
         case Waiting():

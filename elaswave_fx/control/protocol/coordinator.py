@@ -123,8 +123,15 @@ def end(state: Coordinator, reason: str) -> Result:
 def _close(state: Coordinator, reason: str) -> Result:
     state = replace(state, phase=OVER, over=reason)
     heard = sorted(state.detector.heard.items())
-    waiting = tuple(rank for rank, last in heard if last.heartbeat.phase == STOPPED)
-    return state, tuple(Send(rank, Over(reason)) for rank in waiting)
+    waiting = tuple(last.heartbeat for _, last in heard if last.heartbeat.phase == STOPPED)
+    return state, tuple(Send(each.rank, Over(reason)) for each in waiting if _hears_the_end(state, each))
+
+
+def _hears_the_end(state: Coordinator, heartbeat: Heartbeat) -> bool:
+    """Whether it is the end of the rank's job, too: of a member, and of who waits to be one. Who was left out hears
+    that."""
+    assert state.register is not None
+    return heartbeat.joining or heartbeat.rank in state.register.members
 
 
 # --- The store ---
@@ -263,7 +270,7 @@ def _on_beat(state: Coordinator, event: Heartbeat, now_s: float) -> Result:
     if state.proposal is None and event.lines and event.epoch == register.epoch:
         state, more = _append(state, register, event.lines, now_s)
         actions += more
-    if state.phase == OVER and event.phase == STOPPED:
+    if state.phase == OVER and event.phase == STOPPED and _hears_the_end(state, event):
         actions += (Send(event.rank, Over(state.over)),)
     if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
         # Its report got lost, or came to a coordinator before this one: so may those of others.
@@ -284,7 +291,8 @@ def _answer(state: Coordinator, register: Register, heartbeat: Heartbeat, now_s:
 
 
 def _ack(state: Coordinator, register: Register, rank: Rank) -> Send:
-    return Send(rank, Ack(state.ballot.term, register.epoch, register.needs(rank), register.committed.version))
+    needed = rank in register.members or (state.phase != OVER and register.needs(rank))
+    return Send(rank, Ack(state.ballot.term, register.epoch, needed, register.committed.version))
 
 
 def _append(state: Coordinator, register: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
@@ -329,10 +337,11 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
     report = event.report
     rank, register = report.rank, state.register
     state = replace(state, detector=state.detector.reported(rank, now_s))
-    if state.phase == OVER:
-        return state, (Send(rank, Over(state.over)),)
     if register is None or state.phase == TAKING:
         return state, ()
+    if state.phase == OVER:
+        member = rank in register.members
+        return state, (Send(rank, Over(state.over)) if member else _ack(state, register, rank),)
     of_this_epoch = report.epoch == register.epoch and rank in register.members
     if state.phase == STEADY and of_this_epoch:
         state = replace(state, reports={rank: report})

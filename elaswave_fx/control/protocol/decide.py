@@ -153,7 +153,7 @@ def decide(
     staying = {rank: boxes for rank, boxes in has.items() if rank not in going}
     if len(frozenset[BoxId]().union(*staying.values())) == len(assignment.boxes):
         has = staying
-    members = tuple(sorted(rank for rank in has if has[rank] or not _was_left_out(register, reports[rank])))
+    members = tuple(sorted(rank for rank in has if has[rank] or not was_left_out(register, reports[rank])))
     absent = still_absent(register, frozenset(has), gone, resume.version)
     held: dict[BoxId, tuple[Rank, ...]] = {box_id: () for box_id, _ in numbered(assignment.boxes)}
     for rank in members:
@@ -174,8 +174,10 @@ def decide(
         target = resume if fresh else register.checkpoint
         if target == SEED and not fresh and not allow_rollback:
             raise PlanError(_nothing_left(register, members, len(lost)))
-        everyone = dict.fromkeys(held, members)
-        activation = Activation(epoch, replan(members, everyone, assignment), target, target, None, rollback=True)
+        # What they have is of no use any more, so that what it leads to does not matter.
+        everybody = tuple(sorted(has))
+        held = dict.fromkeys(held, everybody)
+        activation = Activation(epoch, replan(everybody, held, assignment), target, target, None, rollback=True)
         return Proceed(activation, lines, (), Resumption.BACK, lost)
     agree = copies_agree(assignment, reports, resume)
     activation = Activation(epoch, replan(members, held, assignment), resume, previous, last, copies_agree=agree)
@@ -186,7 +188,7 @@ def decide(
     return Proceed(activation, lines, absent, how)
 
 
-def _was_left_out(register: Register, report: Report) -> bool:
+def was_left_out(register: Register, report: Report) -> bool:
     """Whether the rank has been in an epoch, and not in the last one. With copies that lead nowhere it is of no use: it
     may have heard all votes for a step which the others have done again without its vote."""
     return report.rank not in register.members and report.epoch >= 0

@@ -79,6 +79,13 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledOff:
+    """The epoch will not end as planned: the ranks take no step any more after which it could."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """The coordinator tries to make an epoch of `targets`; a transition may take several attempts."""
 
@@ -149,8 +156,8 @@ class Superseded:
     term: Term
 
 
-Event = Detected | Stopping | Attempt | Waiting | Stopped | Agreed | CannotLeave | Over | Superseded
-EVENT_TYPES = (Detected, Stopping, Attempt, Waiting, Stopped, Agreed, CannotLeave, Over, Superseded)
+Event = Detected | Stopping | CalledOff | Attempt | Waiting | Stopped | Agreed | CannotLeave | Over | Superseded
+EVENT_TYPES = (Detected, Stopping, CalledOff, Attempt, Waiting, Stopped, Agreed, CannotLeave, Over, Superseded)
 
 
 def label(event: Event) -> str:

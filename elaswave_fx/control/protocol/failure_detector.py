@@ -221,14 +221,16 @@ class FailureDetector:
         return self._finding_of(evident, Certainty.EVIDENT, CauseKind.UNREACHABLE) if evident else self
 
     def unreported(
-        self, missing: Collection[Rank], reports: Mapping[Rank, Report], waited_s: float, now_s: float
+        self, missing: Collection[Rank], epoch: Epoch, reports: Mapping[Rank, Report], waited_s: float, now_s: float
     ) -> FailureDetector:
         """Find ranks that were asked `waited_s` ago, and have not reported: accused or cut off ones by a shorter
-        silence, the others when they let everybody wait for too long."""
+        silence, the others when they let everybody wait for too long. Ranks of this `epoch` alone are heard as to whom
+        they accuse."""
         if waited_s > self.timeouts.stalled_s:
             return self._hung(missing)
-        accused = {heard.heartbeat.suspect for heard in self.heard.values()}
-        accused |= {report.suspect for report in reports.values()} | self.cut_off(missing, now_s)
+        accused = {heard.heartbeat.suspect for heard in self.heard.values() if heard.heartbeat.epoch == epoch}
+        accused |= {report.suspect for report in reports.values() if report.epoch == epoch}
+        accused |= self.cut_off(missing, now_s)
         blamed = {r for r in missing if r in accused and r not in self.found}
         silent = {r for r in blamed if self._silence_s(r, now_s) > self.timeouts.accused_s}
         return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self

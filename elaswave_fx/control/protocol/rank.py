@@ -385,7 +385,9 @@ def _on_links_down(state: RankState, event: LinksDown, now_s: float) -> Result:
 def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
     """The lease begins when the rank asked: the answer may have been under way for long."""
     clock = nearer(state.clock, of_round_trip(event.asked_s, event.answered_s, now_s))
-    state = replace(state, clock=clock, store_seen_s=max(state.store_seen_s, event.asked_s))
+    state = replace(state, clock=clock)
+    if event.epoch <= state.epoch:  # else others may go on without this rank, which takes no step meanwhile
+        state = replace(state, store_seen_s=max(state.store_seen_s, event.asked_s))
     return _exclude(state) if event.epoch > state.epoch and not event.needed else (state, ())
 
 

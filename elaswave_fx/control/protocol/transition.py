@@ -11,7 +11,7 @@ from __future__ import annotations
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.coordinator_state import EVERYBODY, NOBODY, PREPARING, STEADY, Coordinator, Result
-from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable
+from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable, was_left_out
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
@@ -113,7 +113,8 @@ def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
     if state.planned:
         return state, (() if again else (events.Stopping(register.epoch, cause),))
     stopped = (heard.heartbeat for heard in detector.heard.values() if heard.heartbeat.phase == STOPPED)
-    accused = {heartbeat.suspect for heartbeat in stopped} | {report.suspect for report in state.reports.values()}
+    accused = {heartbeat.suspect for heartbeat in stopped if heartbeat.epoch == register.epoch}
+    accused |= {report.suspect for report in state.reports.values() if report.epoch == register.epoch}
     lost = (rank for rank in register.members if rank not in state.targets or rank in accused)
     new = tuple(rank for rank in lost if rank not in state.told)
     if again and not new:
@@ -161,13 +162,16 @@ def review(state: Coordinator, now_s: float) -> Result:
         # Until a planned stop ranks take steps: who hangs meanwhile is found as at any other time.
         found, _ = state.detector.standing_still([r for r in unheard if r in register.members], now_s)
     else:
-        found = state.detector.unreported(unheard, state.reports, waited_s, now_s)
+        found = state.detector.unreported(unheard, register.epoch, state.reports, waited_s, now_s)
     state = replace(state, detector=found)
     state, actions = drop_lost(state, now_s)
     if actions:
         return state, actions
-    if state.planned and not state.reports and _hand_back(state):
-        return replace(state, phase=STEADY, targets=(), stop_after=None, going=frozenset(), asked_all_s=None), ()
+    if state.planned and _comes_too_late(state):
+        state = replace(
+            state, phase=STEADY, targets=(), reports={}, stop_after=None, going=frozenset(), asked_all_s=None
+        )
+        return state, (events.CalledOff(register.epoch),)
     if state.planned and waited_s > timeouts.stalled_s:
         return prepare(state, now_s, Cause(CauseKind.RETRY), ask=NOBODY)
     asked_s = state.asked_all_s
@@ -183,11 +187,14 @@ def review(state: Coordinator, now_s: float) -> Result:
     return replace(state, asked_all_s=now_s), tuple(Send(rank, message) for rank in _to_ask(state, unheard, now_s))
 
 
-def _hand_back(state: Coordinator) -> bool:
-    """Whether members hand the model back: they had taken their last step before they heard of the stop."""
-    assert state.register is not None
-    heard = (state.detector.heard.get(rank) for rank in state.register.members)
-    return any(last is not None and last.heartbeat.phase == HANDING_BACK for last in heard)
+def _comes_too_late(state: Coordinator) -> bool:
+    """Whether members hand the model back that have not come to the version of the planned stop, and no other member
+    has, or it would have reported: nobody takes another step."""
+    assert state.register is not None and state.stop_after is not None
+    members, heard = state.register.members, state.detector.heard
+    last = (heard[rank].heartbeat for rank in members if rank in heard)
+    before = any(each.phase == HANDING_BACK and each.version < state.stop_after for each in last)
+    return before and state.reports.keys().isdisjoint(members)
 
 
 def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tuple[Rank, ...]:
@@ -262,7 +269,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
     )
     redone = _steps_redone(state, new)
     missing = tuple(rank for rank in register.members if rank not in new.members)
-    joining = _asking(state, now_s)
+    back = (rank for rank in new.members if rank in state.reports and was_left_out(register, state.reports[rank]))
     agreed = events.Agreed(
         new.epoch,
         new.members,
@@ -273,7 +280,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
         lost_boxes=verdict.lost,
         rolled_back=activation.rollback and redone > 0,  # before the first step there is nothing to go back from
         left=tuple(rank for rank in missing if rank in state.going),
-        back=tuple(rank for rank in new.members if rank not in {*register.members, *joining}),
+        back=tuple(back),
     )
     state, actions = propose(replace(state, proposed=agreed), new, verdict.lines, now_s)
     return state, (*actions, events.Stopped(new.epoch, new.members))
