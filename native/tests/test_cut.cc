@@ -87,3 +87,5 @@ TEST(who_was_not_made_for_it_is_not_cut) {
     CHECK_THROWS(CommError, "a cut of ", other.at(0).cut(seconds));
   }
 }
+
+int main(int argc, char** argv) { return run(argc, argv); }
