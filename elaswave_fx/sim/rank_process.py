@@ -108,7 +108,7 @@ class RankProcess:
         self._awaits: Callable[[], Rank | None] = lambda: None
         self._phase = "starting"
         self._catching: frozenset[BoxId] = frozenset()
-        self._damaged: frozenset[int] = frozenset()
+        self._damaged: frozenset[BoxId] = frozenset()
         self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
         self._wishes: dict[Rank, frozenset[int]] = {}
         self._slow: tuple[float, int] = (1.0, 0)  # its speed, for so many steps
@@ -403,7 +403,7 @@ class RankProcess:
         self._follow_abort()
         self._boxes, self._was = boxes, (members, activation.epoch)
         agree = activation.copies_agree and activation.epoch == was_epoch + 1
-        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree)
+        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree, self._damaged)
         if activation.rollback or joins:
             self._stale |= set(engine.buckets)
         if activation.rollback:

@@ -116,7 +116,7 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     boxes = worker.plan.boxes, plan.boxes
     # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
     agree = activation.copies_agree and plan.epoch == was.epoch + 1
-    worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, agree)
+    worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, agree, worker.damaged)
     if activation.rollback:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()

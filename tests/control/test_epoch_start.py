@@ -73,8 +73,10 @@ def test_parts_made_from_copies_that_are_kept_no_more(
     old, new = (
         (Box(3, Span(0, 4), *roles, readers=(ME, OTHER)), Box(4, Span(0, 4), THIRD)) for roles in (before, after)
     )
-    assert unchecked_buckets(ME, old, new, copies_agree=False) == ({3} if found else set())
-    assert unchecked_buckets(ME, old, new, copies_agree=True) == set()
+    assert unchecked_buckets(ME, old, new, copies_agree=False, damaged=()) == ({3} if found else set())
+    assert unchecked_buckets(ME, old, new, copies_agree=True, damaged=()) == set()
+    for agree in (True, False):
+        assert unchecked_buckets(ME, old, new, agree, damaged=[BoxId(1)]) >= {4}, "nothing is made of that copy"
 
 
 def test_boxes_that_a_rank_comes_to_own_are_looked_at_and_new_copies_go_on_their_way() -> None:

@@ -138,6 +138,13 @@ def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
     assert world.register.members == (Rank(0),), "the one that hung"
 
 
+@pytest.mark.parametrize("seed", [117559, 130613])
+def test_no_parameters_are_made_of_a_copy_that_was_found_damaged(seed: int) -> None:
+    """It is found when the rank is to own it; in the epoch after that the rank comes to compute with it."""
+    outcome = run_schedule(seed)
+    assert outcome.violation is None and outcome.said["stopped"] > 2
+
+
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
 def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""

@@ -49,17 +49,21 @@ def resolve(rank: Rank, activation: Activation, version: Version, pending: bool)
     return activation.certificate
 
 
-def unchecked_buckets(rank: Rank, before: Sequence[Box], after: Sequence[Box], copies_agree: bool) -> set[int]:
-    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep.
+def unchecked_buckets(
+    rank: Rank, before: Sequence[Box], after: Sequence[Box], copies_agree: bool, damaged: Iterable[BoxId]
+) -> set[int]:
+    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep; and those of boxes
+    whose copies here are `damaged`, for who comes to compute with them makes parameters of what there is.
 
     A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong; unless all
     copies were compared when everybody had stopped.
     """
+    wrong = {after[box].bucket for box in damaged}
     if copies_agree:
-        return set()
+        return wrong
     boxes = zip(before, after, strict=True)
     made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
-    return {old.bucket for old, new in made if rank not in new.local_materializers}
+    return wrong | {old.bucket for old, new in made if rank not in new.local_materializers}
 
 
 def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) -> frozenset[Rank]:
