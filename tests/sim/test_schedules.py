@@ -145,6 +145,12 @@ def test_no_parameters_are_made_of_a_copy_that_was_found_damaged(seed: int) -> N
     assert outcome.violation is None and outcome.said["stopped"] > 2
 
 
+def test_a_copy_that_the_plan_drops_counts_until_the_rank_has_taken_it_over() -> None:
+    """Two ranks die as they enter the epoch for which the third was to let its copy go."""
+    outcome = run_schedule(1024336)
+    assert outcome.violation is None and outcome.rollbacks == 0 and outcome.said["exited"]
+
+
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
 def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""

@@ -147,7 +147,8 @@ def report(state: RankState) -> Report:
 
 
 def install(state: RankState, activation: Activation) -> RankState:
-    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain.
+    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain, also
+    those that the new plan drops: they are here until the main thread has taken it over, and may be needed after all.
 
     The ledger has every line up to `resume`, since both came with one swap. Links that were down may be those that
     others ended when they went on without this rank: they are opened anew.
@@ -155,13 +156,13 @@ def install(state: RankState, activation: Activation) -> RankState:
     missed = activation.epoch > state.epoch + 1
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
-    copies, records = _leading_to(state, activation, kept)
+    copies, records = _leading_to(state, activation)
     return replace(
         state,
         epoch=activation.epoch,
         members=activation.assignment.members,
         kept=kept,
-        complete=kept if activation.rollback else frozenset(copies),
+        complete=kept if activation.rollback else kept.intersection(copies),
         stopped=False,
         joining=False,
         committed=activation.resume,
@@ -177,14 +178,12 @@ def install(state: RankState, activation: Activation) -> RankState:
     )
 
 
-def _leading_to(
-    state: RankState, activation: Activation, kept: frozenset[BoxId]
-) -> tuple[dict[BoxId, Copy], dict[BoxId, tuple[Record, ...]]]:
+def _leading_to(state: RankState, activation: Activation) -> tuple[dict[BoxId, Copy], dict[BoxId, tuple[Record, ...]]]:
     copies, records = {}, {}
     if activation.rollback:
         return copies, records
-    for box in kept.intersection(state.copies):
-        copy, pending = state.copies[box], state.records.get(box, ())
+    for box, copy in state.copies.items():
+        pending = state.records.get(box, ())
         if copy.stamp == activation.resume:
             copies[box] = copy
         elif copy.stamp == activation.previous and pending and pending[0].stamp == activation.resume:
