@@ -39,6 +39,7 @@ MODES = ("background", "blocking")
 RANKS, MICRO_BATCH = 4, 4
 
 CABLE_BYTES_PER_S = 31.25e6
+"""Of each rank: 250 Mbit/s."""
 
 QUIET, MOST = 8, 200
 """So many steps with the same plan say that no stop follows; so many may pass until then."""

@@ -402,7 +402,7 @@ class RankProcess:
         yield from engine.install(activation.epoch, activation.assignment)
         self._follow_abort()
         self._boxes, self._was = boxes, (members, activation.epoch)
-        agree = activation.copies_agree and activation.epoch == was_epoch + 1
+        agree = activation.copies_agree and not epoch_start.has_missed(was_epoch, activation.epoch)
         self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree, self._damaged)
         if activation.rollback or joins:
             self._stale |= set(engine.buckets)

@@ -359,7 +359,8 @@ class World:
         self.said[name] += 1
         if self.lines is not None:
             self.lines.append(f"{self.now * 1000:9.3f} ms  {_name(source)} says: {said}")
-        self.said["back"] += isinstance(said, Agreed) and bool(said.back)
+        if isinstance(said, Agreed) and said.back:
+            self.said["back"] += 1
         if isinstance(said, Over):
             self.checker.over()
         if isinstance(said, Waiting):

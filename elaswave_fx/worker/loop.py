@@ -42,7 +42,7 @@ _LOOK_S = 0.1  # how soon a rank that waits for data hears that it is called off
 _FAILURES_MAX = 64
 """Without a commit in between: more is no loss of ranks, but something that cannot work."""
 
-FOREVER_S = 1e9
+_FOREVER_S = 1e9
 """A cut without an end."""
 
 _PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
@@ -262,7 +262,7 @@ class Training:
         at = _phase_of(fault)
         if fault.kind == "cut":
             return _native.Fault(
-                at, cut_s=FOREVER_S if fault.seconds is None else fault.seconds, pipe=pipe, words=words
+                at, cut_s=_FOREVER_S if fault.seconds is None else fault.seconds, pipe=pipe, words=words
             )
         return _native.Fault(at, fault.signal, pipe=pipe, words=words)
 

@@ -113,9 +113,9 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
     if plan.terminal_reason:
         _end_job(worker, plan, saves=not activation.rollback)
-    boxes = worker.plan.boxes, plan.boxes
+    boxes = was.boxes, plan.boxes
     # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
-    agree = activation.copies_agree and plan.epoch == was.epoch + 1
+    agree = activation.copies_agree and not epoch_start.has_missed(was.epoch, plan.epoch)
     worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, agree, worker.damaged)
     if activation.rollback:
         worker.started = False  # what is here is of no use

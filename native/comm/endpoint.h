@@ -114,8 +114,7 @@ class Endpoint {
 
   // Opens missing links to the ranks of earlier `connect` calls again, in the background, as long as `deadline` allows:
   // the higher rank dials, so both ends have to ask. Messages of the generation in which a link broke are lost with it.
-  // Not for ranks that were disconnected here; who said goodbye has to have asked for us again. Returns at once; asking
-  // twice is asking once.
+  // Not for ranks that were disconnected here. Returns at once; asking twice is asking once.
   void mend(Deadline deadline);
 
   // Ends the link to `peer` in order: transfers that are done reach it (as long as it does not go on sending to us),

@@ -179,7 +179,11 @@ void Engine::fault_if_due(std::optional<OpCode> next) {
   if (!fault || (next && *next < fault->at)) return;
   if (fault->pipe) (void)!::write(*fault->pipe, fault->words.data(), fault->words.size());
   const Fault due = *std::exchange(fault, std::nullopt);  // the process may live on: it is told to leave once
-  due.cut_s > 0 ? transfers_.cut(due.cut_s) : static_cast<void>(::raise(due.signal));
+  if (due.cut_s > 0) {
+    transfers_.cut(due.cut_s);
+  } else {
+    (void)::raise(due.signal);
+  }
 }
 
 Progress Engine::progress() const {

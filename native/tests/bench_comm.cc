@@ -1,6 +1,5 @@
 // Bandwidth of 64 MB messages and latency of 1 KB messages between two processes.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -12,8 +11,6 @@ using namespace elaswave::comm;
 using namespace elaswave::tests;
 
 namespace {
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());

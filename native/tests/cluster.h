@@ -1,6 +1,7 @@
 // Several endpoints in one process, connected to each other, for tests.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
@@ -16,6 +17,10 @@ namespace elaswave::tests {
 
 // Far more than anything takes: tests fail by it only when they would hang.
 inline comm::Deadline plenty() { return comm::Deadline::after(60); }
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Runs `body(i)` for i in 0..count-1, each in a thread; throws the first exception when all have ended.
 inline void in_threads(int count, const std::function<void(int)>& body) {

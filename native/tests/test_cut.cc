@@ -19,8 +19,6 @@ EndpointOptions may_be_cut() {
   return options;
 }
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // Sends `bytes` from one rank to the other while rank 1 is cut off; the seconds until they are there.
 double through_a_cut(Cluster& pair, int source, double cut_s, std::size_t bytes) {
   const std::vector<std::uint8_t> sent(bytes, 7);

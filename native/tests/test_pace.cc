@@ -28,8 +28,6 @@ EndpointOptions paced(double latency_s, double bytes_per_s) {
   return options;
 }
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // Sends `count` messages of `bytes` each from rank 0 and waits for them at rank 1; the seconds until the last is there.
 double exchange(Cluster& pair, int count, std::size_t bytes) {
   const std::vector<std::uint8_t> sent(bytes, 7);

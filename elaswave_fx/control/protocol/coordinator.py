@@ -42,7 +42,7 @@ from elaswave_fx.control.protocol.coordinator_state import (
     as_many_as_come,
     not_known,
 )
-from elaswave_fx.control.protocol.decide import Decide, Replan, decide
+from elaswave_fx.control.protocol.decide import Decide, Replan, decide, was_left_out
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.failure_detector import FailureDetector, Timeouts
 from elaswave_fx.control.protocol.messages import (
@@ -76,7 +76,7 @@ from elaswave_fx.control.protocol.transition import (
     propose,
     review,
 )
-from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Stamp, Term, Version
+from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Report, Stamp, Term, Version
 from elaswave_fx.plan.topology import Rank
 
 __all__ = [
@@ -124,14 +124,13 @@ def _close(state: Coordinator, reason: str) -> Result:
     state = replace(state, phase=OVER, over=reason)
     heard = sorted(state.detector.heard.items())
     waiting = tuple(last.heartbeat for _, last in heard if last.heartbeat.phase == STOPPED)
-    return state, tuple(Send(each.rank, Over(reason)) for each in waiting if _hears_the_end(state, each))
+    return state, tuple(Send(each.rank, Over(reason)) for each in waiting if not _was_left_out(state, each))
 
 
-def _hears_the_end(state: Coordinator, heartbeat: Heartbeat) -> bool:
-    """Whether it is the end of the rank's job, too: of a member, and of who waits to be one. Who was left out hears
-    that."""
+def _was_left_out(state: Coordinator, said: Heartbeat | Report) -> bool:
+    """Whether the rank hears that it was left out, and not that the job is over."""
     assert state.register is not None
-    return heartbeat.joining or heartbeat.rank in state.register.members
+    return was_left_out(state.register, said.rank, said.epoch)
 
 
 # --- The store ---
@@ -270,7 +269,7 @@ def _on_beat(state: Coordinator, event: Heartbeat, now_s: float) -> Result:
     if state.proposal is None and event.lines and event.epoch == register.epoch:
         state, more = _append(state, register, event.lines, now_s)
         actions += more
-    if state.phase == OVER and event.phase == STOPPED and _hears_the_end(state, event):
+    if state.phase == OVER and event.phase == STOPPED and not _was_left_out(state, event):
         actions += (Send(event.rank, Over(state.over)),)
     if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
         # Its report got lost, or came to a coordinator before this one: so may those of others.
@@ -340,8 +339,8 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
     if register is None or state.phase == TAKING:
         return state, ()
     if state.phase == OVER:
-        member = rank in register.members
-        return state, (Send(rank, Over(state.over)) if member else _ack(state, register, rank),)
+        left_out = _was_left_out(state, report)
+        return state, (_ack(state, register, rank) if left_out else Send(rank, Over(state.over)),)
     of_this_epoch = report.epoch == register.epoch and rank in register.members
     if state.phase == STEADY and of_this_epoch:
         state = replace(state, reports={rank: report})

@@ -138,8 +138,8 @@ def decide(
     allow_rollback: bool = False,
 ) -> Verdict:
     """The next epoch of the ranks in `reports`, or whom to wait for. Those that were left out of this one are in it if
-    they have something that leads on. Of the others, those that are `going` are not in it if
-    the others have copies of all boxes: what they know counts, what they have does not.
+    they have something that leads on. Those that are `going` are not in it if the others have copies of all boxes: what
+    they know counts, what they have does not.
 
     PlanError if there is no plan for them, or no state: what no rank has, no checkpoint has either, and nobody has
     allowed to begin again from the seed.
@@ -153,7 +153,7 @@ def decide(
     staying = {rank: boxes for rank, boxes in has.items() if rank not in going}
     if len(frozenset[BoxId]().union(*staying.values())) == len(assignment.boxes):
         has = staying
-    members = tuple(sorted(rank for rank in has if has[rank] or not was_left_out(register, reports[rank])))
+    members = tuple(sorted(rank for rank in has if has[rank] or not was_left_out(register, rank, reports[rank].epoch)))
     absent = still_absent(register, frozenset(has), gone, resume.version)
     held: dict[BoxId, tuple[Rank, ...]] = {box_id: () for box_id, _ in numbered(assignment.boxes)}
     for rank in members:
@@ -188,10 +188,11 @@ def decide(
     return Proceed(activation, lines, absent, how)
 
 
-def was_left_out(register: Register, report: Report) -> bool:
-    """Whether the rank has been in an epoch, and not in the last one. With copies that lead nowhere it is of no use: it
-    may have heard all votes for a step which the others have done again without its vote."""
-    return report.rank not in register.members and report.epoch >= 0
+def was_left_out(register: Register, rank: Rank, epoch: Epoch) -> bool:
+    """Whether a rank whose newest epoch is `epoch` has been in one, and not in the last one. With copies that lead
+    nowhere it is of no use: it may have heard all votes for a step which the others have done again without its vote.
+    """
+    return rank not in register.members and epoch >= 0
 
 
 def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> str:

@@ -66,10 +66,15 @@ def unchecked_buckets(
     return wrong | {old.bucket for old, new in made if rank not in new.local_materializers}
 
 
+def has_missed(was: Epoch, now: Epoch) -> bool:
+    """Whether a rank that goes from the epoch `was` to `now` has missed one: the others may have gone on without it."""
+    return now > was + 1
+
+
 def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) -> frozenset[Rank]:
     """Members of the epoch `now` to whom a rank of the epoch `was` opens links, whatever became of earlier ones: those
-    that were not with it. Who has missed an epoch may have been left out of it, so all others have ended theirs."""
-    return frozenset(after) if now > was + 1 else frozenset(after).difference(before)
+    that were not with it. If it has missed an epoch, these may have ended theirs, too."""
+    return frozenset(after) if has_missed(was, now) else frozenset(after).difference(before)
 
 
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:

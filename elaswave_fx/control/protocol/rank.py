@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.clock import nearer, of_round_trip
+from elaswave_fx.control.protocol.epoch_start import has_missed
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
@@ -153,7 +154,6 @@ def install(state: RankState, activation: Activation) -> RankState:
     The ledger has every line up to `resume`, since both came with one swap. Links that were down may be those that
     others ended when they went on without this rank: they are opened anew.
     """
-    missed = activation.epoch > state.epoch + 1
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
     copies, records = _leading_to(state, activation)
@@ -171,7 +171,7 @@ def install(state: RankState, activation: Activation) -> RankState:
         records=records,
         votes=(),
         suspect=None,
-        broken=frozenset() if missed else state.broken,
+        broken=frozenset() if has_missed(state.epoch, activation.epoch) else state.broken,
         report_owed=False,
         stop_after=None,
         commit_s=None,

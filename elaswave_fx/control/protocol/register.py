@@ -61,11 +61,15 @@ class Register:
         """The ranks of the newest epoch."""
         return self.activation.assignment.members
 
+    @property
+    def left_out(self) -> frozenset[Rank]:
+        """Ranks that were left out, and nothing was committed since, as far as the ledger goes: until then their copies
+        may still be wanted."""
+        return frozenset(absent.rank for absent in self.absent if absent.version == self.committed.version)
+
     def needs(self, rank: Rank) -> bool:
-        """Whether the rank is a member, or was left out and nothing was committed since, as far as the ledger goes:
-        until then its copies may still be wanted."""
-        left_out = (a for a in self.absent if a.rank == rank and a.version == self.committed.version)
-        return rank in self.members or any(left_out)
+        """Whether the rank is a member, or one whose copies may still be wanted."""
+        return rank in self.members or rank in self.left_out
 
     @property
     def key(self) -> Key:

@@ -61,17 +61,12 @@ def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
     members, detector = state.register.members, state.detector
     wanted = {rank for rank in members if detector.is_alive(rank, now_s)}
     queue = frozenset(joiners(state, now_s))
-    back = {rank for rank in _left_out(state.register) if rank in detector.heard and detector.is_alive(rank, now_s)}
+    back = {rank for rank in state.register.left_out if rank in detector.heard and detector.is_alive(rank, now_s)}
     if not wanted:
         wanted = queue | back | {rank for rank in members if rank in detector.found.keys() - detector.exited}
     if state.planned:
         wanted |= _asking(state, now_s).intersection(state.targets) if state.targets else queue
     return tuple(sorted(wanted | (back & state.awaited)))
-
-
-def _left_out(register: Register) -> frozenset[Rank]:
-    """Ranks without which the epoch goes on, and that do not know it yet: nothing has been committed since."""
-    return frozenset(absent.rank for absent in register.absent if register.needs(absent.rank))
 
 
 def prepare(
@@ -239,7 +234,7 @@ def conclude(state: Coordinator, now_s: float) -> Result:
 
 def _await_left_out(state: Coordinator, register: Register) -> Result:
     """No member is left, nor anybody else: what there is have ranks without which the epoch went on, if they live."""
-    left_out = _left_out(register) - state.detector.exited
+    left_out = register.left_out - state.detector.exited
     if not left_out:
         return state, ()
     state = replace(state, detector=state.detector.without(left_out))
@@ -269,7 +264,8 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
     )
     redone = _steps_redone(state, new)
     missing = tuple(rank for rank in register.members if rank not in new.members)
-    back = (rank for rank in new.members if rank in state.reports and was_left_out(register, state.reports[rank]))
+    reported = (state.reports[rank] for rank in new.members if rank in state.reports)
+    back = (report.rank for report in reported if was_left_out(register, report.rank, report.epoch))
     agreed = events.Agreed(
         new.epoch,
         new.members,
