@@ -322,18 +322,24 @@ class Checker:
         """The coordinator says that nobody goes on."""
         if self.register.checkpoint != SEED:
             raise Violation(f"the job is over, though {self.register.checkpoint} was saved")
-        if self._all_copies_live(max(self.history)):
+        if self._all_copies_live(self._newest_known()):
             raise Violation("the job is over while a copy of each box lives")
 
-    def _all_copies_live(self, version: Version) -> bool:
-        memories, stamp, boxes = list(self.living()), self.history[version], self.boxes[self.register.epoch]
+    def _newest_known(self) -> Stamp:
+        """What copies have to lead to: the last commit of the ledger, or the one after it that a member knows of."""
+        members, epoch = self.register.members, self.register.epoch
+        known = [m.committed for m in self.living() if m.rank in members and m.committed.epoch == epoch]
+        return max([self.history[max(self.history)], *known], key=lambda stamp: stamp.version)
+
+    def _all_copies_live(self, stamp: Stamp) -> bool:
+        memories, boxes = list(self.living()), self.boxes[self.register.epoch]
         return all(any(self._has(m, box, stamp, m.content.get(box)) for m in memories) for box in boxes)
 
     def _rolls_back(self, resume: Stamp, ledgered: Version) -> None:
         if self.history.get(resume.version) != resume:
             raise Violation(f"rolled back to {resume}, which was never committed")
         if resume.version < ledgered:
-            if self._all_copies_live(ledgered):
+            if self._all_copies_live(self.history[ledgered]):
                 raise Violation(f"rolled back from {ledgered} to {resume} while a copy of each box lives")
             self.rollbacks += 1
             for version in [v for v in self.history if v > resume.version]:

@@ -151,6 +151,13 @@ def test_a_copy_that_the_plan_drops_counts_until_the_rank_has_taken_it_over() ->
     assert outcome.violation is None and outcome.rollbacks == 0 and outcome.said["exited"]
 
 
+def test_a_copy_that_leads_to_no_known_commit_saves_no_job() -> None:
+    """An update fails on the last rank that can bring its box to a step which others know to be committed; a rank that
+    was left out before has the state of the step before it."""
+    outcome = run_schedule(3004683)
+    assert outcome.violation is None and outcome.said["over"] == 1
+
+
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
 def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""
