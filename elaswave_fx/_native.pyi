@@ -353,19 +353,25 @@ class Progress:
     def awaited(self) -> int | None: ...
 
 @final
+class PlainData:
+    """A spec as the engine reads it, made before it is needed, by any thread."""
+
+    def __init__(self, object: EngineSpec) -> None: ...
+
+@final
 class Engine:
     """One rank's state and the interpreter of its step program. One thread at a time, but for `progress`."""
 
     def __init__(
         self,
-        spec: EngineSpec,
+        spec: EngineSpec | PlainData,
         endpoint: Endpoint | None,
         programs: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         version: int = 0,
     ) -> None: ...
     def install(
-        self, spec: EngineSpec, tensors: Mapping[str, Tensor] = {}, restart_at: int | None = None
+        self, spec: EngineSpec | PlainData, tensors: Mapping[str, Tensor] = {}, restart_at: int | None = None
     ) -> list[int]: ...
     def step(
         self, step_index: int, inputs: Mapping[str, Tensor], hyper: Sequence[Sequence[float]], options: StepOptions

@@ -1,6 +1,7 @@
 """One rank's engine: an artifact, plans and an initial state handed to the native runtime.
 
     rank_engine = RankEngine(job, constants, initial, rank, endpoint, optimizer, plan, version)
+    rank_engine.foresee(next_plan)      # while steps run: most of what `install` takes
     rank_engine.install(next_plan)      # what stays as it was is left alone
     rank_engine.native.step(...)
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +23,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.devices.emulated import Kernels
 from elaswave_fx.optim.optimizer import Optimizer
 from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.engine_spec import UPDATE, EngineJob, EngineSpec, engine_spec
+from elaswave_fx.plan.engine_spec import UPDATE, EngineJob, engine_spec
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact, Binding
@@ -56,14 +57,19 @@ class RankEngine:
         self._job, self._initial = job, initial
         self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._constants = {**constants, **self._invariants(constants)}
+        self._foreseen: tuple[Plan, _Spec] | None = None
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
-        self.native = _native.Engine(spec, endpoint, programs, self._tensors(self._given), version)
+        self.native = _native.Engine(spec.data, endpoint, programs, self._tensors(self._given), version)
         self._load_boxes(plan)
         for bucket in job.artifact.buckets:
             if rank in plan.groups[bucket.name]:
                 self.native.load(bucket.name, initial.bucket(bucket))
+
+    def foresee(self, plan: Plan) -> None:
+        """Make what `install` will tell the runtime of the plan; for any thread, at any time."""
+        self._foreseen = plan, self._spec(plan)
 
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
@@ -72,17 +78,18 @@ class RankEngine:
         `restart_at`: boxes go back to the beginning, which counts as the state after so many steps
         until others are loaded.
         """
-        spec = self._spec(plan)
-        tables = spec.tables
-        stale = self.native.install(spec, self._tensors(tables - self._given), restart_at)
-        self._given |= tables
+        foreseen, self._foreseen = self._foreseen, None
+        spec = foreseen[1] if foreseen is not None and foreseen[0] is plan else self._spec(plan)
+        stale = self.native.install(spec.data, self._tensors(spec.tables - self._given), restart_at)
+        self._given |= spec.tables
         if restart_at is not None:
             self._load_boxes(plan)
         return frozenset(stale)
 
-    def _spec(self, plan: Plan) -> EngineSpec:
+    def _spec(self, plan: Plan) -> _Spec:
         kernels = self._kernels(plan, self._rank) if self._kernels is not None else None
-        return engine_spec(self._job, plan, self._rank, kernels)
+        spec = engine_spec(self._job, plan, self._rank, kernels)
+        return _Spec(_native.PlainData(spec), spec.tables)
 
     def _load_boxes(self, plan: Plan) -> None:
         """Boxes that this rank keeps, as they were before the first step."""
@@ -118,6 +125,13 @@ class RankEngine:
             else self._initial.tensor(name).to(stored[name]).clone()
             for name in sorted(names)
         }
+
+
+class _Spec(NamedTuple):
+    """An engine spec as the runtime reads it, and the names of the tensors that it needs."""
+
+    data: _native.PlainData
+    tables: frozenset[str]
 
 
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:

@@ -98,8 +98,8 @@ def holdings_of(worker: Worker) -> Holdings:
 
 def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
-    activation, plan = go.activation, Plan.from_json(go.plan)
     began = time.perf_counter()
+    activation, plan = go.activation, worker.foresight.plan(go.plan)
     was = worker.plan
     # First, for the others wait for the same links: what comes next takes ranks different times.
     worker.links.open(go.cards, LINK_S, epoch_start.anew(was.ranks, was.epoch, plan.ranks, plan.epoch))

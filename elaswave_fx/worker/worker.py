@@ -38,6 +38,7 @@ from elaswave_fx.worker.checkpoints import Checkpoints
 from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
+from elaswave_fx.worker.foresight import Foresight
 from elaswave_fx.worker.peer_links import PeerLinks
 
 CONNECT_S = 60.0
@@ -58,6 +59,7 @@ class Worker:
     context: WorkerContext
     artifact: Artifact
     engine: RankEngine
+    foresight: Foresight
     endpoint: _native.Endpoint
     links: PeerLinks
     initial: InitialState
@@ -122,6 +124,10 @@ class Equipment:
     code: UserCode
     source: Source
     engine: RankEngine | None = None
+    foresight: Foresight = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.foresight = Foresight(Rank(self.card.number), lambda: self.engine)
 
     def progress(self) -> Progress:
         """What the rank does now."""
@@ -168,7 +174,7 @@ def start_agent(config: Config, context: WorkerContext, has: Equipment) -> Agent
     agent = Agent(
         has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
         lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S),
-        is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None,
+        is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None, foresee=has.foresight.expect,
     )  # fmt: skip
     agent.start()
     agent.leave_on(signal.SIGTERM, config.launch.grace_s)
@@ -219,7 +225,7 @@ def make_worker(
 ) -> Worker:
     """A rank that stands at `committed` and has not entered the epoch of `plan` yet."""
     return Worker(
-        config, context, has.artifact, engine, has.endpoint, has.links, has.initial, has.optimizer,
+        config, context, has.artifact, engine, has.foresight, has.endpoint, has.links, has.initial, has.optimizer,
         make_schedule(config.schedule, config.steps), has.source, agent, plan, committed,
         clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip

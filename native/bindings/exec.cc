@@ -62,14 +62,33 @@ std::vector<exec::ProgramSpec> programs_of(const py::dict& named) {
   return programs;
 }
 
+// Plain data that was made before it is needed.
+struct PlainData {
+  exec::Data data;
+};
+
+// That of an object; what was made before is not copied.
+class DataOf {
+ public:
+  explicit DataOf(const py::handle& object)
+      : made_before_(py::isinstance<PlainData>(object) ? &py::cast<const PlainData&>(object).data : nullptr) {
+    if (made_before_ == nullptr) made_now_ = plain_data(object);
+  }
+  const exec::Data& get() const { return made_before_ != nullptr ? *made_before_ : made_now_; }
+
+ private:
+  const exec::Data* made_before_;
+  exec::Data made_now_;
+};
+
 std::unique_ptr<Engine> make_engine(const py::handle& spec, std::shared_ptr<comm::Endpoint> endpoint,
                                     const py::dict& programs, const exec::Tensors& tensors, std::int64_t version) {
-  return std::make_unique<Engine>(plain_data(spec), std::move(endpoint), programs_of(programs), tensors, version);
+  return std::make_unique<Engine>(DataOf(spec).get(), std::move(endpoint), programs_of(programs), tensors, version);
 }
 
 std::vector<BucketId> install(Engine& engine, const py::handle& spec, const exec::Tensors& tensors,
                               std::optional<std::int64_t> restart_at) {
-  return engine.install(plain_data(spec), tensors, restart_at);
+  return engine.install(DataOf(spec).get(), tensors, restart_at);
 }
 
 // A vote is bytes in Python: only the ledger looks into it.
@@ -220,6 +239,8 @@ void bind_state(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   using State = const std::vector<at::Tensor>&;
+  py::class_<PlainData>(module, "PlainData", "A spec as the engine reads it, made before it is needed; any thread.")
+      .def(py::init([](const py::handle& object) { return PlainData{plain_data(object)}; }), py::arg("object"));
   py::class_<Engine>(
       module, "Engine",
       "One rank's state and the interpreter of its step program. One thread at a time; see exec/engine.h.")

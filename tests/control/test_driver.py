@@ -6,10 +6,10 @@ from elaswave_fx.control.coordinator.driver import IDLE_S, LATE_S, THINK_AFTER_S
 from elaswave_fx.control.coordinator.plan_cache import Planned
 from elaswave_fx.control.protocol.coordinator import Act
 from elaswave_fx.control.protocol.events import Over
-from elaswave_fx.control.protocol.messages import Activate, Exited, Heartbeat, Prepared, Send, Tick
+from elaswave_fx.control.protocol.messages import Activate, Exited, Heartbeat, Prepare, Prepared, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, Activation, Copy, Report, Term, Version
-from elaswave_fx.plan.box import numbered
+from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Term, Version
+from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
@@ -48,12 +48,19 @@ class Job:
         for rank in range(WORLD):
             self.feed(Heartbeat(Rank(rank), Epoch(0), Version(3), "reduce", None, None, False, True, (), step_s), now_s)
 
+    def asked(self) -> list[Prepare]:
+        """To stop, so far."""
+        return [act.message for act in self.did if isinstance(act, Send) and isinstance(act.message, Prepare)]
+
+    def copies_of(self, rank: Rank) -> dict[BoxId, Copy]:
+        """As they are before the first step."""
+        boxes = self.register.activation.assignment.boxes
+        return {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
+
     def lose(self, lost: int, now_s: float) -> None:
         self.feed(Exited(Rank(lost)), now_s)
-        boxes = self.register.activation.assignment.boxes
         for rank in set(range(WORLD)) - {lost}:
-            copies = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
-            report = Report(Rank(rank), Epoch(0), SEED, copies, {}, (), (), frozenset())
+            report = Report(Rank(rank), Epoch(0), SEED, self.copies_of(Rank(rank)), {}, (), (), frozenset())
             self.feed(Prepared(NO_BALLOT, report), now_s)
 
 
@@ -111,6 +118,26 @@ def test_it_plans_ahead_again_when_copies_have_come() -> None:
     assert asked == [*(WORLD - 1) * [TICK_S], IDLE_S], "all losses are planned for"
     assert think(complete=False) == IDLE_S
     assert think(complete=True) == TICK_S, "a loss may be answered with more copies"
+
+
+def test_a_planned_stop_says_what_it_is_for() -> None:
+    job = Job()
+    job.beats(0.1)
+    job.feed(Heartbeat(Rank(4), Epoch(-1), Version(0), "ready", None, None, True, False, (), None), 0.2)
+    job.feed(Tick(), 0.3)
+    asked = job.asked()
+    assert len(asked) == WORLD + 1 and len({id(message) for message in asked}) == 1, "it is encoded once"
+    assert asked[0].stop_after is not None
+    for rank in range(WORLD):
+        copies = job.copies_of(Rank(rank))
+        report = Report(Rank(rank), Epoch(0), SEED, copies, {}, (), (), frozenset())
+        job.feed(Prepared(asked[0].ballot, report), 0.4)
+    job.feed(Prepared(asked[0].ballot, Report(Rank(4), Epoch(-1), SEED, {}, {}, (), (), frozenset())), 0.4)
+    assert job.register.members == tuple(range(WORLD + 1))
+    assert asked[0].plan == job.driver.plan(job.register.key.plan_hash).text
+    job.feed(Heartbeat(Rank(0), Epoch(1), Version(0), STOPPED, None, None, False, True, (), None), 0.5)
+    unplanned = job.asked()[len(asked) :]
+    assert unplanned and all(message.stop_after is None and not message.plan for message in unplanned)
 
 
 def test_without_a_plan_the_job_is_over() -> None:

@@ -100,7 +100,8 @@ class Agent:
     it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones
     at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
     links again. `is_cut()`: whether the rank is cut off from everybody now, for ranks to which that may be done.
-    `say(text)`: the last words of a process that ends itself.
+    `foresee(plan)` is given the text of the plan for which a stop is planned, and returns at once. `say(text)`: the
+    last words of a process that ends itself.
     """
 
     def __init__(
@@ -115,10 +116,11 @@ class Agent:
         lost: Callable[[], Iterable[int]],
         mend: Callable[[], None],
         is_cut: Callable[[], bool] | None = None,
+        foresee: Callable[[str], None] = lambda plan: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._card, self._address, self._home = card, address, home
-        self._interrupt, self._progress, self._say = interrupt, progress, say
+        self._interrupt, self._progress, self._foresee, self._say = interrupt, progress, foresee, say
         self._lost, self._mend, self._is_cut, self._first = lost, mend, is_cut, first
         self._state = self._first_state(0.0)
         self._version = self._state.committed.version  # as the main thread knows it
@@ -286,6 +288,8 @@ class Agent:
             self._hear_main_thread(socket)
             for message in socket.receive():
                 if isinstance(message, Prepare):
+                    if message.plan:
+                        self._foresee(message.plan)
                     self._feed(socket, self._links_down())
                 if isinstance(message, Ack | Prepare | Activate | MustStay | Over | StoreSeen | Refused):
                     self._feed(socket, message)

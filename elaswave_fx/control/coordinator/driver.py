@@ -27,6 +27,7 @@ from elaswave_fx.control.protocol.messages import (
     Granted,
     Heartbeat,
     Leave,
+    Prepare,
     Refused,
     ReshapeWanted,
     Send,
@@ -75,7 +76,8 @@ class CoordinatorDriver:
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
         self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and copies for which all losses are planned
-        self._activates: tuple[Activate, Activate] | None = None  # the last one as decided, and with its plan
+        self._foreseen: Planned | None = None  # what the next planned stop is for
+        self._with_text: tuple[Activate | Prepare, Activate | Prepare] | None = None  # the last one, as decided
         self._turn_s = self._now_s = now_s
         self._steady_s = 0.0
         self._thinks = False
@@ -159,6 +161,7 @@ class CoordinatorDriver:
         if old is None or new is None or old.epoch == new.epoch:
             return
         self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
+        self._foreseen = None
         planned = self._plans.get(new.key.plan_hash)
         if self._wish is not None and planned is not None and planned.wish == self._wish[1]:
             self.answers.append((self._wish[0], Granted(planned.reason)))
@@ -191,14 +194,19 @@ class CoordinatorDriver:
 
     def _with_plan(self, action: membership.Act) -> membership.Act:
         """The same value for every rank, so that it is encoded once."""
-        if not isinstance(action, Send) or not isinstance(action.message, Activate):
+        if not isinstance(action, Send) or not isinstance(action.message, Activate | Prepare):
             return action
-        message = action.message
-        if self._activates is None or self._activates[0] is not message:
-            text = self.plan(message.activation.assignment.plan_hash).text
-            cards = self.cards_of(message.activation.assignment.members)
-            self._activates = (message, replace(message, plan=text, cards=cards))
-        return Send(action.target, self._activates[1])
+        if self._with_text is None or self._with_text[0] is not action.message:
+            self._with_text = (action.message, self._texts_added(action.message))
+        return Send(action.target, self._with_text[1])
+
+    def _texts_added(self, message: Activate | Prepare) -> Activate | Prepare:
+        if isinstance(message, Activate):
+            members, plan_hash = message.activation.assignment.members, message.activation.assignment.plan_hash
+            return replace(message, plan=self.plan(plan_hash).text, cards=self.cards_of(members))
+        if message.stop_after is None or self._foreseen is None:
+            return message
+        return replace(message, plan=self._foreseen.text)
 
     def cards_of(self, ranks: Sequence[Rank]) -> tuple[Card, ...]:
         """The cards of those of the ranks that have shown them to this coordinator."""
@@ -235,6 +243,7 @@ class CoordinatorDriver:
         """Asked with every tick while nothing is under way, and somebody waits to become a member."""
         before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
         planned = self._plan_cache.ahead(before, members, self._held(register, self._complete()))
+        self._foreseen = planned
         return planned is not None and not planned.ends_job
 
     def _most_members(self, register: Register) -> int:
@@ -287,6 +296,7 @@ class CoordinatorDriver:
         planned = self._plan_cache.successor(present, copies, news)
         if news.wish is not None and complete and self._plan_cache.has_no_successor(present, copies, news):
             self._refuse_wish(self._planning.why_not(present, news.wish, was_tried=True))
+        self._foreseen = planned
         return None if planned is None else Following(planned.assignment.members, planned.aim)
 
     def _why_needed(self, register: Register, rank: Rank) -> str | None:

@@ -78,10 +78,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Coordinator to rank: stop (at once, telling the others, or after the commit of `stop_after`) and report."""
+    """Coordinator to rank: stop (at once, telling the others, or after the commit of `stop_after`) and report.
+
+    `plan`: the text of the Plan that a planned stop is for, to be read ahead; another one may follow after all. The
+    machines do not read it.
+    """
 
     ballot: Ballot
     stop_after: Version | None
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
