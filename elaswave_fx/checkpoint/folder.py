@@ -8,6 +8,7 @@ before anything of it is removed. Whatever ends in `.partial` is worthless as so
 
 from __future__ import annotations
 
+import filecmp
 import re
 import shutil
 import uuid
@@ -50,14 +51,23 @@ def partial_path(folder: Path, step: int) -> Path:
 
 
 def publish(folder: Path, step: int) -> Path:
-    """Rename a checkpoint that is whole into place; one of the same step goes away. Raises OSError."""
-    target = folder / f"step-{step}"
-    sync(partial_path(folder, step))
+    """Rename a checkpoint that is whole into place; another one of the same step goes away. Raises OSError."""
+    target, partial = folder / f"step-{step}", partial_path(folder, step)
+    if _is_same(target, partial):  # Written once more, after a change of ranks: there is always one of them in place.
+        shutil.rmtree(partial)
+        return target
+    sync(partial)
     if target.exists():
         discard(target)
-    partial_path(folder, step).rename(target)
+    partial.rename(target)
     sync(folder)
     return target
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two checkpoints have the same manifests, in which the digests of all their files are."""
+    manifests = one / MANIFEST, other / MANIFEST
+    return all(path.is_file() for path in manifests) and filecmp.cmp(*manifests, shallow=False)
 
 
 def keep_newest(folder: Path, count: int) -> None:

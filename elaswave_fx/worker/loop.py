@@ -87,8 +87,8 @@ class Training:
         self._slow = [fault for fault in faults if fault.kind == "slow"]
         self._told_slow: set[Fault] = set()
         self._stopped = False  # all ranks have agreed to
-        self._evaluated = -1  # version
-        self._saved = worker.committed.version
+        self._evaluated = -1  # version after which this epoch's ranks have looked for what is due, all of them
+        self._saved: int = worker.committed.version
         self._failures = 0  # since the last commit
         self._skipped = 0  # updates in a row
         self._predictions = Predictions()
@@ -171,7 +171,10 @@ class Training:
         self._worker.agent.hand_back(begins=False)
         install_epoch(self._worker, go, self._report)
         self._skipped = 0 if go.activation.rollback else self._skipped
-        self._evaluated = -1  # all ranks look again whether an evaluation is due
+        # All ranks look again whether an evaluation or a checkpoint is due, for some may have begun it, or are new; one
+        # to which they have gone back is there.
+        self._evaluated = -1
+        self._saved = go.activation.resume.version if go.activation.rollback else -1
         self._resumes = True
         self._lap = time.perf_counter()
 
@@ -187,7 +190,7 @@ class Training:
         if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
             self._evaluate(done)
             self._evaluated = done
-        if done > self._saved:
+        if done and done != self._saved:
             self._saved = done
             assert worker.checkpoints is not None
             worker.checkpoints.after_step(done)

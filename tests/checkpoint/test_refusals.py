@@ -47,6 +47,17 @@ def make_checkpoint(folder: Path, step: int) -> Path:
     return publish(folder, step)
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_a_checkpoint_that_is_written_once_more_is_replaced_if_it_is_another(tmp_path: Path, other: bool) -> None:
+    path = make_checkpoint(tmp_path, 5)
+    file = (path / "data").stat().st_ino
+    if other:
+        (path / MANIFEST).write_text((path / MANIFEST).read_text().replace("/somewhere", "/elsewhere"))
+    assert make_checkpoint(tmp_path, 5) == path
+    assert ((path / "data").stat().st_ino == file) is not other, "the same one stays in place all the time"
+    assert read_manifest(path).step == 5 and [each.name for each in tmp_path.iterdir()] == ["step-5"]
+
+
 def refusal(overrides: tuple[str, ...], run_dir: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         find_start(load_config(["steps=20", "global_batch=8", *overrides]), run_dir)

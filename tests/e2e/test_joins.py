@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from elaswave_fx.audit.finding import Verdict
+from elaswave_fx.checkpoint.folder import complete
+from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.coordinator.job_file import JobFile
@@ -178,6 +180,21 @@ def test_the_job_goes_on_when_only_a_rank_that_joined_is_left(alone: Finished, t
     assert code == 0, said
     assert_same_bits(run, alone)
     assert run.of_kind("agreed")[-1]["members"] == [1] and len(run.summary["recoveries"]) == 1
+
+
+def test_a_newcomer_has_its_part_in_the_checkpoint_of_the_step_after_which_it_comes(tmp_path: Path) -> None:
+    steps = 200
+    with running(tmp_path, (2, 1), f"steps={steps}", "checkpoint.every=1", "checkpoint.keep=3") as now:
+        now.join()
+        now.job.await_event("joined")
+        run = now.wait()
+    assert run.code == 0, run.console
+    (joined,) = run.of_kind("joined")
+    assert run.of_kind("detected") == [], "nobody waits for a checkpoint that another rank does not make"
+    saved = [event["step"] for event in run.of_kind("checkpoint") if "path" in event]
+    assert joined["step"] in saved and steps in saved
+    for path in complete(run.folder / "checkpoints").values():
+        check_files(path, read_manifest(path))
 
 
 BATCH_NORM = ("parallel.granule=4", "global_batch=24", "steps=300", "eval.every=100")

@@ -93,12 +93,12 @@ def evaluating(layout: Layout, rank: int, seed: int) -> Scenario:
     return Scenario("evaluating", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
 
 
-def checkpointing(layout: Layout, rank: int, seed: int) -> Scenario:
+def checkpointing(layout: Layout, rank: int, seed: int, every: int = 3) -> Scenario:
     """A rank dies while checkpoints are written; none is ever broken, and the newest can be gone on from."""
 
     def check(folder: Path, references: References) -> Finished:
         draw = random.Random(seed)
-        config = job_config(layout, "steps=24", "checkpoint.every=3", "checkpoint.keep=3")
+        config = job_config(layout, "steps=24", f"checkpoint.every={every}", "checkpoint.keep=3")
         with Job(config, folder) as job:
             job.await_step(draw.randint(2, 12))
             time.sleep(draw.uniform(0.0, 0.1))
@@ -106,13 +106,15 @@ def checkpointing(layout: Layout, rank: int, seed: int) -> Scenario:
             await_true(lambda: assert_whole(folder) or job.ended, "the run ends")
             run = job.wait()
         assert_survived(run, references.of(config), {rank})
+        causes = [event["cause"] for event in run.of_kind("detected")]
+        assert len(causes) == 1, f"some wait for a checkpoint that others do not make: {causes}, in {folder}"
         assert max(complete(folder / "checkpoints")) == 24
         assert not list((folder / "checkpoints").glob("*.partial")), f"what is half written is swept up, in {folder}"
         again = finish(job_config(layout, "steps=30", f"resume={folder}"), folder / "again")
         assert again.code == 0, f"exit code {again.code}, in {again.folder}:\n{again.console[-3000:]}"
         return run
 
-    return Scenario("checkpointing", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
+    return Scenario("checkpointing", f"{cases.name_of(layout)}-rank{rank}-every{every}-seed{seed}", check)
 
 
 def assert_whole(folder: Path) -> bool:

@@ -140,6 +140,7 @@ def specials() -> list[Scenario]:
         evaluating((2, 2), 0, 11),
         checkpointing((2, 2), 0, 12),
         checkpointing((2, 2), 1, 13),
+        checkpointing((3, 2), 2, 14, every=1),
         handing_back((2, 2), 3, 14),
         starting((2, 2), 2, 15),
         launcher((2, 2), 16, checkpoints=True),
@@ -212,6 +213,7 @@ def _moments(seed: int) -> list[Scenario]:
         moment = seed * 1000 + number
         rank = number % 4
         found += [make((2, 2), rank, moment) for make in (starting, evaluating, checkpointing, handing_back)]
+        found.append(checkpointing((3, 2), rank, moment, every=1))
     for number, layout in enumerate(LAYOUTS):
         found += [launcher(layout, seed * 1000 + number, checkpoints) for checkpoints in (True, False)]
         found.append(launcher_and_more(layout, number % len(ranks_of(layout)), signal.SIGKILL, coordinator=True))
