@@ -1,9 +1,10 @@
 """The folder of checkpoints: which are complete, which is the newest, how one appears and disappears.
 
-step-10/ step-20/ step-30.partial/   ->  complete(folder) = {10: step-10, 20: step-20}
+step-10/ step-20/ step-30.e0.partial/   ->  complete(folder) = {10: step-10, 20: step-20}
 
 What is named `step-N` is whole: it was renamed into place after everything in it was on disk, and it is renamed away
-before anything of it is removed. Whatever ends in `.partial` is worthless as soon as its writer is gone.
+before anything of it is removed. Whatever ends in `.partial` is worthless as soon as its writer is gone. Those who
+write a checkpoint together are the ranks of an epoch: what an earlier one has given up does not get in their way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from elaswave_fx.files import replace_file, sync
 
 MANIFEST, _MARK = "checkpoint.json", ".job"
 _COMPLETE = re.compile(r"step-(\d+)")
-_PARTIAL = re.compile(r"step-\d+(\.old)?\.partial")
+_PARTIAL = re.compile(r"step-\d+(\.old|\.e\d+)?\.partial")
 
 
 def complete(folder: Path) -> dict[int, Path]:
@@ -45,14 +46,14 @@ def bears(folder: Path, text: str) -> bool:
         return False
 
 
-def partial_path(folder: Path, step: int) -> Path:
-    """Return the folder in which the checkpoint after `step` steps grows."""
-    return folder / f"step-{step}.partial"
+def partial_path(folder: Path, step: int, epoch: int) -> Path:
+    """Return the folder in which the ranks of an epoch let the checkpoint after `step` steps grow."""
+    return folder / f"step-{step}.e{epoch}.partial"
 
 
-def publish(folder: Path, step: int) -> Path:
+def publish(folder: Path, step: int, epoch: int) -> Path:
     """Rename a checkpoint that is whole into place; another one of the same step goes away. Raises OSError."""
-    target, partial = folder / f"step-{step}", partial_path(folder, step)
+    target, partial = folder / f"step-{step}", partial_path(folder, step, epoch)
     if _is_same(target, partial):  # Written once more, after a change of ranks: there is always one of them in place.
         shutil.rmtree(partial)
         return target
@@ -85,11 +86,12 @@ def discard(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writers left that did not live to the end. Nobody may be writing."""
+    """Remove what writers left that did not live to the end, or gave it up. Of those who still write to what they have
+    given up, something may stay for the next time."""
     if folder.is_dir():
         for path in folder.iterdir():
             if _PARTIAL.fullmatch(path.name):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: Path) -> None:

@@ -6,7 +6,8 @@
 
 Each rank writes its own file. The first rank hears from the others by its links what they wrote, writes index and
 manifest, renames, removes old ones. At most one checkpoint is being written: the next one waits for it, all ranks
-together, so that no rank's step deadline runs meanwhile.
+together, so that no rank's step deadline runs meanwhile. One that is being written when the ranks change is given up,
+and nobody waits for a disk because of that; only the next checkpoint does.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Links:
-    """This rank and the ranks of the plan; `group` holds all of them."""
+    """This rank and the ranks of the plan; `group` holds all of them. What they tell each other belongs to `epoch`."""
 
     rank: int
     ranks: tuple[int, ...]
+    epoch: int
     endpoint: _native.Endpoint
     group: _native.Group
 
@@ -81,17 +83,18 @@ class Saver:
         pieces: of every rank, in the order of `links.ranks`.
         report: takes the fields of a `checkpoint` event; called on the first rank.
         saved: the step of the checkpoint that the folder holds already, which need not be written again.
+        left: threads of earlier savers that may still be writing what was given up.
     """
 
     def __init__(
         self, target: Target, pieces: Sequence[tuple[Piece, ...]], engine: _native.Engine, links: Links,
-        report: Callable[..., None], saved: int = 0,
+        report: Callable[..., None], saved: int = 0, left: Sequence[threading.Thread] = (),
     ) -> None:  # fmt: skip
         self._target, self._pieces, self._engine, self._links = target, pieces, engine, links
         self._report = report
         self._own = pieces[links.ranks.index(links.rank)]
         self._saved = saved
-        self._begun = False  # This process has begun one; all ranks agree on it, unlike on what threads have done.
+        self._left = tuple(left)
         self._writing: _Writing | None = None
 
     def after_step(self, done: int) -> None:
@@ -107,31 +110,35 @@ class Saver:
         if done > self._saved:
             self._save(done)
         failed = self._collect() if self._writing is not None else None
-        if self._begun:
-            if self._links.is_first:
-                folders.keep_newest(self._target.folder, self._target.keep)
-            self._links.group.barrier(WRITE_S)
+        self._await_left()
+        self._links.group.barrier(WRITE_S)
+        if self._links.is_first:
+            folders.sweep(self._target.folder)
+            folders.keep_newest(self._target.folder, self._target.keep)
         return failed
 
-    def abandon(self) -> None:
-        """Give up what this rank is writing, because a rank was lost and another saver takes over."""
-        if self._writing is None:
-            return
+    def abandon(self) -> tuple[threading.Thread, ...]:
+        """Give up what this rank is writing, because the ranks change and another saver takes over, which is to get the
+        threads that are returned: they may write for a while, and are heard no more."""
         writing, self._writing = self._writing, None
-        writing.thread.join()
-        if writing.saved is not None:
+        if writing is None:
+            return self._left
+        if writing.thread.is_alive():
+            self._left += (writing.thread,)
+            self._report_failed(writing.step, "it was being written when the ranks changed")
+        elif writing.saved is not None:
             self._report_saved(writing.saved)
         elif isinstance(writing.error, CommError | CheckpointError):
-            self._report(step=writing.step, failed=str(writing.error))
+            self._report_failed(writing.step, str(writing.error))
         elif writing.error is not None:
             raise writing.error
+        return self._left
 
     def _save(self, done: int) -> None:
         if self._writing is not None:
             self._collect()
-        if self._begun:
-            self._links.group.barrier(WRITE_S)  # The one before is written on all ranks.
-        self._begun = True
+        self._await_left()
+        self._links.group.barrier(WRITE_S)  # The one before is written on all ranks.
         started = time.perf_counter()
         snapshot = self._copy()
         self._saved = done
@@ -145,13 +152,23 @@ class Saver:
         writing, self._writing = self._writing, None
         writing.thread.join()
         if isinstance(writing.error, CheckpointError):
-            self._report(step=writing.step, failed=str(writing.error))
+            self._report_failed(writing.step, str(writing.error))
             return str(writing.error)
         if writing.error is not None:
             raise writing.error
         if writing.saved is not None:
             self._report_saved(writing.saved)
         return None
+
+    def _await_left(self) -> None:
+        """What was given up is written, or has failed: one checkpoint at a time takes memory and disk."""
+        for thread in self._left:
+            thread.join()
+        self._left = ()
+
+    def _report_failed(self, step: int, why: str) -> None:
+        if self._links.is_first:
+            self._report(step=step, failed=why)
 
     def _report_saved(self, saved: Saved) -> None:
         self._report(
@@ -175,8 +192,8 @@ class Saver:
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
         """Write the pieces, in the thread. Returns what the first rank has completed, None on the others."""
         started = time.perf_counter()
-        partial = folders.partial_path(self._target.folder, done)
         links = self._links
+        partial = folders.partial_path(self._target.folder, done, links.epoch)
         files = None
         try:
             files = ShardFiles(partial, self._pieces, links.ranks.index(links.rank))
@@ -202,7 +219,7 @@ class Saver:
         files = {name: (size, sha) for each in answers for name, (size, sha) in each["files"].items()}
         files |= _digests(partial, [INDEX])
         write_manifest(partial, replace(self._target.manifest, step=done, files=files))
-        path = folders.publish(self._target.folder, done)
+        path = folders.publish(self._target.folder, done, self._links.epoch)
         # Until the coordinator has heard of this one, a rollback leads to the one before.
         folders.keep_newest(self._target.folder, max(2, self._target.keep))
         return path, sum(size for size, _ in files.values())
@@ -255,13 +272,13 @@ def _tell(links: Links, answer: Mapping[str, Any]) -> None:
     body = torch.frombuffer(bytearray(json.dumps(answer).encode()), dtype=torch.uint8)
     size = torch.tensor([body.numel()])
     links.endpoint.wait(
-        [links.endpoint.send(links.ranks[0], _TAG, size), links.endpoint.send(links.ranks[0], _TAG, body)], WRITE_S
+        [links.endpoint.send(links.ranks[0], _TAG, each, links.epoch) for each in (size, body)], WRITE_S
     )
 
 
 def _hear(links: Links, rank: int) -> dict[str, Any]:
     size = torch.zeros(1, dtype=torch.int64)
-    links.endpoint.wait([links.endpoint.recv(rank, _TAG, size)], WRITE_S)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, size, links.epoch)], WRITE_S)
     body = torch.empty(int(size), dtype=torch.uint8)
-    links.endpoint.wait([links.endpoint.recv(rank, _TAG, body)], WRITE_S)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, body, links.epoch)], WRITE_S)
     return json.loads(body.numpy().tobytes())

@@ -92,17 +92,19 @@ class Checkpoints:
     def __init__(
         self, config: Config, context: WorkerContext, artifact: Artifact, plan: Plan, optimizer: Optimizer,
         engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
+        before: Checkpoints | None,
     ) -> None:  # fmt: skip
-        self._saver = None
+        """`before`: those of the epoch before, which were abandoned."""
+        self._saver, self._left = None, () if before is None else before._left
         folder = checkpoint_folder(config, context.run_dir)
         if folder is None:
             return
         from elaswave_fx.checkpoint.saver import Links, Saver, Target  # most runs need not import DCP
 
         ranks = tuple(int(rank) for rank in plan.ranks)
-        links = Links(context.rank, ranks, endpoint, group)
+        links = Links(context.rank, ranks, int(plan.epoch), endpoint, group)
         if links.is_first:
-            sweep(folder)  # before anybody's first step, hence before anybody writes
+            sweep(folder)  # before anybody's first step, hence before anybody of this epoch writes
         contents = msgspec.convert(context.build.data["contents"], Contents)
         manifest = Manifest(0, str(context.run_dir), plain_config(config), contents, {})
         pieces = tuple(owned_pieces(artifact, plan, rank, _state_tensors(optimizer)) for rank in ranks)
@@ -113,7 +115,7 @@ class Checkpoints:
         def report(**fields: Any) -> None:
             context.report_event("checkpoint", plan.epoch, **fields)
 
-        self._saver = Saver(target, pieces, engine, links, report, saved)
+        self._saver = Saver(target, pieces, engine, links, report, saved, self._left)
 
     def after_step(self, done: int) -> None:
         """After `done` steps of the run are committed."""
@@ -121,9 +123,9 @@ class Checkpoints:
             self._saver.after_step(done)
 
     def abandon(self) -> None:
-        """Give up what is being written: a rank was lost."""
+        """Give up what is being written: the ranks change. Waits for no disk."""
         if self._saver is not None:
-            self._saver.abandon()
+            self._left = self._saver.abandon()
 
     def finish(self, done: int) -> str | None:
         """After the last step; returns when the last checkpoint is complete, on the first rank with why it is not."""

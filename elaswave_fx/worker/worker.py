@@ -106,7 +106,7 @@ class Worker:
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
         self.checkpoints = Checkpoints(
             self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
-            self.group,
+            self.group, self.checkpoints,
         )  # fmt: skip
 
 

@@ -127,7 +127,8 @@ class Endpoint {
 
   // Bulk messages are held at the sender until a receive is there for them, but for the first few pieces: one without
   // a receive holds up those behind it, no step message, and takes no place in the pool.
-  // Messages of zero bytes are legal (pointer may be null). The forms without a generation use the current one.
+  // Messages of zero bytes are legal (pointer may be null). The forms without a generation use the current one; with an
+  // older one a receive fails, and what is sent is dropped on arrival.
   // Throw CommError for a peer that was never linked or more pending transfers than allowed; a lost peer or an abort
   // shows up in `wait` and `test`.
   Transfer send(int peer, std::uint64_t tag, const void* data, std::size_t bytes);

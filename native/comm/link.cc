@@ -68,6 +68,10 @@ bool Link::post_recv(const RequestPtr& request) {
     fail(request, aborted_);
     return false;
   }
+  if (request->generation < generation_) {
+    fail(request, superseded(generation_));  // what it waits for would be dropped
+    return false;
+  }
   const Key key{request->generation, request->tag};
   const auto slot = slots_.find(key);
   if (slot != slots_.end() && !slot->second.arrivals.empty()) {

@@ -164,6 +164,7 @@ class Link {
   void withdraw_receives(const std::function<bool(const Request&)>& chosen, const FailurePtr& reason);
   void lose(Failure::Kind kind, const std::string& why, bool orderly = false);
   void fail_everything(const FailurePtr& reason);
+  FailurePtr superseded(std::uint32_t generation) const;
   FailurePtr mismatch(const Request& request, std::size_t message_bytes) const;
   void complete(const RequestPtr& request);
   void fail(const RequestPtr& request, const FailurePtr& failure);

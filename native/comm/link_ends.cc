@@ -97,9 +97,7 @@ void Link::advance(std::uint32_t generation) {
   generation_ = generation;
   if (told_ && told_->generation <= generation) hear(*std::exchange(told_, std::nullopt));
   const auto older = [&](const Request& request) { return request.generation < generation; };
-  const FailurePtr reason =
-      comm_failure("rank " + std::to_string(own_rank_) + ": a transfer with rank " + std::to_string(peer_) +
-                   " is of a generation before " + std::to_string(generation));
+  const FailurePtr reason = superseded(generation);
   withdraw_sends(older, reason);
   withdraw_receives(older, reason);
   for (auto slot = slots_.begin(); slot != slots_.end();) {
@@ -116,6 +114,11 @@ void Link::advance(std::uint32_t generation) {
     slot = slots_.erase(slot);
   }
   stalled_ = false;
+}
+
+FailurePtr Link::superseded(std::uint32_t generation) const {
+  return comm_failure("rank " + std::to_string(own_rank_) + ": a transfer with rank " + std::to_string(peer_) +
+                      " is of a generation before " + std::to_string(generation));
 }
 
 void Link::close(const FailurePtr& reason) {

@@ -182,6 +182,8 @@ TEST_BOTH(generations_keep_apart) {
   CHECK(!pair.at(1).test(stale));
   pair.at(1).advance(5);
   CHECK_THROWS(CommError, "generation before 5", pair.at(1).wait(stale, plenty()));
+  // Nothing would come for one that is posted now.
+  CHECK_THROWS(CommError, "generation before 5", pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4, 4), plenty()));
   pair.at(1).wait(pair.at(1).recv(0, 1, &got, 4), plenty());
   CHECK_EQUAL(got, 2);
   // An older message is dropped on arrival; the one after it is not.

@@ -39,12 +39,12 @@ CONTENTS = Contents(
 
 def make_checkpoint(folder: Path, step: int) -> Path:
     """A checkpoint with one file of nonsense."""
-    partial = partial_path(folder, step)
+    partial = partial_path(folder, step, epoch=0)
     partial.mkdir(parents=True)
     (partial / "data").write_bytes(b"0123456789")
     files = {"data": (10, file_digest(partial / "data"))}
     write_manifest(partial, Manifest(step, "/somewhere", plain_config(CONFIG), CONTENTS, files))
-    return publish(folder, step)
+    return publish(folder, step, epoch=0)
 
 
 @pytest.mark.parametrize("other", [False, True])
