@@ -114,6 +114,7 @@ void Connector::dial(int peer, const PeerAddress& address, Deadline deadline) {
   try {
     while (!deadline.expired()) {
       if (try_dial(peer, address, deadline, why)) return;
+      if (table_.has_live(peer)) return;  // another thread was faster, and so the peer refuses us
       backoff.pause(deadline);
     }
   } catch (const LinkRefused& refused) {

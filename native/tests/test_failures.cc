@@ -257,6 +257,19 @@ TEST_BOTH(a_link_that_the_other_end_ended_is_opened_again_when_both_ask) {
   CHECK_EQUAL(got, 9);
 }
 
+// The link that one of them opens is why the peer refuses the other, who must not wait for its end.
+TEST_BOTH(a_link_that_is_mended_while_it_is_asked_for_is_dialed_by_one) {
+  Cluster pair(2, kind);
+  const std::map<int, PeerAddress> peer = {{0, {"127.0.0.1", pair.at(0).port(), "host"}}};
+  for (int turn = 0; turn < 20; ++turn) {
+    tear_all_connections();
+    await([&] { return pair.at(0).peers().empty() && pair.at(1).peers().empty(); });
+    pair.at(1).mend(plenty());
+    pair.at(1).connect(peer, plenty());
+    await([&] { return pair.at(0).peers().size() == 1; });
+  }
+}
+
 // Nobody listens there any more: closing does not wait for the deadline.
 TEST_BOTH(a_link_to_nobody_is_dialed_until_the_end) {
   Cluster pair(2, kind);
