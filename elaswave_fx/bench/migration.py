@@ -42,7 +42,7 @@ CABLE_BYTES_PER_S = 31.25e6
 """Of each rank: 250 Mbit/s."""
 
 QUIET, MOST = 8, 200
-"""So many steps with the same plan say that no stop follows; so many may pass until then."""
+"""So many steps with the same plan and all its copies say that no stop follows; so many may pass until then."""
 
 STALL, LONGEST = 5.0, 2.0
 """Wanted: blocking stalls so many times longer, which is 80 % less; and no step so many times longer than a normal one
@@ -101,7 +101,7 @@ def _cases(is_tiny: bool) -> tuple[Case, ...]:
     stages = replace(lanes, layers=6, width=480)
     return (
         Case(lanes, (3, 1), (4, 1), CABLE_BYTES_PER_S, 72.0),
-        Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 19.0),
+        Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 12.0),
     )
 
 
@@ -217,14 +217,23 @@ class _Watched:
         return self._plans[epoch]
 
     def until(self, reached: Callable[[Plan], bool]) -> None:
-        """Until a plan with that property has been there for a while. Raises `BenchFailed` when it does not come."""
-        first = len(self.steps)
-        while len(self.steps) - first < MOST:
+        """Until a plan with that property has been there for a while, with all its copies. Raises `BenchFailed` when it
+        does not come."""
+        quiet = 0
+        for _ in range(MOST):
             self.steps.append(next_step(self.job))
-            last = self.steps[-QUIET:]
-            if len(self.steps) - first > QUIET and last[0].epoch == last[-1].epoch and reached(self.plan()):
+            same = self.steps[-1].epoch == self.steps[-2].epoch
+            quiet = quiet + 1 if same and (quiet or self._has_all_copies()) and reached(self.plan()) else 0
+            if quiet > QUIET:
                 return
         raise BenchFailed(f"migration: {MOST} steps after it was wanted, the job has no such plan")
+
+    def _has_all_copies(self) -> bool:
+        """Whether no copy is on its way any more, in the epoch of the last step."""
+        events = self.job.events("monotonic")
+        plan = self.plan()
+        here = {e["rank"] for e in events if e["kind"] == "caught_up" and e["epoch"] == plan.epoch}
+        return here.issuperset(rank for box in plan.boxes for rank in box.catching_up)
 
 
 def _load(case: Case, watched: _Watched, machines: Sequence[Host]) -> float:
@@ -246,6 +255,8 @@ def _normal_s(steps: Sequence[Step]) -> float:
 def _asking(job: OwnJob, host: Host, layout: tuple[int, int]) -> subprocess.Popen[str]:
     wish = (f"parallel.dp={layout[0]}", f"parallel.pp={layout[1]}")
     words = [sys.executable, "-m", "elaswave_fx.reshape", str(job.folder), *wish, f"--timeout={TEST_TIMEOUT_S}"]
+    # A command takes a second of a core to start, which it would not take from the ranks of another machine.
+    words = ["nice", "-n", "19", *words]
     return host.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
 
 

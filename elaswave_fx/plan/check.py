@@ -367,8 +367,9 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 
 def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
-    """By rank the elements that come to it, and bytes that it needs until all are there: states, records of eight steps
-    and of the one at work, and 4 MiB and one more of the states that it sends, which are written anew meanwhile."""
+    """By rank the elements that come to it, and bytes that it needs until all are there: states and three records of
+    each; of what it sends 4 MiB and one more of the states, which are written anew meanwhile, and records of eight
+    steps."""
     work = plan.workload
     awaited: Counter[Rank] = Counter()
     needed: Counter[Rank] = Counter()
@@ -379,7 +380,8 @@ def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
         record = 4 * elements * (work.granules if work.buckets[box.bucket].whole else 1)
         for rank in box.catching_up:
             awaited[rank] += elements
-            needed[rank] += state + 9 * record
+            needed[rank] += state + 3 * record
+            needed[box.owner] += 8 * record
             sent[box.owner].append(state)
     for rank, sizes in sent.items():
         needed[rank] += min(sum(sizes), 2**22 + max(sizes))

@@ -19,9 +19,12 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.words import size_text
 
-KEPT_RECORDS = 8
-"""Records of a box that a rank keeps while its state is on the way (`kBacklog` in native/commit/machine.h). Where a
-state comes too late for them, the engine keeps more of that box from then on; such steps are not reckoned with."""
+EXPECTED_RECORDS = 2
+"""Records of a box that a rank expects at once while it catches up (`kExpectedAhead` in native/commit/machine.h)."""
+
+LATE_RECORDS = 8
+"""Records of a box that an owner sends behind its state, of so many steps at once (`kLateSteps` in
+native/exec/state_copies.cc)."""
 
 UNDER_WAY_BYTES = 4 << 20
 """States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in native/exec/state_copies.cc). An
@@ -30,8 +33,8 @@ update leaves them alone and writes new ones, so that there are two of each mean
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a rank needs beside what it had before: `copies` that come to it, `records` of the steps until they
-    are there, states `in_flight` to others; and `parameters` that it computes with from now on, in the stop in which
+    """Bytes that a rank needs beside what it had before: `copies` that come to it, the `records` behind them, states
+    and records `in_flight` to others; and `parameters` that it computes with from now on, in the stop in which
     it still has those of before."""
 
     copies: int = 0
@@ -80,9 +83,8 @@ def transition_memory(plan: Plan, before: Plan | None = None) -> dict[Rank, Need
 
 
 def copy_bytes(workload: Workload, box: Box) -> int:
-    """What a rank needs that gets a copy of the box: its state, and the records of the steps until it is there. The
-    record of the step at work counts, too."""
-    return state_bytes(workload, box) + (KEPT_RECORDS + 1) * _record_bytes(workload, box)
+    """What a rank needs that gets a copy of the box: its state, records that it expects, and one that is applied."""
+    return state_bytes(workload, box) + (EXPECTED_RECORDS + 1) * _record_bytes(workload, box)
 
 
 def state_bytes(workload: Workload, box: Box) -> int:
@@ -135,7 +137,8 @@ def without_room(boxes: Sequence[Box], workload: Workload, room: Room) -> Short 
     """The first copy that will have no room in any wave; None if there is none."""
     for number, box in numbered(boxes):
         for rank in box.catching_up:
-            needs = {rank: copy_bytes(workload, box), box.owner: state_bytes(workload, box)}
+            sent = state_bytes(workload, box) + _late_bytes(workload, box)
+            needs = {rank: copy_bytes(workload, box), box.owner: sent}
             for who, size in needs.items():
                 if size > room.get(who, size):
                     return Short(number, who, size, room[who])
@@ -150,6 +153,7 @@ class _Account:
         self._copies: Counter[Rank] = Counter()
         self._records: Counter[Rank] = Counter()
         self._sent: Counter[Rank] = Counter()
+        self._late: Counter[Rank] = Counter()  # records that follow what is sent
         self._largest: defaultdict[Rank, int] = defaultdict(int)  # by owner, of the states that it sends
 
     def add(self, box: Box, target: Rank, room: Room) -> bool:
@@ -157,23 +161,29 @@ class _Account:
         state = state_bytes(self._workload, box)
         comes = self.needs(target).behind + copy_bytes(self._workload, box)
         sent, largest = self._sent[box.owner] + state, max(self._largest[box.owner], state)
-        goes = self._copies[box.owner] + self._records[box.owner] + _in_flight(sent, largest)
+        late = self._late[box.owner] + _late_bytes(self._workload, box)
+        goes = self._copies[box.owner] + self._records[box.owner] + _in_flight(sent, largest) + late
         if comes > room.get(target, comes) or goes > room.get(box.owner, goes):
             return False
         self._copies[target] += state
         self._records[target] += copy_bytes(self._workload, box) - state
-        self._sent[box.owner], self._largest[box.owner] = sent, largest
+        self._sent[box.owner], self._largest[box.owner], self._late[box.owner] = sent, largest, late
         return True
 
     def needs(self, rank: Rank, parameters: int = 0) -> Needs:
         """Of a rank, so far."""
-        in_flight = _in_flight(self._sent[rank], self._largest[rank])
+        in_flight = _in_flight(self._sent[rank], self._largest[rank]) + self._late[rank]
         return Needs(self._copies[rank], self._records[rank], in_flight, parameters)
 
 
 def _in_flight(sent: int, largest: int) -> int:
-    """Of an owner that sends so many bytes in all."""
+    """Of an owner that sends so many bytes of states in all."""
     return min(sent, UNDER_WAY_BYTES + largest)
+
+
+def _late_bytes(workload: Workload, box: Box) -> int:
+    """At the owner, of the records that follow a state at most at once."""
+    return LATE_RECORDS * _record_bytes(workload, box)
 
 
 def _record_bytes(workload: Workload, box: Box) -> int:

@@ -83,7 +83,7 @@ BUGS: Mapping[str, Rules] = {
     "holder_not_applied": Rules(("replicas_are_updated",)),
     "wrong_copy_computed_with": Rules(("wrong_copy_ends_step",)),
     "failed_update_swallowed": Rules(("failed_update_drops_state",)),
-    "old_base_accepted": Rules(("late_state_has_no_gap",)),
+    "old_base_accepted": Rules(("copy_has_caught_up",)),
     "reader_with_old_parameters": Rules(("old_parameters_are_stale",)),
     "promoted_before_caught_up": Rules(decide=promotes_early),
     "known_commit_dropped": Rules(decide=deaf_to_commits),

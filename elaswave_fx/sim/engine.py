@@ -30,9 +30,23 @@ from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.checker import Checker, seed_digest, updated_digest
-from elaswave_fx.sim.frames import Frame, ParametersOf, PartOf, RecordOf, StateAsked, StateOf, VoteCast, Wishes
+from elaswave_fx.sim.frames import (
+    CopyClose,
+    Frame,
+    LateRecordOf,
+    ParametersOf,
+    PartOf,
+    RecordOf,
+    StateAsked,
+    StateOf,
+    VoteCast,
+    Wishes,
+)
 
 UPDATE_S = 0.001
+LATE_STEPS = 8
+"""As `kLateSteps` in `native/exec/state_copies.cc`."""
+
 HELD_FRAMES = 1024
 """Frames of a newer epoch kept until it is installed; a rank sends at most a step's worth ahead."""
 
@@ -64,7 +78,9 @@ class UpdateFailed(Exception):
 class Surroundings(Protocol):
     """What an engine needs of its process."""
 
-    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> None: ...
+    @property
+    def now(self) -> float: ...
+    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> float | None: ...
     def sleep(self, seconds: float) -> Wait: ...
     def update_fails(self) -> bool: ...
 
@@ -91,7 +107,12 @@ class Engine:
         self.busy_s = 0.0  # what the units of the step took
         self.buckets: dict[int, list[BoxId]] = {}
         self._readers: dict[BoxId, tuple[Rank, ...]] = {}
-        self._kept: dict[BoxId, deque[Record]] = {}
+        self._copies_due: list[tuple[BoxId, Rank]] = []
+        self._closing: list[tuple[BoxId, Rank]] = []  # copies that have all but caught up, and their holders
+        # What was sent in bulk of copies, of holders: when it arrives, and the version of a record.
+        self._bulk: dict[tuple[BoxId, Rank], list[tuple[float, int | None]]] = {}
+        self._late: dict[BoxId, Rank] = {}  # owners of the boxes of which late records are expected
+        self._late_records: dict[BoxId, Record] = {}  # that are being taken
         self._stamps: dict[int, Stamp] = {}
         self._parts: dict[tuple[BoxId, Rank], Part] = {}
         self._actions: deque[tuple[Any, ...]] = deque()
@@ -137,7 +158,6 @@ class Engine:
         self.committed = self._stamps[stamp.version] = stamp
         self.machine.restart(stamp.version)
         self.content.clear()
-        self._kept.clear()
         for box in boxes:
             self.content[box] = Copy(stamp, right(box))
             self.machine.load(box, right(box))
@@ -151,7 +171,9 @@ class Engine:
             self.machine.load_parameters(bucket)
 
     def known(self, box: BoxId) -> Copy | None:
-        """The state as its last update left it."""
+        """The state as its last update left it, unless it lacks records of committed steps, as far as is known here."""
+        if self.machine.is_behind(box):
+            return None
         known, copy = self.machine.state(box), self.content.get(box)
         return None if known is None or copy is None else Copy(copy.stamp, known[1])
 
@@ -173,6 +195,7 @@ class Engine:
             elif self.rank == owner:
                 self._do(self.machine.send_state(box, holder))
         yield from self.perform()
+        yield from self.send_copies()
 
     # --- A step ---
 
@@ -215,7 +238,61 @@ class Engine:
             yield from self.perform()
         self._do(self.machine.update_replicas())
         yield from self.perform()
+        for box in list(self._late):
+            yield from self._catch_up(box)
+        yield from self.send_copies()
         self.machine.end_step()
+
+    def _catch_up(self, box: BoxId) -> Wait:
+        """Take the late records that are here, of steps that are committed here."""
+        owner = self._late[box]
+        while self.machine.is_behind(box) and (frames := self._inbox.get((LateRecordOf, box, owner))):
+            frame = frames[0]
+            assert isinstance(frame, LateRecordOf)
+            if self._inbox.get((StateOf, box, owner)) or frame.version >= self.machine.version:
+                return
+            frames.popleft()
+            self._late_records[box] = frame.record
+            base = frame.record.base_digest
+            self._do(self.machine.late_record_arrived(box, frame.version, base, True, frame.prompt))
+            yield from self.perform()
+            self._late_records.pop(box, None)
+            self._align(box)
+
+    def send_copies(self) -> Wait:
+        """States whose turn has come; records of copies that are close go with the step from now on."""
+        for box, holder in [copy for copy in self._closing if not self._under_way(copy)]:
+            self._closing.remove((box, holder))
+            self.machine.copy_is_close(box, holder)
+        due, self._copies_due = self._copies_due, []
+        for box, holder in due:
+            if (state := self.machine.state(box)) is None:
+                continue  # its update has failed since
+            behind = self.machine.state_leaves(box, holder)
+            self._send_bulk(holder, StateOf(self.epoch, box, self.content[box], *state), box, None)
+            self._do(behind)
+            for answer in (StateAsked, CopyClose):
+                self._expected[answer, box, holder] = 1
+            yield from self.perform()
+
+    def awaits_bulk(self) -> bool:
+        """Whether late records are under way that the vote waits for, as in `native/exec/state_copies.cc`."""
+        under_way = {copy: self._under_way(copy) for copy in self._bulk}
+        states = any(None in versions for versions in under_way.values())
+        for copy, versions in under_way.items():
+            latest = self.flight.version - (0 if copy in self._closing else LATE_STEPS if states else 1)
+            if any(version is not None and version <= latest for version in versions):
+                return True
+        return False
+
+    def _under_way(self, copy: tuple[BoxId, Rank]) -> list[int | None]:
+        left = self._bulk[copy] = [each for each in self._bulk.get(copy, ()) if each[0] > self._around.now]
+        return [version for _, version in left]
+
+    def _send_bulk(self, holder: Rank, frame: Frame, box: BoxId, version: int | None) -> None:
+        arrives_s = self._around.send(holder, frame, bulk=True)
+        if arrives_s is not None:
+            self._bulk.setdefault((box, holder), []).append((arrives_s, version))
 
     def leave(self) -> Wait:
         """Leave the step; updates that a commit demands are done."""
@@ -261,14 +338,29 @@ class Engine:
         while took:
             took = False
             for key in list(self._expected):
-                if self._inbox.get(key):
-                    self._arrived(key[2], self._inbox[key].popleft())
+                frames = self._inbox.get(key)
+                if frames and not self._is_ahead(frames[0]):
+                    self._arrived(key[2], frames.popleft())
+                    took = True
+            for box, owner in self._late.items():
+                frames = self._inbox.get((LateRecordOf, box, owner))
+                if frames and self.machine.record_awaited(box):
+                    self._prompt_record_arrived(frames.popleft())
                     took = True
             yield from self.perform()
+
+    def _is_ahead(self, frame: Frame) -> bool:
+        """Whether it is a state of a step that is not committed here."""
+        return isinstance(frame, StateOf) and frame.version > self.machine.version
 
     def _forget_frames(self) -> None:
         self._expected.clear()
         self._inbox.clear()
+        self._copies_due.clear()
+        self._closing.clear()
+        self._bulk.clear()
+        self._late.clear()
+        self._late_records.clear()
 
     def _arrived(self, sender: Rank, frame: Frame) -> None:
         machine = self.machine
@@ -294,6 +386,13 @@ class Engine:
             self._align(frame.box)
         elif isinstance(frame, StateAsked):
             self._do(machine.state_asked(frame.box, sender))
+        elif isinstance(frame, CopyClose):
+            self._closing.append((frame.box, sender))
+
+    def _prompt_record_arrived(self, frame: Frame) -> None:
+        assert isinstance(frame, LateRecordOf)
+        self.records[frame.box] = frame.record
+        self._do(self.machine.record_arrived(frame.box, frame.version, frame.record.base_digest, True))
 
     def _align(self, box: BoxId) -> None:
         """A step without an update, which the machine has counted, leaves the bytes as they are."""
@@ -309,9 +408,9 @@ class Engine:
 
     def perform(self) -> Wait:
         while self._actions:
-            kind, box, peer, version, count = self._actions.popleft()
+            kind, box, peer, _, count = self._actions.popleft()
             if kind == "update":
-                yield from self._update(box, version)
+                yield from self._update(box)
             elif kind in _RUN_ACTIONS:
                 _RUN_ACTIONS[kind](self, boxes_from(box, count), peer)
             elif kind in _EXPECTED:
@@ -319,9 +418,8 @@ class Engine:
             else:
                 _ACTIONS[kind](self, box, peer)
 
-    def _update(self, box: BoxId, version: int) -> Wait:
-        kept = self._kept.get(box, deque[Record]())
-        record = next((record for record in kept if record.stamp.version == version), None) or self.records[box]
+    def _update(self, box: BoxId) -> Wait:
+        record = self._late_records.get(box) or self.records[box]
         base = self.content[box]
         self._checker.updates(self, box, record)
         yield from self._around.sleep(UPDATE_S)
@@ -335,8 +433,6 @@ class Engine:
         after = Copy(record.stamp, updated_digest(base, record))
         self.content[box] = after
         self._checker.updated(base, after, box)
-        if kept and kept[0] is record:
-            kept.popleft()
         self._do(self.machine.updated(box, after.digest))
         self._align(box)
 
@@ -370,14 +466,8 @@ class Engine:
         self._do(self.machine.commit(has_update(stamp)))
         if not has_update(stamp):
             self._checker.unchanged(stamp)
-            self.content = {held: copy._replace(stamp=stamp) for held, copy in self.content.items()}
+            self.content = {held: _unchanged(copy, stamp) for held, copy in self.content.items()}
             self.work = {held: (copy._replace(stamp=stamp), own) for held, (copy, own) in self.work.items()}
-
-    def _keep_record(self, box: BoxId, peer: None) -> None:
-        self._kept.setdefault(box, deque()).append(self.records[box])
-
-    def _forget_record(self, box: BoxId, peer: None) -> None:
-        self._kept[box].popleft()
 
     def _write_parameters(self, box: BoxId, peer: None) -> None:
         if self.rank in self._readers[box]:
@@ -389,12 +479,28 @@ class Engine:
         self._around.send(peer, ParametersOf(self.epoch, boxes[0], tuple(self.content[box] for box in boxes)))
 
     def _send_state(self, box: BoxId, peer: Rank) -> None:
-        version, digest = self.machine.state(box) or (0, 0)
-        self._around.send(peer, StateOf(self.epoch, box, self.content[box], version, digest), bulk=True)
-        self._expected[StateAsked, box, peer] = 1
+        self._copies_due.append((box, peer))
+
+    def _send_late_record(self, box: BoxId, peer: Rank) -> None:
+        self._send_apart(box, peer, prompt=False)
+
+    def _send_prompt_record(self, box: BoxId, peer: Rank) -> None:
+        self._send_apart(box, peer, prompt=True)
+
+    def _send_apart(self, box: BoxId, peer: Rank, prompt: bool) -> None:
+        version, digest = self.machine.state(box) or (self.machine.version, 0)
+        record = self.records[box]._replace(base_digest=digest)
+        frame = LateRecordOf(self.epoch, box, record, version, prompt)
+        if prompt:
+            self._around.send(peer, frame)
+        else:
+            self._send_bulk(peer, frame, box, version + 1)
+
+    def _expect_late_record(self, box: BoxId, peer: Rank) -> None:
+        self._late[box] = peer
 
     def _take_state(self, box: BoxId, peer: Rank) -> None:
-        """The owner of a real run goes on to the next box; here it has sent them all."""
+        self._around.send(peer, CopyClose(self.epoch, box))
 
     def _ask_state(self, box: BoxId, peer: Rank) -> None:
         del self.content[box]
@@ -402,7 +508,7 @@ class Engine:
 
     def _drop_state(self, box: BoxId, peer: None) -> None:
         self.content.pop(box, None)
-        self._kept.pop(box, None)
+        self._late.pop(box, None)
         for key in [key for key in self._expected if key[:2] == (StateOf, box)]:
             del self._expected[key]
 
@@ -410,6 +516,11 @@ class Engine:
     def _samples(self) -> tuple[Span, ...]:
         assert self.tile is not None
         return self.tile.spans
+
+
+def _unchanged(copy: Copy, stamp: Stamp) -> Copy:
+    """After a step without an update, if it has all before."""
+    return copy._replace(stamp=stamp) if copy.stamp.version + 1 == stamp.version else copy
 
 
 _EXPECTED: dict[str, type] = {
@@ -431,10 +542,11 @@ _ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
     "send_vote": Engine._send_vote,
     "leave_step": Engine._leave_step,
     "commit": Engine._commit,
-    "keep_record": Engine._keep_record,
-    "forget_record": Engine._forget_record,
     "write_parameters": Engine._write_parameters,
     "send_state": Engine._send_state,
+    "send_late_record": Engine._send_late_record,
+    "send_prompt_record": Engine._send_prompt_record,
+    "expect_late_record": Engine._expect_late_record,
     "take_state": Engine._take_state,
     "ask_state": Engine._ask_state,
     "drop_state": Engine._drop_state,

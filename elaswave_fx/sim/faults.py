@@ -13,11 +13,11 @@ from random import Random
 from elaswave_fx.control.protocol.messages import Activate, Heartbeat, Prepare, Prepared
 from elaswave_fx.control.protocol.register import StoreReply
 from elaswave_fx.plan.topology import Rank
-from elaswave_fx.sim.frames import STEP_FRAMES, Abort, StateOf, Wishes
+from elaswave_fx.sim.frames import STEP_FRAMES, Abort, CopyClose, LateRecordOf, StateOf, Wishes
 from elaswave_fx.sim.rank_process import Ran
 
 STEP_EVENTS: tuple[type, ...] = (*STEP_FRAMES, Ran)
-RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, StateOf, Wishes)
+RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, StateOf, LateRecordOf, CopyClose, Wishes)
 COORDINATOR_EVENTS: tuple[type, ...] = (Heartbeat, Prepared, StoreReply)
 
 CRASHES = ("crash", "host")

@@ -71,8 +71,29 @@ class StateOf:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRecordOf:
+    """Owner to a holder that catches up: a record behind the state; `prompt`: it came with the frames of its step."""
+
+    epoch: Epoch
+    box: BoxId
+    record: Record
+    version: int
+    prompt: bool
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class StateAsked:
-    """New holder to owner: the state that was sent last was of no use, another one is wanted."""
+    """New holder to owner: the copy is of no use, another state is wanted."""
+
+    epoch: Epoch
+    box: BoxId
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CopyClose:
+    """New holder to owner: the copy has all but caught up."""
 
     epoch: Epoch
     box: BoxId
@@ -99,5 +120,5 @@ class Abort:
     count: int = 1
 
 
-Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | StateAsked | Wishes | Abort
+Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | LateRecordOf | StateAsked | CopyClose | Wishes | Abort
 STEP_FRAMES: tuple[type, ...] = (PartOf, RecordOf, VoteCast, ParametersOf)

@@ -56,6 +56,8 @@ COPY_DIFFERS = "copy differs"
 
 LINK_S, LINK_AGAIN_S, LINK_LOOK_S = 5.0, 1.0, 0.01
 """For the links to new members, as in `worker/recovery.py`; until they are dialed again, and until the next look."""
+BULK_LOOK_S = 0.002
+"""Until a rank looks again whether what it sent in bulk has arrived."""
 
 
 class Surroundings(Protocol):
@@ -64,7 +66,7 @@ class Surroundings(Protocol):
     now: float
     checker: Checker
 
-    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None: ...
+    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> float | None: ...
     def after(self, seconds: float, rank: Rank, event: object) -> None: ...
     def lost(self, rank: Rank) -> frozenset[Rank]: ...
     def mend(self, rank: Rank) -> None: ...
@@ -184,9 +186,14 @@ class RankProcess:
 
     # --- Links ---
 
-    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> None:
-        """A frame to a rank; lost if the link is down."""
-        self.world.send(self.rank, peer, frame, bulk)
+    @property
+    def now(self) -> float:
+        """Seconds of the simulated world."""
+        return self.world.now
+
+    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> float | None:
+        """A frame to a rank, and when it arrives; lost if the link is down."""
+        return self.world.send(self.rank, peer, frame, bulk)
 
     def _broadcast_abort(self, suspect: Rank | None) -> None:
         """Here, and at the peers 1, 2, 4, ... places further in the ring, who pass it on; once per generation."""
@@ -323,8 +330,13 @@ class RankProcess:
         self.world.checker.computes(engine, engine.parameters())
         yield from self._compute()
         self._check_members()
+        yield from engine.send_copies()
         engine.reduce()
         yield from self._wait("reduce", engine.machine.ready_to_vote, machine_awaits)
+        while engine.awaits_bulk():
+            yield from self.sleep(BULK_LOOK_S)
+            self._check_members()
+        yield from engine.send_copies()
         engine.cast_vote()
         yield from self._wait("vote", lambda: engine.certificate is not None, machine_awaits)
         self._phase = "update"

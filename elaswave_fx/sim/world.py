@@ -379,8 +379,8 @@ class World:
 
     # --- What a rank's process needs ---
 
-    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> None:
-        """Send a message; what is lost is lost."""
+    def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> float | None:
+        """Send a message, and return when it arrives if the way stays as it is; what is lost is lost."""
         process = self.processes.get(source)
         if process is not None and process.keep is not None:
             if process.keep == 0:
@@ -394,6 +394,7 @@ class World:
                 self.lifelines[source] = target  # a rank opens it before its heartbeat
                 self.push(at_s, target, Connected(source), source)
             self.push(at_s, target, message, source, self.network.generation(source, target))
+        return at_s
 
     def after(self, seconds: float, rank: Rank, event: object) -> None:
         """An event of a rank's own."""

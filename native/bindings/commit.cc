@@ -25,14 +25,27 @@ using commit::StateTag;
 using commit::StepMachine;
 
 // In the order of Action::Kind.
-constexpr std::array<const char*, commit::kActionKinds> kKinds = {
-    "send_part",        "expect_part",     "sum",
-    "send_record",      "expect_record",   "send_vote",
-    "expect_vote",      "leave_step",      "commit",
-    "update",           "keep_record",     "forget_record",
-    "write_parameters", "send_parameters", "expect_parameters",
-    "send_state",       "expect_state",    "take_state",
-    "ask_state",        "drop_state"};
+constexpr std::array<const char*, commit::kActionKinds> kKinds = {"send_part",
+                                                                  "expect_part",
+                                                                  "sum",
+                                                                  "send_record",
+                                                                  "expect_record",
+                                                                  "send_late_record",
+                                                                  "send_prompt_record",
+                                                                  "expect_late_record",
+                                                                  "send_vote",
+                                                                  "expect_vote",
+                                                                  "leave_step",
+                                                                  "commit",
+                                                                  "update",
+                                                                  "write_parameters",
+                                                                  "send_parameters",
+                                                                  "expect_parameters",
+                                                                  "send_state",
+                                                                  "expect_state",
+                                                                  "take_state",
+                                                                  "ask_state",
+                                                                  "drop_state"};
 
 py::handle kind_name(Action::Kind kind) {
   static const std::array<PyObject*, commit::kActionKinds> names = [] {
@@ -125,6 +138,9 @@ void bind_events(py::class_<StepMachine>& machine) {
            [](M& self, I box, I holder) { return to_python(self.send_state(BoxId(box), RankId(holder))); })
       .def("state_asked",
            [](M& self, I box, I holder) { return to_python(self.state_asked(BoxId(box), RankId(holder))); })
+      .def("state_leaves",
+           [](M& self, I box, I holder) { return to_python(self.state_leaves(BoxId(box), RankId(holder))); })
+      .def("copy_is_close", [](M& self, I box, I holder) { self.copy_is_close(BoxId(box), RankId(holder)); })
       .def("expect_state", [](M& self, I box) { return to_python(self.expect_state(BoxId(box))); })
       .def("refresh",
            [](M& self, I bucket, const std::vector<I>& takers) {
@@ -159,6 +175,10 @@ void bind_events(py::class_<StepMachine>& machine) {
            [](M& self, I box, I version, std::uint64_t digest, bool whole) {
              return to_python(self.state_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole));
            })
+      .def("late_record_arrived",
+           [](M& self, I box, I version, std::uint64_t digest, bool whole, bool prompt) {
+             return to_python(self.late_record_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole, prompt));
+           })
       .def("leave", [](M& self) { return to_python(self.leave()); })
       .def("finish", [](M& self, const std::vector<I>& voters) { return to_python(self.finish(ranks_of(voters))); })
       .def("drop", &M::drop);
@@ -176,7 +196,8 @@ void bind_questions(py::class_<StepMachine>& machine) {
       .def("materializes", [](const M& self, I box, I rank) { return self.materializes(BoxId(box), RankId(rank)); })
       .def("state", &state)
       .def("recorded", [](const M& self, I box) { return self.recorded(BoxId(box)); })
-      .def("state_awaited", [](const M& self, I box) { return self.state_awaited(BoxId(box)); })
+      .def("record_awaited", [](const M& self, I box) { return self.record_awaited(BoxId(box)); })
+      .def("is_behind", [](const M& self, I box) { return self.is_behind(BoxId(box)); })
       .def_property_readonly("catching_up", [](const M& self) { return numbers_of(self.catching_up()); })
       .def_property_readonly("holdings", &holdings)
       .def("parameters_ready", [](const M& self, I bucket) { return self.parameters_ready(BucketId(bucket)); })

@@ -32,7 +32,7 @@ struct Guards {
   Guard commit_needs_all_votes;       // a step is committed when the votes of all members are here
   Guard vote_needs_state_and_record;  // a rank votes for v with every box it vouches for at v-1, its record of v here
   Guard digests_are_compared;         // a holder's state has the digest of its owner's, or it is dropped
-  Guard late_state_has_no_gap;        // a state that comes late is taken if the records here follow it without a gap
+  Guard copy_has_caught_up;           // a copy that comes late is vouched for when all committed records are in it
   Guard wrong_copy_ends_step;         // a step in which a copy turned out to be wrong is not voted for
   Guard replicas_are_updated;         // holders apply the record, too
   Guard failed_update_drops_state;    // a state whose update failed is not taken for the next one
@@ -49,7 +49,7 @@ struct Guards {
         {"commit_needs_all_votes", &Guards::commit_needs_all_votes},
         {"vote_needs_state_and_record", &Guards::vote_needs_state_and_record},
         {"digests_are_compared", &Guards::digests_are_compared},
-        {"late_state_has_no_gap", &Guards::late_state_has_no_gap},
+        {"copy_has_caught_up", &Guards::copy_has_caught_up},
         {"wrong_copy_ends_step", &Guards::wrong_copy_ends_step},
         {"replicas_are_updated", &Guards::replicas_are_updated},
         {"failed_update_drops_state", &Guards::failed_update_drops_state},

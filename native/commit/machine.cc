@@ -49,12 +49,11 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
     if (!read && contains(box.roles.readers, rank_) && guards_.old_parameters_are_stale.demands()) {
       buckets_[bucket].stale = true;
     }
-    box.state_sent_to.clear();
-    box.state_awaited = false;
-    box.kept.clear();
-    box.backlog = kBacklog;
-    if (!keeps(box)) drop_state(actions, box);
+    const bool lacks = is_in(box, Stage::kBehind) && box.state->version != version_;
+    if (lacks || !keeps(box)) drop_state(actions, box);
+    box.copies.clear();
   }
+  unchanged_.clear();
   for (Bucket& bucket : buckets_) {
     bucket.stale = bucket.stale && reads_any(bucket);
     if (bucket.stale && has_all(bucket)) {
@@ -78,8 +77,7 @@ void StepMachine::load(BoxId id, Digest digest) {
   Box& box = at(id);
   if (!keeps(box)) throw ProtocolError(text(id) + ": " + self() + " neither owns nor holds it");
   box.state = StateTag{version_, digest};
-  box.state_awaited = false;
-  box.kept.clear();
+  std::erase_if(box.copies, [this](const Copy& copy) { return copy.holder == rank_; });
 }
 
 void StepMachine::load_parameters(BucketId bucket) { at(bucket).stale = false; }
@@ -110,16 +108,26 @@ Actions StepMachine::refresh(BucketId bucket, std::span<const RankId> takers) {
 Actions StepMachine::begin_step() {
   expect_phase(Phase::kIdle, "begin_step");
   Actions actions;
-  const bool log = mode_ == CopyMode::kLog;
   for (const Box& box : boxes_) expect_state_of(box);
   forget_step();
   phase_ = Phase::kComputing;
+  if (mode_ == CopyMode::kState) return actions;
   for (Box& box : boxes_) {
-    if (!log || !holds(id_of(box))) continue;
-    box.record_awaited = true;
-    act(actions, Kind::kExpectRecord, box, box.roles.owner);
+    if (!holds(id_of(box))) continue;
+    vouch_if_caught_up(box);
+    if (copy_of(box, rank_) == nullptr) {
+      box.record_awaited = true;
+      act(actions, Kind::kExpectRecord, box, box.roles.owner);
+    } else if (is_in(box, Stage::kClose)) {
+      box.record_awaited = true;  // it is expected already
+    }
   }
-  return merged(actions);
+  actions = merged(actions);
+  for (Box& box : boxes_) {
+    if (is_in(box, Stage::kLost)) drop_state(actions, box);
+  }
+  tell_owners(actions);
+  return actions;
 }
 
 Actions StepMachine::bucket_reduced(BucketId id) {
@@ -162,7 +170,16 @@ void StepMachine::sum(Actions& actions, Box& box) const {
   box.record = true;
   act(actions, Kind::kSum, box);
   if (mode_ == CopyMode::kState) return;
-  for (const RankId holder : box.roles.holders) act(actions, Kind::kSendRecord, box, holder);
+  for (const RankId holder : box.roles.holders) {
+    const Copy* const copy = copy_of(box, holder);
+    if (copy == nullptr) {
+      act(actions, Kind::kSendRecord, box, holder);
+    } else if (copy->stage == Stage::kBehind) {
+      act(actions, Kind::kSendLateRecord, box, holder);
+    } else if (copy->stage == Stage::kClose) {
+      act(actions, Kind::kSendPromptRecord, box, holder);
+    }
+  }
 }
 
 Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole) {
@@ -175,17 +192,19 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
   box.record_awaited = false;
   box.record = whole;
   box.wrong = !whole;
-  box.owners = owners;
   Actions actions;
-  compare(actions, box);
+  compare(actions, box, owners);
+  if (is_in(box, Stage::kClose)) act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
   return actions;
 }
 
-// As soon as a state and the owner's digest of the same version are both here.
-void StepMachine::compare(Actions& actions, Box& box) {
-  if (!box.state || !box.owners || box.state->version != box.owners->version) return;
-  const Digest owners = std::exchange(box.owners, std::nullopt)->digest;
-  if (guards_.digests_are_compared.allows(box.state->digest == owners)) return;
+// Whether the state here is what the owner's was.
+bool StepMachine::agrees(const Box& box, const StateTag& owners) {
+  return guards_.digests_are_compared.allows(box.state->digest == owners.digest);
+}
+
+void StepMachine::compare(Actions& actions, Box& box, const StateTag& owners) {
+  if (!box.state || box.state->version != owners.version || agrees(box, owners)) return;
   box.wrong = true;
   if (materializes(id_of(box), rank_)) at(box.roles.bucket).stale = true;
   drop_state(actions, box);
@@ -193,7 +212,7 @@ void StepMachine::compare(Actions& actions, Box& box) {
 
 // A copy that was found to be wrong in this step is not vouched for: the step is not voted for at all.
 bool StepMachine::vouches_for(const Box& box) const {
-  if (!keeps(box) || box.wrong) return false;
+  if (!keeps(box) || box.wrong || is_in(box, Stage::kBehind)) return false;
   return box.state || box.roles.owner == rank_ || materializes(id_of(box), rank_);
 }
 
@@ -272,13 +291,10 @@ Actions StepMachine::commit(bool updates) {
   updates_ = updates;
   Actions actions;
   if (!updates_) {
+    unchanged_.insert(version_);
     for (Box& box : boxes_) {
       box.record = false;
-      if (is_behind(box)) {
-        keep_record(actions, box, false);
-      } else if (box.state) {
-        ++box.state->version;
-      }
+      if (box.state && box.state->version + 1 == version_) ++box.state->version;
     }
   } else if (left_) {
     finish_updates(actions);
@@ -303,17 +319,12 @@ Actions StepMachine::update_replicas() {
     if (!updates_ || !holds(id_of(box))) continue;
     if (mode_ == CopyMode::kState) {
       await_state(actions, box);
-    } else if (box.record && box.state && box.state->version == version_) {
-      box.record = false;  // the state came after the owner's update
     } else if (box.record && box.state && !box.update_due) {
       if (guards_.replicas_are_updated.demands()) {
         update(actions, box, version_);
       } else {
         box.state->version = version_;
       }
-    } else if (box.record && is_behind(box)) {
-      box.record = false;
-      keep_record(actions, box, true);
     }
   }
   return actions;
@@ -324,11 +335,6 @@ Actions StepMachine::updated(BoxId id, Digest digest) {
   if (!box.update_due || !box.state) throw ProtocolError(text(id) + ": an update that was not to be done");
   box.state = StateTag{*std::exchange(box.update_due, std::nullopt), digest};
   Actions actions;
-  if (!box.kept.empty()) {
-    box.kept.pop_front();
-    catch_up(actions, box);
-    return actions;
-  }
   box.record = false;
   if (owns(id) || materializes(id, rank_)) act(actions, Kind::kWriteParameters, box);
   if (owns(id) && mode_ == CopyMode::kState && !left_) {
@@ -389,8 +395,8 @@ void StepMachine::end_step() {
 
 Actions StepMachine::leave() {
   Actions actions;
+  lose_copies(actions);
   for (Box& box : boxes_) {
-    if (box.state_awaited) drop_state(actions, box);
     if (std::exchange(box.parameters_awaited, false)) at(box.roles.bucket).stale = true;
     box.parts_awaited.clear();
     box.record_awaited = false;
@@ -427,10 +433,10 @@ void StepMachine::finish_updates(Actions& actions) {
   for (Box& box : boxes_) {
     if (mode_ == CopyMode::kState && holds(id_of(box))) {
       if (box.state && box.state->version != version_) drop_state(actions, box);
-    } else if (box.state && !box.kept.empty()) {
-      catch_up(actions, box);
     } else if (box.state && box.record) {
       update(actions, box, version_);
+    } else if (is_in(box, Stage::kLost) && box.state && box.state->version != version_) {
+      drop_state(actions, box);  // its record has not come
     }
   }
   for (Bucket& bucket : buckets_) {
@@ -453,7 +459,6 @@ void StepMachine::forget_step() {
   for (Box& box : boxes_) {
     box.parts_awaited.clear();
     box.record_awaited = box.record = box.wrong = false;
-    box.owners.reset();
     box.update_due.reset();
   }
 }

@@ -24,13 +24,17 @@
 //   from others are stale. Then end_step().
 //
 // States that this rank shall get and has none of: expect_state() here, send_state() at the owner, between steps. Each
-// travels by itself behind the steps, in bulk, and no vote waits for it. The records of the steps meanwhile are kept,
-// the newest of them, as many as kBacklog; a state that does not go before them without a gap is of no use, and the
-// owner is asked for another: for each such time twice as many records are kept, at most kMostBacklog.
-// Nothing is assumed of the order in which a state and records come, for bulk is overtaken: versions say what a state
-// lacks. One that is ahead, of a step that is not committed here, is of no use either: that step may still be dropped.
-// The rank vouches for the box from the step on in which state and record are both here. With CopyMode::kState votes
-// do wait, for the state is what comes in place of a record.
+// travels behind the steps, in bulk, as it is when its turn comes; behind it travel the records of the steps after it,
+// one by one in the same order, and no vote waits for any of that. The stages of such a copy, at either end:
+//   due     its state has not been sent, or has not come: no record of it travels yet
+//   behind  the state was sent, or has come: records follow it, and are applied when they are here and committed
+//   close   the holder has said that it is close behind, so records come with the step; the holder vouches for the box
+//           from the step on before which the last record has come so, and all committed ones are in the state
+//   lost    the step was left: nothing of it travels any more
+// A holder says that it is close when no other state of its own is due, so that votes wait for records as few steps as
+// can be, or kApart steps after the state has come. What does not follow the state without a gap, or is damaged, is of
+// no use: the owner is asked for another state. With CopyMode::kState votes do wait, for the state is what comes in
+// place of a record.
 //
 // A holder that reads a box makes the parameters from its state and is not sent them: the record has replaced them.
 // Whoever was sent a state under these roles misses steps, so it is sent the parameters until the roles change.
@@ -42,8 +46,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,8 +60,9 @@ namespace elaswave::commit {
 
 class StepMachine {
  public:
-  // Records that are kept for a state on its way: at first, and at most.
-  static constexpr std::size_t kBacklog = 8, kMostBacklog = 64;
+  // So many records of a copy that is behind are expected at once: what the owner has sent by its vote has a place.
+  static constexpr int kExpectedAhead = 2;
+  static constexpr std::int64_t kApart = 16;
 
   explicit StepMachine(RankId rank, CopyMode mode = CopyMode::kLog, Guards guards = {})
       : rank_(rank), mode_(mode), guards_(guards), members_{rank} {}
@@ -76,8 +81,12 @@ class StepMachine {
   // Both ends of a state's way to a new holder.
   Actions send_state(BoxId box, RankId holder);
   Actions expect_state(BoxId box);
-  // At the owner: the state that was sent to `holder` was of no use. At any time.
+  // At the owner: the state goes now, as it is after version(); at any time but for that between a commit and the
+  // update. The actions come after it.
+  Actions state_leaves(BoxId box, RankId holder);
+  // At the owner: what was sent to `holder` was of no use; or it is close behind. At any time.
   Actions state_asked(BoxId box, RankId holder);
+  void copy_is_close(BoxId box, RankId holder);
   // Parameters of the bucket from its owners' states, at those of `takers`; every rank is told the same.
   Actions refresh(BucketId bucket, std::span<const RankId> takers);
 
@@ -100,8 +109,10 @@ class StepMachine {
   Actions updated(BoxId box, Digest digest);
   Actions update_failed(BoxId box);
   Actions parameters_arrived(BoxId box);
-  // `tag`: what the state came with. `whole`: its bytes have the tag's digest.
+  // `tag`: what the state came with. `whole`: its bytes have the tag's digest. Its step has to be committed here.
   Actions state_arrived(BoxId box, const StateTag& tag, bool whole);
+  // As record_arrived, of a box that is behind, of a committed step. `prompt`: it came with the messages of the step.
+  Actions late_record_arrived(BoxId box, const StateTag& owners, bool whole, bool prompt);
 
   // --- After a failure
 
@@ -132,10 +143,12 @@ class StepMachine {
   bool materializes(BoxId box, RankId rank) const;
   const std::optional<StateTag>& state(BoxId box) const { return at(box).state; }
   bool recorded(BoxId box) const { return at(box).record; }
-  // The state is on its way; `must_come`: and the vote waits for it.
-  bool state_awaited(BoxId box) const { return at(box).state_awaited; }
+  // The vote waits for it.
+  bool record_awaited(BoxId box) const { return at(box).record_awaited; }
   bool state_must_come(BoxId box) const;
-  // Boxes that this rank owns or holds and has no state of.
+  // Whether the state of the box is on its way, or records are that are still lacking.
+  bool is_behind(BoxId box) const;
+  // Boxes that this rank owns or holds and will not vouch for in the next step.
   std::vector<BoxId> catching_up() const;
   std::vector<Holding> holdings() const;
   // Whether the working copy is that of version(): not stale, and nothing of it on its way.
@@ -152,11 +165,14 @@ class StepMachine {
  private:
   enum class Phase { kIdle, kComputing, kVoted, kCommitted, kPending };
 
-  // A committed record that waits for the state; a step without an update has a place too, so that versions are
-  // counted.
-  struct Kept {
-    std::int64_t version;
-    bool updates;
+  // Of a copy that this rank gets, or gives to `holder`.
+  enum class Stage { kDue, kBehind, kClose, kLost };
+  struct Copy {
+    RankId holder;
+    Stage stage = Stage::kDue;
+    // At the holder: the version at which the state came; the last record came with a step; the owner knows.
+    std::int64_t since = 0;
+    bool prompt = false, told = false;
   };
   struct Box {
     BoxRoles roles;
@@ -166,15 +182,11 @@ class StepMachine {
     std::vector<RankId> parts_awaited;
     bool record_awaited = false;
     bool record = false;                     // the sum, at the owner; the record, at holders
-    std::optional<StateTag> owners;          // the record's tag, until it is compared with the state's
     bool wrong = false;                      // the copy or the record was
     std::optional<std::int64_t> update_due;  // the version that an update which runs leads to
     // Across steps.
     bool parameters_awaited = false;
-    bool state_awaited = false;
-    std::vector<RankId> state_sent_to;  // since the roles were assigned, as owner or holder know
-    std::deque<Kept> kept;
-    std::size_t backlog = kBacklog;  // of `kept`, at most
+    std::vector<Copy> copies;  // made since the roles were assigned, as owner or holder know
   };
   struct Bucket {
     std::vector<BoxId> boxes;
@@ -192,6 +204,10 @@ class StepMachine {
   void expect_phase(Phase phase, const char* event) const;
   void expect_state_of(const Box& box) const;
   bool keeps(const Box& box) const;
+  static const Copy* copy_of(const Box& box, RankId holder);
+  static Copy* copy_of(Box& box, RankId holder);
+  Copy& begin_copy(Box& box, RankId holder) const;
+  bool is_in(const Box& box, Stage stage) const;
   bool is_complete(const Box& box) const;
   bool vouches_for(const Box& box) const;
   bool reads_any(const Bucket& bucket) const;
@@ -202,14 +218,15 @@ class StepMachine {
   void act(Actions& actions, Action::Kind kind, const Box& box, std::optional<RankId> peer = {}) const;
   void update(Actions& actions, Box& box, std::int64_t version) const;
   void sum(Actions& actions, Box& box) const;
-  void compare(Actions& actions, Box& box);
+  void compare(Actions& actions, Box& box, const StateTag& owners);
   void drop_state(Actions& actions, Box& box) const;
   void await_state(Actions& actions, Box& box) const;
-  void keep_record(Actions& actions, Box& box, bool updates) const;
-  // Whether records have to wait: the state is on its way, or those before them are being applied to it.
-  bool is_behind(const Box& box) const { return box.state_awaited || box.update_due; }
-  bool leads_here(const Box& box, std::int64_t version) const;
-  void catch_up(Actions& actions, Box& box);
+  void ask_anew(Actions& actions, Box& box, Copy& copy) const;
+  bool agrees(const Box& box, const StateTag& owners);
+  bool has_caught_up(const Box& box) const;
+  void vouch_if_caught_up(Box& box);
+  void tell_owners(Actions& actions);
+  void lose_copies(Actions& actions);
   void publish(Actions& actions, Box& box, std::span<const RankId> takers);
   void finish_updates(Actions& actions);
   void forget_step();
@@ -226,6 +243,7 @@ class StepMachine {
   bool updates_ = false;  // the step that is committed changes the states
   bool left_ = false;     // and nothing is sent or expected any more
   std::vector<RankId> votes_;
+  std::set<std::int64_t> unchanged_;  // since the roles were assigned: versions of steps without an update
 };
 
 }  // namespace elaswave::commit

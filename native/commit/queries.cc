@@ -17,18 +17,18 @@ bool StepMachine::keeps(const Box& box) const { return box.roles.owner == rank_ 
 
 bool StepMachine::materializes(BoxId id, RankId rank) const {
   const Box& box = at(id);
-  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && !contains(box.state_sent_to, rank);
+  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && copy_of(box, rank) == nullptr;
 }
 
-bool StepMachine::state_must_come(BoxId id) const {
-  const Box& box = at(id);
-  return box.state_awaited && mode_ == CopyMode::kState;
-}
+bool StepMachine::state_must_come(BoxId id) const { return mode_ == CopyMode::kState && is_in(at(id), Stage::kDue); }
+
+bool StepMachine::is_behind(BoxId id) const { return is_in(at(id), Stage::kDue) || is_in(at(id), Stage::kBehind); }
 
 std::vector<BoxId> StepMachine::catching_up() const {
   std::vector<BoxId> found;
   for (const Box& box : boxes_) {
-    if (keeps(box) && !box.state) found.push_back(id_of(box));
+    const bool here = box.state && (!is_behind(id_of(box)) || has_caught_up(box));
+    if (keeps(box) && !here) found.push_back(id_of(box));
   }
   return found;
 }
@@ -36,7 +36,8 @@ std::vector<BoxId> StepMachine::catching_up() const {
 std::vector<Holding> StepMachine::holdings() const {
   std::vector<Holding> found;
   for (const Box& box : boxes_) {
-    if (box.state) found.push_back({id_of(box), *box.state, box.record});
+    if (!box.state || (is_in(box, Stage::kBehind) && box.state->version != version_)) continue;
+    found.push_back({id_of(box), *box.state, box.record});
   }
   return found;
 }
@@ -122,6 +123,13 @@ bool StepMachine::has_all(const Bucket& bucket) const {
          std::all_of(bucket.boxes.begin(), bucket.boxes.end(), [this](BoxId box) { return at(box).state.has_value(); });
 }
 
+namespace {
+
+// Records of copies that were sent a state travel box by box, for each has caught up in its own time.
+bool shares_messages(Kind kind) { return kind != Kind::kSendLateRecord && kind != Kind::kSendPromptRecord; }
+
+}  // namespace
+
 // Neighbours with equal roles do the same at once: one action, at the place of the first, stands for theirs.
 Actions StepMachine::merged(const Actions& actions) const {
   Actions result;
@@ -129,7 +137,8 @@ Actions StepMachine::merged(const Actions& actions) const {
   for (const Action& next : actions) {
     if (open < result.size() && at(*result[open].box).run != at(*next.box).run) open = result.size();
     const auto alike = std::find_if(result.begin() + static_cast<std::ptrdiff_t>(open), result.end(), [&](Action& one) {
-      return one.kind == next.kind && one.peer == next.peer && one.boxes().last().value() + 1 == next.box->value();
+      return shares_messages(one.kind) && one.kind == next.kind && one.peer == next.peer &&
+             one.boxes().last().value() + 1 == next.box->value();
     });
     if (alike == result.end()) {
       result.push_back(next);
@@ -150,11 +159,10 @@ void StepMachine::update(Actions& actions, Box& box, std::int64_t version) const
 }
 
 void StepMachine::drop_state(Actions& actions, Box& box) const {
-  if (box.state || box.state_awaited || !box.kept.empty()) act(actions, Kind::kDropState, box);
+  if (box.state || is_in(box, Stage::kDue)) act(actions, Kind::kDropState, box);
   box.state.reset();
-  box.state_awaited = false;
-  box.kept.clear();
   box.update_due.reset();
+  if (Copy* const copy = copy_of(box, rank_)) copy->stage = Stage::kLost;
 }
 
 }  // namespace elaswave::commit

@@ -1,6 +1,6 @@
-// States on their way to new holders: sent, awaited, brought up to date by the records that came before them; see
-// machine.h.
+// Copies on their way to new holders: a state, the records that follow it, and when the copy counts; see machine.h.
 #include <algorithm>
+#include <utility>
 
 #include "commit/internal.h"
 #include "commit/machine.h"
@@ -9,86 +9,171 @@ namespace elaswave::commit {
 
 using Kind = Action::Kind;
 
+// --- At the owner
+
 Actions StepMachine::send_state(BoxId id, RankId holder) {
   Box& box = at(id);
   if (!box.state) throw ProtocolError(text(id) + ": " + self() + " has no state of it to send");
+  begin_copy(box, holder);
   Actions actions;
-  if (!contains(box.state_sent_to, holder)) box.state_sent_to.push_back(holder);
   act(actions, Kind::kSendState, box, holder);
   return actions;
 }
+
+Actions StepMachine::state_leaves(BoxId id, RankId holder) {
+  Box& box = at(id);
+  Copy* const copy = copy_of(box, holder);
+  if (copy == nullptr || copy->stage != Stage::kDue) {
+    throw ProtocolError(text(id) + ": its state is not due at " + text(holder));
+  }
+  if (!box.state || box.state->version != version_ || box.update_due || left_ || phase_ == Phase::kPending) {
+    throw ProtocolError(text(id) + ": its state cannot leave before it is that after version " +
+                        std::to_string(version_));
+  }
+  copy->stage = Stage::kBehind;
+  Actions actions;
+  if (box.record) act(actions, Kind::kSendLateRecord, box, holder);  // the holder is sent all that follow
+  return actions;
+}
+
+Actions StepMachine::state_asked(BoxId id, RankId holder) { return at(id).state ? send_state(id, holder) : Actions(); }
+
+void StepMachine::copy_is_close(BoxId id, RankId holder) {
+  Copy* const copy = copy_of(at(id), holder);
+  if (copy != nullptr && copy->stage == Stage::kBehind) copy->stage = Stage::kClose;
+}
+
+// --- At the holder
 
 Actions StepMachine::expect_state(BoxId id) {
   Box& box = at(id);
   if (!holds(id)) throw ProtocolError(text(id) + ": " + self() + " does not hold it");
   Actions actions;
   await_state(actions, box);
+  if (mode_ == CopyMode::kLog) {
+    for (int i = 0; i < kExpectedAhead; ++i) act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
+  }
   return actions;
 }
 
-Actions StepMachine::state_asked(BoxId id, RankId holder) { return at(id).state ? send_state(id, holder) : Actions(); }
-
 void StepMachine::await_state(Actions& actions, Box& box) const {
   drop_state(actions, box);
-  if (!contains(box.state_sent_to, rank_)) box.state_sent_to.push_back(rank_);
-  box.state_awaited = true;
+  begin_copy(box, rank_);
   act(actions, Kind::kExpectState, box, box.roles.owner);
-}
-
-void StepMachine::keep_record(Actions& actions, Box& box, bool updates) const {
-  // While one is being applied, none may go: it is the first of them.
-  if (box.kept.size() >= box.backlog && !box.update_due) {
-    if (box.kept.front().updates) act(actions, Kind::kForgetRecord, box);
-    box.kept.pop_front();
-  }
-  box.kept.push_back({version_, updates});
-  if (!updates) return;
-  act(actions, Kind::kKeepRecord, box);
-  actions.back().version = version_;
 }
 
 Actions StepMachine::state_arrived(BoxId id, const StateTag& tag, bool whole) {
   Box& box = at(id);
-  if (!box.state_awaited) throw ProtocolError(text(id) + ": a state, which is not awaited");
+  Copy* const copy = copy_of(box, rank_);
+  if (copy == nullptr || copy->stage != Stage::kDue) throw ProtocolError(text(id) + ": a state, which is not awaited");
+  if (tag.version > version_) {
+    throw ProtocolError(text(id) + ": a state at version " + std::to_string(tag.version) + ", which " + self() +
+                        " has not committed");
+  }
   Actions actions;
-  if (whole && guards_.late_state_has_no_gap.allows(leads_here(box, tag.version))) {
-    box.state_awaited = false;
+  const bool log = mode_ == CopyMode::kLog;
+  if (whole && (log || tag.version == version_)) {
     box.state = tag;
-    if (mode_ == CopyMode::kLog) act(actions, Kind::kTakeState, box, box.roles.owner);
-    catch_up(actions, box);
-  } else if (mode_ == CopyMode::kLog) {
-    box.backlog = std::min(2 * box.backlog, kMostBacklog);
-    act(actions, Kind::kExpectState, box, box.roles.owner);
-    act(actions, Kind::kAskState, box, box.roles.owner);
+    copy->stage = log ? Stage::kBehind : Stage::kClose;
+    copy->since = version_;
+  } else if (log) {
+    ask_anew(actions, box, *copy);
   } else {
     drop_state(actions, box);
   }
   return actions;
 }
 
-// Whether a state of that version is today's, or becomes it by the records that are here.
-bool StepMachine::leads_here(const Box& box, std::int64_t version) const {
-  if (version > version_) return false;
-  for (const Kept& kept : box.kept) {
-    if (kept.version == version + 1) ++version;
+Actions StepMachine::late_record_arrived(BoxId id, const StateTag& owners, bool whole, bool prompt) {
+  Box& box = at(id);
+  Copy* const copy = copy_of(box, rank_);
+  if (copy == nullptr || box.update_due || !(copy->stage == Stage::kDue || copy->stage == Stage::kBehind)) {
+    throw ProtocolError(text(id) + ": a late record, which is not awaited");
   }
-  const bool record_follows = phase_ == Phase::kCommitted && updates_ && box.record;
-  return version >= version_ - (record_follows ? 1 : 0);
-}
-
-// The next of the records that were kept; those of steps before the state are passed over.
-void StepMachine::catch_up(Actions& actions, Box& box) {
-  for (; !box.kept.empty(); box.kept.pop_front()) {
-    const Kept next = box.kept.front();
-    if (next.version <= box.state->version) {
-      if (next.updates) act(actions, Kind::kForgetRecord, box);
-    } else if (next.updates) {
-      return update(actions, box, next.version);
+  const std::int64_t version = owners.version + 1;  // what the record leads to
+  if (version > version_) {
+    throw ProtocolError(text(id) + ": a late record of version " + std::to_string(version) + ", which " + self() +
+                        " has not committed");
+  }
+  Actions actions;
+  // One before the state is of a copy that was given up, or of a step without an update.
+  if (box.state && owners.version >= box.state->version) {
+    if (!whole || owners.version > box.state->version || !agrees(box, owners)) {
+      ask_anew(actions, box, *copy);
+    } else if (unchanged_.contains(version)) {
+      box.state->version = version;
     } else {
-      box.state->version = next.version;
+      update(actions, box, version);
     }
   }
-  compare(actions, box);
+  copy->prompt = prompt && box.state;
+  act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
+  return actions;
+}
+
+void StepMachine::ask_anew(Actions& actions, Box& box, Copy& copy) const {
+  box.state.reset();
+  copy = Copy{rank_};
+  act(actions, Kind::kExpectState, box, box.roles.owner);
+  act(actions, Kind::kAskState, box, box.roles.owner);
+}
+
+bool StepMachine::has_caught_up(const Box& box) const {
+  return is_in(box, Stage::kBehind) && copy_of(box, rank_)->prompt && box.state->version == version_;
+}
+
+// Between two steps.
+void StepMachine::vouch_if_caught_up(Box& box) {
+  if (!is_in(box, Stage::kBehind) || !guards_.copy_has_caught_up.allows(has_caught_up(box))) return;
+  copy_of(box, rank_)->stage = Stage::kClose;
+  box.state->version = version_;  // from here on it counts as the owner's
+}
+
+// Between two steps: of the copies that are close behind, if votes may begin to wait for their records.
+void StepMachine::tell_owners(Actions& actions) {
+  const bool all_came =
+      std::none_of(boxes_.begin(), boxes_.end(), [this](const Box& box) { return is_in(box, Stage::kDue); });
+  for (Box& box : boxes_) {
+    if (!is_in(box, Stage::kBehind)) continue;
+    Copy& copy = *copy_of(box, rank_);
+    const bool long_here = version_ - copy.since >= kApart;
+    if (copy.told || box.state->version + 1 < version_ || !(all_came || long_here)) continue;
+    copy.told = true;
+    act(actions, Kind::kTakeState, box, box.roles.owner);
+  }
+}
+
+// --- At both ends
+
+// What has not all committed records is of no use any more, for nobody sends what it lacks.
+void StepMachine::lose_copies(Actions& actions) {
+  for (Box& box : boxes_) {
+    const bool lacks = is_in(box, Stage::kBehind) && box.state->version != version_;
+    if (lacks || is_in(box, Stage::kDue)) drop_state(actions, box);
+    if (mode_ != CopyMode::kLog) continue;
+    for (Copy& copy : box.copies) copy.stage = Stage::kLost;
+  }
+}
+
+const StepMachine::Copy* StepMachine::copy_of(const Box& box, RankId holder) {
+  const auto found =
+      std::find_if(box.copies.begin(), box.copies.end(), [&](const Copy& copy) { return copy.holder == holder; });
+  return found == box.copies.end() ? nullptr : &*found;
+}
+
+StepMachine::Copy* StepMachine::copy_of(Box& box, RankId holder) {
+  return const_cast<Copy*>(copy_of(std::as_const(box), holder));
+}
+
+StepMachine::Copy& StepMachine::begin_copy(Box& box, RankId holder) const {
+  if (Copy* const copy = copy_of(box, holder)) return *copy = Copy{holder};
+  return box.copies.emplace_back(Copy{holder});
+}
+
+// Of the copy that this rank gets.
+bool StepMachine::is_in(const Box& box, Stage stage) const {
+  const Copy* const copy = copy_of(box, rank_);
+  return copy != nullptr && copy->stage == stage;
 }
 
 }  // namespace elaswave::commit

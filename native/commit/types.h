@@ -84,32 +84,34 @@ struct Action {
     kSum,               // the parts are all here: add them in the order of the readers; the sum is the record
     kSendRecord,        // to the holder `peer`: the record, with the tag of the state here
     kExpectRecord,      // from the owner `peer` -> record_arrived
+    kSendLateRecord,    // the same in bulk, by itself: the holder is behind, and no vote waits for it
+    kSendPromptRecord,  // the same by itself, but with the messages of the step, and it says so
+    kExpectLateRecord,  // from the owner `peer`: the next of either -> late_record_arrived, or record_arrived if
+                        // awaited
     kSendVote,          // to the member `peer`
     kExpectVote,        // from the member `peer` -> vote_arrived
     kLeaveStep,         // the copy of the box was wrong or its record damaged, and no vote was cast: leave()
     kCommit,            // the votes suffice: add them up -> commit()
     kUpdate,            // apply the record of `version` to the state -> updated, update_failed
-    kKeepRecord,        // the record of `version` waits for the state, which is on its way
-    kForgetRecord,      // the oldest of those records is not kept any longer
     kWriteParameters,   // the state is new: write the box's parameters into the working copy here, if there is one
     kSendParameters,    // to the reader `peer`, from the state
     kExpectParameters,  // from the owner `peer` -> parameters_arrived
-    kSendState,         // to the holder `peer`: the state as it is now, with its tag
+    kSendState,         // to the holder `peer`: the state when its turn comes, with its tag -> state_leaves
     kExpectState,       // from the owner `peer` -> state_arrived
-    kTakeState,         // to the owner `peer`: the state that it sent is in use
-    kAskState,          // to the owner `peer`: it was of no use, another one is wanted -> state_asked there
-    kDropState,         // the state here, and the records that wait for it, are of no use any more
+    kTakeState,         // to the owner `peer`: the copy has all but caught up -> copy_is_close there
+    kAskState,          // to the owner `peer`: the copy is of no use, another state is wanted -> state_asked there
+    kDropState,         // the state here is of no use any more
   };
   Kind kind;
   std::optional<BoxId> box;  // of all but votes and kCommit
   std::optional<RankId> peer;
-  std::optional<std::int64_t> version;  // of kUpdate, kKeepRecord
+  std::optional<std::int64_t> version;  // of kUpdate
   std::size_t count = 1;                // of boxes, `box` the first
   BoxRange boxes() const { return {*box, count}; }
 
   bool operator==(const Action&) const = default;
 };
-inline constexpr std::size_t kActionKinds = 20;
+inline constexpr std::size_t kActionKinds = 21;
 
 // In the order in which they are to be done; what is told to the machine meanwhile may add more, which come first.
 using Actions = std::vector<Action>;

@@ -18,19 +18,6 @@ namespace {
 using commit::Action;
 using commit::StateTag;
 
-constexpr std::uint32_t kRecordSalt = 0x5eed;
-
-// Of a record as it travels; an odd last half-word of bf16 counts as a word of its own.
-Digest digest_of_record(const at::Tensor& record) {
-  const std::size_t bytes = record.nbytes();
-  Digest digest = digest_words(record.const_data_ptr(), bytes / 4, 0, kRecordSalt);
-  if (bytes % 4 != 0) {
-    const std::uint32_t rest = *(static_cast<const std::uint16_t*>(record.const_data_ptr()) + bytes / 2 - 1);
-    digest += digest_words(&rest, 1, bytes / 4, kRecordSalt);
-  }
-  return digest;
-}
-
 constexpr std::int64_t kResidualWords = 2;
 static_assert(sizeof(Residual) == kResidualWords * sizeof(std::int64_t));
 
@@ -60,13 +47,10 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
     Box& box = boxes_[i];
     box.spec = specs[i];
     box.came = false;
-    box.coming.reset();
-    box.kept.clear();
   }
   behind_peak_ = 0;
   sent_at_once_ = 0;
-  copies_due_.clear();
-  copies_under_way_.clear();
+  forget_copies();
   runs_.assign(specs.size(), Run());
   gradients_.assign(buckets_.size(), at::Tensor());
 }
@@ -85,7 +69,7 @@ void ShardStore::load(BoxId id, const at::Tensor& master, const std::vector<at::
   machine_.load(id, state.digest);
   box.state = std::move(state);
   box.coming.reset();
-  box.kept.clear();
+  box.late.clear();
 }
 
 bool ShardStore::intact(BoxId id) const {
@@ -121,13 +105,14 @@ void ShardStore::perform(const Action& action) {
       return send_record(boxes, peer);
     case Kind::kExpectRecord:
       return expect_record(boxes, peer);
+    case Kind::kSendLateRecord:
+      return send_late_record(box, peer, comm::Lane::kBulk);
+    case Kind::kSendPromptRecord:
+      return send_late_record(box, peer, comm::Lane::kStep);
+    case Kind::kExpectLateRecord:
+      return expect_late_record(box, peer);
     case Kind::kUpdate:
-      return update(box);
-    case Kind::kKeepRecord:
-      return keep_record(box);
-    case Kind::kForgetRecord:
-      at(box).kept.pop_front();
-      return;
+      return update(box, *action.version);
     case Kind::kWriteParameters:
       return write_parameters(box);
     case Kind::kSendParameters:
@@ -313,7 +298,7 @@ void ShardStore::send_record(commit::BoxRange boxes, RankId holder) {
 
 void ShardStore::expect_record(commit::BoxRange boxes, RankId owner) {
   Run& run = run_at(boxes.first);
-  // A record that waits for its state is still in use.
+  // A record that has not been applied is still in use.
   const bool reusable = run.record.defined() && run.record.storage().use_count() == 1;
   const std::int64_t numel =
       are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket) : elements_of(boxes).numel();
@@ -356,12 +341,17 @@ ExactTotal ShardStore::wait_ready() {
       transfers_.wait(at(box).coming->transfers);
       take_state(box);
     }
+    if (!at(box).late.empty() && machine_.record_awaited(box)) {
+      transfers_.wait(at(box).late.front().transfers);
+      take_late_record(box);
+    }
     if (machine_.owns(box) && machine_.recorded(box) && !are_buffers(box)) {
       squares.add_squares(span_of<const float>(at(box).gradient));
     }
   }
   transfers_.wait(sends_);
   sends_.clear();
+  await_late_sends();
   return squares;
 }
 
@@ -387,30 +377,26 @@ void ShardStore::forget_transfers() {
 
 // --- Updates and parameters
 
-void ShardStore::update(BoxId id) {
+// Until copies that are behind have caught up, they need those of the steps since; a few numbers each.
+void ShardStore::set_hyper(const Hyper& hyper) {
+  const bool behind =
+      std::ranges::any_of(all_ids<BoxId>(size()), [this](BoxId box) { return machine_.is_behind(box); });
+  if (!behind) hypers_.clear();
+  hypers_[machine_.version()] = hyper;
+}
+
+void ShardStore::update(BoxId id, std::int64_t version) {
   Box& box = at(id);
   if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);  // they read what is written afterwards
-  std::optional<Kept> kept;
-  if (!box.kept.empty()) {
-    kept = std::move(box.kept.front());
-    box.kept.pop_front();
-  }
-  const at::Tensor gradient = kept ? kept->gradient : std::exchange(box.gradient, at::Tensor());
+  const at::Tensor gradient = std::exchange(box.gradient, at::Tensor());
   try {
-    rule_.apply(box.spec, box.state, gradient, kept ? kept->hyper : hyper_);
+    rule_.apply(box.spec, box.state, gradient, hypers_.at(version));
   } catch (const std::exception& error) {
     perform(machine_.update_failed(id));
     throw ExecError(place(id) + ": its update failed on rank " + std::to_string(transfers_.rank().value()) +
                     ", which drops its state: " + error.what());
   }
   perform(machine_.updated(id, box.state.digest));
-}
-
-// A record of its own: that of a run is as large as all its boxes, of which the state of others may be here.
-void ShardStore::keep_record(BoxId id) {
-  at::Tensor record = std::exchange(at(id).gradient, at::Tensor());
-  if (record.storage().nbytes() > record.nbytes()) record = record.clone();
-  at(id).kept.push_back({std::move(record), hyper_});
 }
 
 void ShardStore::write_parameters(BoxId id) {
@@ -457,8 +443,7 @@ void ShardStore::abandon_transfers() {
       take_state(id);
     }
   }
-  copies_due_.clear();
-  copies_under_way_.clear();
+  forget_copies();
   forget_transfers();
 }
 

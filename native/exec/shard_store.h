@@ -6,7 +6,10 @@
 //
 // A record is the summed gradient, or of buffers what all granules have yielded; it travels with a header: per box, the
 // tag of the owner's state that it belongs to, and its own digest. A state travels with its tag. Parts, records and
-// parameters of a run, which are neighbours with equal roles, share a message, whose tag names the first box.
+// parameters of a run, which are neighbours with equal roles, share a message, whose tag names the first box; records
+// of copies that were sent a state travel box by box. What travels in bulk is looked at once after each step, and a
+// record that an owner sends so is at most kLateSteps steps late, or one if no state is on its way: else its vote
+// waits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -74,15 +77,16 @@ class ShardStore {
   // Does what the machine says, one after the other; votes and the commit are the engine's. Throws as transfers do; an
   // update that fails costs the box its state and is an ExecError that names box and rank.
   void perform(const commit::Actions& actions);
-  // For the updates from now on.
-  void set_hyper(const Hyper& hyper) { hyper_ = hyper; }
+  // For the updates of the step that was committed.
+  void set_hyper(const Hyper& hyper);
 
   void reduce(BucketId bucket);
   // Takes what has arrived of gradients; never blocks.
   void advance();
   // Waits for all sums and records. Returns the sum of squares of the gradient of the boxes that this rank owns.
   ExactTotal wait_ready();
-  // Takes the states that have arrived, but for those that the next vote waits for; never blocks.
+  // Takes the states that have arrived, and the records behind them, but for those that the next vote waits for. After
+  // the updates of a step; never blocks.
   void take_states();
   void end_step();
   // States that others shall hold: sends those whose turn has come, and hears what became of them; never blocks.
@@ -118,9 +122,9 @@ class ShardStore {
     std::int64_t lo = 0, hi = 0;
     std::int64_t numel() const { return hi - lo; }
   };
-  struct Kept {  // a committed record whose state is on its way
-    at::Tensor gradient;
-    Hyper hyper;
+  struct LateRecord {  // that is awaited, of a box that is behind
+    at::Tensor record, header;
+    std::vector<comm::Transfer> transfers;
   };
   // A state that another rank shall hold. In bulk, one after the other, each as it is when its turn comes: so what is
   // held for them here is bounded, and few records are made while one is under way.
@@ -131,6 +135,11 @@ class ShardStore {
     std::size_t bytes = 0;
     at::Tensor answer;  // a word, of the holder
     comm::Transfer answered;
+    bool close = false;  // said the last answer
+    // The records behind it, by the version that they lead to, until they were sent; votes have waited for those up to
+    // `awaited`.
+    std::map<std::int64_t, std::vector<comm::Transfer>> late;
+    std::int64_t awaited = 0;
   };
   struct StateOnItsWay {
     std::vector<comm::Transfer> transfers;
@@ -141,8 +150,8 @@ class ShardStore {
     BoxSpec spec;
     ShardState state;
     at::Tensor gradient;  // of the step, fp32: the sum, at the owner; the record, at holders
-    std::deque<Kept> kept;
     std::optional<StateOnItsWay> coming;
+    std::deque<LateRecord> late;
     bool came = false;  // since the roles were installed
   };
 
@@ -172,17 +181,24 @@ class ShardStore {
   void expect_record(commit::BoxRange boxes, RankId owner);
   void take_record(BoxId first);
   void forget_transfers();
-  void update(BoxId box);
-  void keep_record(BoxId box);
+  void update(BoxId box, std::int64_t version);
   void write_parameters(BoxId box);
   void send_parameters(commit::BoxRange boxes, RankId reader);
   void expect_parameters(commit::BoxRange boxes, RankId owner);
   void send_state(BoxId box, RankId holder);
   void send_state(Copy& copy, comm::Lane lane);
   void hear_answers();
+  void expect_answer(Copy& copy);
   void answer(BoxId box, RankId owner, bool taken);
   void expect_state(BoxId box, RankId owner);
   void take_state(BoxId box);
+  void take_what_came(BoxId box);
+  bool are_done(const std::vector<comm::Transfer>& transfers);
+  void send_late_record(BoxId box, RankId holder, comm::Lane lane);
+  void expect_late_record(BoxId box, RankId owner);
+  void take_late_record(BoxId box);
+  void await_late_sends();
+  void forget_copies();
   void drop_state(BoxId box);
   std::uint64_t behind_bytes() const;
   comm::Transfer send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag, comm::Lane lane);
@@ -194,7 +210,7 @@ class ShardStore {
   UpdateRule rule_;
   bool exact_;
   at::ScalarType record_type_ = at::kFloat;
-  Hyper hyper_;
+  std::map<std::int64_t, Hyper> hypers_;  // by the version that updates lead to: the newest, and what late records need
   std::vector<Box> boxes_;
   std::map<RankId, std::size_t> owned_buckets_;
   // Of the step.
@@ -205,7 +221,7 @@ class ShardStore {
   std::uint64_t copied_bytes_ = 0;
   std::uint64_t sent_at_once_ = 0, behind_peak_ = 0;
   std::deque<Copy> copies_due_;
-  std::list<Copy> copies_under_way_;  // until they are answered
+  std::list<Copy> copies_under_way_;  // until they are asked for anew, or the roles change
 };
 
 }  // namespace elaswave::exec

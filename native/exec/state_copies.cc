@@ -11,7 +11,9 @@ namespace {
 
 // States under way to other ranks may have so many bytes in all; one may be larger.
 constexpr std::size_t kCopiedAtOnce = std::size_t{4} << 20;
-constexpr std::int64_t kTaken = 1, kAskedAnew = 2;  // the word on a state that was sent
+constexpr std::int64_t kClose = 1, kAskedAnew = 2;  // the word on a copy
+// Records that are sent behind states may be so many steps late.
+constexpr std::int64_t kLateSteps = 8;
 
 std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
 
@@ -19,7 +21,9 @@ std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, 
 
 // With whole states the next vote waits for it, and nobody answers.
 void ShardStore::send_state(BoxId id, RankId holder) {
-  Copy copy{id, holder, {}, 0, {}, {}};
+  Copy copy;
+  copy.box = id;
+  copy.holder = holder;
   if (machine_.mode() == commit::CopyMode::kState) return send_state(copy, comm::Lane::kStep);
   copies_due_.push_back(std::move(copy));
 }
@@ -39,6 +43,9 @@ void ShardStore::send_state(Copy& copy, comm::Lane lane) {
 }
 
 void ShardStore::send_states() {
+  for (Copy& copy : copies_under_way_) {
+    std::erase_if(copy.late, [this](const auto& record) { return are_done(record.second); });
+  }
   if (!copies_under_way_.empty()) hear_answers();
   std::size_t under_way = 0;
   for (Copy& copy : copies_under_way_) {
@@ -49,30 +56,42 @@ void ShardStore::send_states() {
     Copy copy = std::move(copies_due_.front());
     copies_due_.pop_front();
     if (!machine_.state(copy.box)) continue;  // its update has failed since
-    copy.answer = host_empty({1}, at::kLong);
-    copy.answered = transfers_.receive(copy.answer, copy.holder, tag_of(kStateAnswerTag, copy.box.index()));
+    const commit::Actions behind = machine_.state_leaves(copy.box, copy.holder);
+    copy.awaited = machine_.version();
+    expect_answer(copy);
     send_state(copy, comm::Lane::kBulk);
     under_way += copy.bytes;
     copies_under_way_.push_back(std::move(copy));
+    perform(behind);
   }
   sent_at_once_ = std::max(sent_at_once_, under_way);
 }
 
 void ShardStore::hear_answers() {
   for (auto copy = copies_under_way_.begin(); copy != copies_under_way_.end();) {
-    if (!transfers_.test(copy->answered)) {
-      ++copy;
-      continue;
+    if (transfers_.test(copy->answered)) {
+      copy->close = *copy->answer.const_data_ptr<std::int64_t>() == kClose;
+      if (!copy->close) {
+        perform(machine_.state_asked(copy->box, copy->holder));
+        copy = copies_under_way_.erase(copy);
+        continue;
+      }
+      expect_answer(*copy);
     }
-    const bool again = *copy->answer.const_data_ptr<std::int64_t>() == kAskedAnew;
-    if (again) perform(machine_.state_asked(copy->box, copy->holder));
-    copy = copies_under_way_.erase(copy);
+    // What is sent with the step would overtake what is still under way in bulk.
+    if (copy->close && copy->late.empty()) machine_.copy_is_close(copy->box, copy->holder);
+    ++copy;
   }
 }
 
-void ShardStore::answer(BoxId box, RankId owner, bool taken) {
+void ShardStore::expect_answer(Copy& copy) {
+  copy.answer = host_empty({1}, at::kLong);
+  copy.answered = transfers_.receive(copy.answer, copy.holder, tag_of(kStateAnswerTag, copy.box.index()));
+}
+
+void ShardStore::answer(BoxId box, RankId owner, bool close) {
   const at::Tensor word = host_empty({1}, at::kLong);
-  *word.mutable_data_ptr<std::int64_t>() = taken ? kTaken : kAskedAnew;
+  *word.mutable_data_ptr<std::int64_t>() = close ? kClose : kAskedAnew;
   transfers_.send(word, owner, tag_of(kStateAnswerTag, box.index()));
 }
 
@@ -103,7 +122,7 @@ std::uint64_t ShardStore::behind_bytes() const {
     const auto bytes_each = static_cast<std::uint64_t>(box.spec.numel()) * sizeof(float);
     if (box.coming) bytes += bytes_each * box.coming->tensors.size();
     if (box.came) bytes += bytes_each * (1 + box.state.optimizer.size());
-    for (const Kept& kept : box.kept) bytes += kept.gradient.nbytes();
+    for (const LateRecord& late : box.late) bytes += late.record.nbytes();
   }
   return bytes;
 }
@@ -111,13 +130,30 @@ std::uint64_t ShardStore::behind_bytes() const {
 void ShardStore::take_states() {
   behind_peak_ = std::max(behind_peak_, behind_bytes());
   for (const BoxId id : all_ids<BoxId>(size())) {
-    if (!at(id).coming || machine_.state_must_come(id)) continue;
-    std::vector<comm::Transfer>& transfers = at(id).coming->transfers;
-    const bool here = std::all_of(transfers.begin(), transfers.end(),
-                                  [this](const comm::Transfer& each) { return transfers_.test(each); });
-    if (here) take_state(id);
+    if (machine_.is_behind(id) && !machine_.state_must_come(id)) take_what_came(id);
   }
   send_states();
+}
+
+bool ShardStore::are_done(const std::vector<comm::Transfer>& transfers) {
+  return std::all_of(transfers.begin(), transfers.end(),
+                     [this](const comm::Transfer& each) { return transfers_.test(each); });
+}
+
+void ShardStore::take_what_came(BoxId id) {
+  Box& box = at(id);
+  // Records are looked for first: if one is here, so is the state before it; without a state, they are those of a copy
+  // that was given up. What is ahead of the steps here waits.
+  std::size_t records = 0;
+  while (records < box.late.size() && are_done(box.late[records].transfers)) ++records;
+  if (box.coming && are_done(box.coming->transfers)) {
+    if (read_header(box.coming->header, 0).state.version > machine_.version()) return;
+    take_state(id);
+  }
+  for (; records > 0 && machine_.is_behind(id); --records) {
+    if (read_header(box.late.front().header, 0).state.version >= machine_.version()) return;
+    take_late_record(id);
+  }
 }
 
 void ShardStore::drop_state(BoxId id) {
@@ -125,7 +161,70 @@ void ShardStore::drop_state(BoxId id) {
   box.state = ShardState();
   box.came = false;
   box.coming.reset();
-  box.kept.clear();
+  box.late.clear();
+}
+
+// --- Records behind states
+
+// Of its own: that of a run is as large as all its boxes, and the next step writes gradients again.
+void ShardStore::send_late_record(BoxId id, RankId holder, comm::Lane lane) {
+  const at::Tensor record = at(id).gradient.to(record_type(id), false, /*copy=*/true);
+  const at::Tensor header = empty_header(1);
+  write_header(header, 0, *machine_.state(id), digest_of_record(record), lane == comm::Lane::kStep);
+  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
+  const std::vector<comm::Transfer> sends = {send_copy(record, holder, tag, lane),
+                                             send_copy(header, holder, tag | 1, lane)};
+  if (lane == comm::Lane::kBulk) {
+    const auto copy = std::ranges::find_if(copies_under_way_,
+                                           [&](const Copy& each) { return each.box == id && each.holder == holder; });
+    copy->late[machine_.version() + 1] = sends;
+  } else {
+    sends_.insert(sends_.end(), sends.begin(), sends.end());
+  }
+}
+
+void ShardStore::expect_late_record(BoxId id, RankId owner) {
+  const std::int64_t numel = are_buffers(id) ? updates_.words_of(spec(id).bucket) : spec(id).numel();
+  LateRecord late{host_empty({numel}, record_type(id)), empty_header(1), {}};
+  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
+  late.transfers = {transfers_.receive(late.record, owner, tag), transfers_.receive(late.header, owner, tag | 1)};
+  at(id).late.push_back(std::move(late));
+}
+
+// The next one, which is here.
+void ShardStore::take_late_record(BoxId id) {
+  Box& box = at(id);
+  const LateRecord late = std::move(box.late.front());
+  box.late.pop_front();
+  const Header header = read_header(late.header, 0);
+  const bool whole = digest_of_record(late.record) == header.record;
+  if (whole) box.gradient = late.record.to(at::kFloat);
+  if (machine_.record_awaited(id)) return perform(machine_.record_arrived(id, header.state, whole));
+  perform(machine_.late_record_arrived(id, header.state, whole, header.prompt));
+  box.gradient = at::Tensor();  // if it was not for the state here
+}
+
+// Before the vote. What is waited for grows by as many versions as have a place at the holder, which looks after each
+// step: else both would wait for each other. The last record of a copy that is close is waited for in its own step.
+void ShardStore::await_late_sends() {
+  const bool states = !copies_due_.empty() ||
+                      std::ranges::any_of(copies_under_way_, [](const Copy& copy) { return !copy.sends.empty(); });
+  for (Copy& copy : copies_under_way_) {
+    const std::int64_t latest = machine_.version() + 1 - (copy.close ? 0 : states ? kLateSteps : 1);
+    copy.awaited = std::max(copy.awaited, std::min(latest, copy.awaited + commit::StepMachine::kExpectedAhead));
+    for (auto& [version, transfers] : copy.late) {
+      if (version <= copy.awaited) transfers_.wait(transfers);
+    }
+  }
+}
+
+void ShardStore::forget_copies() {
+  for (Box& box : boxes_) {
+    box.coming.reset();
+    box.late.clear();
+  }
+  copies_due_.clear();
+  copies_under_way_.clear();
 }
 
 }  // namespace elaswave::exec

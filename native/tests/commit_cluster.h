@@ -64,7 +64,25 @@ class Cluster {
     for (std::int64_t i = 0; i < buckets(); ++i) perform(rank, at(rank).update_bucket(bucket(i)));
     for (std::int64_t i = 0; i < buckets(); ++i) perform(rank, at(rank).gather(bucket(i)));
     perform(rank, at(rank).update_replicas());
+    send_states(rank);
     at(rank).end_step();
+  }
+
+  // Those whose turn it was to be sent before.
+  void send_states(RankId self) {
+    for (const Action& due : std::exchange(states_due_[self], {})) {
+      if (!at(self).state(*due.box)) continue;
+      const Actions behind = at(self).state_leaves(*due.box, *due.peer);
+      send(self, due);
+      perform(self, behind);
+    }
+  }
+
+  // Both ends of a copy, between steps.
+  void copy(BoxId box, RankId owner, RankId holder) {
+    perform(owner, at(owner).send_state(box, holder));
+    send_states(owner);
+    perform(holder, at(holder).expect_state(box));
   }
 
   void step() {
@@ -84,13 +102,14 @@ class Cluster {
   // One of it, if there is any.
   void deliver_one(std::mt19937& random) {
     std::vector<Way> ready = ways();
-    if (random() % 4 > 0) std::erase_if(ready, [](const Way& way) { return way.kind == Kind::kSendState; });
+    if (random() % 4 > 0) std::erase_if(ready, &is_bulk);
     if (!ready.empty()) arrive(ready[random() % ready.size()]);
   }
 
   void forget_messages() {
     sent_.clear();
     expected_.clear();
+    states_due_.clear();
   }
 
   void perform(RankId self, const Actions& actions) {
@@ -106,6 +125,8 @@ class Cluster {
   }
 
   std::map<std::pair<RankId, BoxId>, int> updates_failing;
+  bool bulk_is_held = false;
+  bool updates = true;  // commits have them
   std::vector<std::pair<RankId, Action>> done;
 
  private:
@@ -116,13 +137,31 @@ class Cluster {
     std::size_t count;
     auto operator<=>(const Way&) const = default;
   };
+  struct Message {
+    std::vector<StateTag> tags;  // of the states of its boxes
+    bool prompt = false;
+  };
+
+  static bool is_bulk(const Way& way) { return way.kind == Kind::kSendState || way.kind == Kind::kSendLateRecord; }
 
   std::vector<Way> ways() {
     std::vector<Way> ready;
     for (auto& [way, sent] : sent_) {
-      if (!sent.empty() && expected_[way] > 0) ready.push_back(way);
+      if (!sent.empty() && expected_[way] > 0 && may_arrive(way, sent.front())) ready.push_back(way);
     }
     return ready;
+  }
+
+  // What is sent in bulk comes in order, and is looked at when its step is committed.
+  bool may_arrive(const Way& way, const Message& message) {
+    if (!is_bulk(way)) return true;
+    if (bulk_is_held) return false;
+    const StepMachine& machine = at(way.to);
+    const std::int64_t version = message.tags.front().version;
+    if (way.kind == Kind::kSendState) return version <= machine.version();
+    if (machine.record_awaited(*way.box)) return true;
+    const bool state_first = !sent_[{Kind::kSendState, way.from, way.to, way.box, way.count}].empty();
+    return machine.is_behind(*way.box) && !state_first && version < machine.version();
   }
 
   std::int64_t buckets() const {
@@ -138,8 +177,12 @@ class Cluster {
       case Kind::kSendRecord:
       case Kind::kSendVote:
       case Kind::kSendParameters:
-      case Kind::kSendState:
+      case Kind::kSendLateRecord:
         return send(self, action);
+      case Kind::kSendPromptRecord:  // one way: it does not overtake
+        return send(self, {Kind::kSendLateRecord, action.box, action.peer, {}}, true);
+      case Kind::kSendState:
+        return states_due_[self].push_back(action);
       case Kind::kExpectPart:
         return expect(Kind::kSendPart, self, action);
       case Kind::kExpectRecord:
@@ -150,10 +193,14 @@ class Cluster {
         return expect(Kind::kSendParameters, self, action);
       case Kind::kExpectState:
         return expect(Kind::kSendState, self, action);
+      case Kind::kExpectLateRecord:
+        return expect(Kind::kSendLateRecord, self, action);
+      case Kind::kTakeState:
+        return at(*action.peer).copy_is_close(*action.box, self);
       case Kind::kAskState:
         return perform(*action.peer, at(*action.peer).state_asked(*action.box, self));
       case Kind::kCommit:
-        return perform(self, at(self).commit(true));
+        return perform(self, at(self).commit(updates));
       case Kind::kUpdate:
         if (updates_failing.contains({self, *action.box})) return perform(self, at(self).update_failed(*action.box));
         return perform(self, at(self).updated(*action.box, next(*at(self).state(*action.box))));
@@ -162,13 +209,12 @@ class Cluster {
     }
   }
 
-  // With the tags of the states of its boxes.
-  void send(RankId self, const Action& action) {
+  void send(RankId self, const Action& action, bool prompt = false) {
     std::vector<StateTag> tags(action.count);
     for (std::size_t i = 0; action.box && i < action.count; ++i) {
       tags[i] = at(self).state(BoxId::at(action.box->index() + i)).value_or(StateTag());
     }
-    sent_[{action.kind, self, *action.peer, action.box, action.count}].push_back(std::move(tags));
+    sent_[{action.kind, self, *action.peer, action.box, action.count}].push_back({std::move(tags), prompt});
   }
 
   void expect(Kind kind, RankId self, const Action& action) {
@@ -176,7 +222,7 @@ class Cluster {
   }
 
   void arrive(Way way) {
-    const std::vector<StateTag> tags = sent_[way].front();
+    const auto [tags, prompt] = sent_[way].front();
     sent_[way].pop_front();
     --expected_[way];
     StepMachine& machine = at(way.to);
@@ -193,6 +239,10 @@ class Cluster {
       case Kind::kSendParameters:
         for (const BoxId box : BoxRange(*way.box, way.count).ids()) perform(way.to, machine.parameters_arrived(box));
         return;
+      case Kind::kSendLateRecord:
+        return perform(way.to, machine.record_awaited(*way.box)
+                                   ? machine.record_arrived(*way.box, tags.front(), true)
+                                   : machine.late_record_arrived(*way.box, tags.front(), true, prompt));
       default:
         return perform(way.to, machine.state_arrived(*way.box, tags.front(), true));
     }
@@ -201,7 +251,8 @@ class Cluster {
   std::vector<BoxRoles> roles_;
   std::vector<RankId> members_;
   std::vector<StepMachine> machines_;
-  std::map<Way, std::deque<std::vector<StateTag>>> sent_;
+  std::map<Way, std::deque<Message>> sent_;
+  std::map<RankId, std::vector<Action>> states_due_;
   std::map<Way, int> expected_;
 };
 

@@ -72,6 +72,7 @@ class Walk {
     if (stage == 4 || stage == 5) return step_on(machine.update_bucket(bucket(stage - 4)));
     if (stage == 6 || stage == 7) return step_on(machine.gather(bucket(stage - 6)));
     step_on(machine.update_replicas());
+    cluster_.send_states(self);
     machine.end_step();
     stage = stage % kStages;
   }
@@ -109,8 +110,7 @@ class Walk {
       const BoxRoles copy = cluster_.at(rank(0)).roles(box(i));
       const RankId holder = copy.holders[0];
       if (i != one && cluster_.at(holder).state(box(i))) continue;
-      cluster_.perform(copy.owner, cluster_.at(copy.owner).send_state(box(i), holder));
-      cluster_.perform(holder, cluster_.at(holder).expect_state(box(i)));
+      cluster_.copy(box(i), copy.owner, holder);
     }
   }
 

@@ -51,7 +51,7 @@ def test_a_step() -> None:
     assert machine.holdings == [(0, 1, 200, False), (1, 1, 2**64 - 1, False)]
     asked = {name for name, count in machine.consulted.items() if count}
     assert asked == set(machine.consulted) - {
-        "older_frames_are_dropped", "failed_update_drops_state", "late_state_has_no_gap"
+        "older_frames_are_dropped", "failed_update_drops_state", "copy_has_caught_up"
     }  # fmt: skip
     assert [machine.admit(epoch) for epoch in (0, 1)] == ["deliver", "hold"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
-from elaswave_fx.plan.transition_memory import KEPT_RECORDS
+from elaswave_fx.plan.transition_memory import EXPECTED_RECORDS
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
@@ -164,7 +164,7 @@ def test_holders_that_read_a_bucket_make_their_parameters(
     results = started(2, body).results()
     plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
     records = sum(r[1] for r in results)
-    headers = 40 * len(even_boxes(PAIR))
+    headers = 48 * len(even_boxes(PAIR))
     assert records == steps * (itemsize * numel + headers)
     assert copied - plain == records - steps * work_dtype.itemsize * numel
     for name in BUCKETS:
@@ -286,7 +286,7 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         assert losses == pytest.approx(reference(13).losses, rel=1e-4)
         assert len(before) == 3 and after == []
         comes = owned[1 - rank]
-        assert state_bytes * comes <= behind <= (state_bytes + 4 * KEPT_RECORDS) * comes
+        assert state_bytes * comes <= behind <= (state_bytes + 4 * EXPECTED_RECORDS) * comes
         assert 0 < at_once <= state_bytes * owned[rank]
     first, second = results
     assert {n: d for n, (d, _) in first[4].items()} == {n: d for n, (d, _) in second[4].items()}
@@ -323,7 +323,7 @@ def test_buffers_are_copied_behind_the_steps_and_their_copy_takes_over(
         for step in range(1, 12):
             take_step(engine, tilings[0][rank], step)
         assert engine.holdings().catching_up == []
-        assert (engine.rules_consulted["late_state_has_no_gap"] > 0) == (rank == 1)
+        assert (engine.rules_consulted["copy_has_caught_up"] > 0) == (rank == 1)
         engine.sync(TEST_TIMEOUT_S)
         engine.install(spec(rank, 1, changing.box(1, 0)))
         for step in range(12, 14):
@@ -347,8 +347,8 @@ def granules(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
 
 
 def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callable[..., Ranks]) -> None:
-    """Bulk that nobody receives is before it, for more steps than records are kept: it is asked for anew."""
-    boxes, late, most = even_boxes(PAIR), 20, 500
+    """Bulk that nobody receives is before it and the records behind it, for as many steps as these may be late."""
+    boxes, late, most = even_boxes(PAIR), 9, 500
 
     def all_agree(endpoint: Any, rank: int, mine: bool) -> bool:
         said, heard = torch.tensor([int(mine)]), torch.empty(1, dtype=torch.int64)
@@ -378,6 +378,24 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
         assert losses == pytest.approx(reference(len(losses)).losses, rel=1e-4)
     first, second = results
     assert {n: d for n, (d, _) in first[3].items()} == {n: d for n, (d, _) in second[3].items()}
+
+
+def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
+    model: Model, started: Callable[..., Ranks]
+) -> None:
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=even_boxes(PAIR))
+        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        endpoint.send(1 - rank, 99, torch.full((1 << 20,), rank), bulk=True)  # which nobody receives
+        engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(even_boxes(PAIR))])
+        with pytest.raises(CommError) as caught:
+            for step in range(20):
+                take_step(engine, PAIR[rank], step, deadline_s=2.0)
+        return engine.holdings().version, str(caught.value)
+
+    results = started(2, body).results()
+    assert [version for version, _ in results] == [8, 8]
+    assert any("a wait passed its deadline; still awaited: send to rank" in words for _, words in results)
 
 
 def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
@@ -491,27 +509,20 @@ def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
 def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
     model: Model, supplied: bool, started: Callable[..., Ranks]
 ) -> None:
-    """Rank 1 commits a step, never sends parameters, and dies; rank 0 made them from its copies, but for a bucket whose
-    base it was sent under these roles."""
-    boxes = with_holders(PAIR)
+    """Rank 1 dies when it has committed a step, before it sends parameters; rank 0 made them from its copies, but for a
+    bucket whose base it was sent under these roles."""
+    boxes, steps = with_holders(PAIR), 8
     number = next(n for n, box in enumerate(boxes) if box.owner == 1 and box.bucket == "tied")
 
-    def body(rank: int, endpoint: Any, pipe: Connection) -> Any:
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         if supplied:
             engine.replicate([(number, 1, 0)])
-        train(engine, PAIR[rank], 2)
-        if rank == 1:
-            silent = [step for step in train_list(PAIR, 1) if step[0] != "GATHER"]
-            engine.install(replace(make_spec(model, PAIR, 1, boxes=boxes), schedule=schedule(PAIR, 1, silent)))
-        take_step(engine, PAIR[rank], 2)
-        if rank == 1:
-            pipe.send("committed")
-            pipe.recv()
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.send("committed")
-        with pytest.raises(PeerLost):
-            take_step(engine, PAIR[rank], 3)
+        train(engine, PAIR[rank], steps)
+        fault = _native.Fault("GATHER", signal.SIGKILL) if rank == 1 else None
+        with pytest.raises(PeerLost):  # in this step or in the next one
+            take_step(engine, PAIR[rank], steps, fault=fault)
+            take_step(engine, PAIR[rank], steps + 1)
         found = kept(engine)
         masters = {
             name: torch.cat([found[n][1][0] for n, b in enumerate(boxes) if b.bucket == name]) for name in BUCKETS
@@ -519,11 +530,8 @@ def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
         equal = [torch.equal(works(engine)[n], masters[n]) for n in BUCKETS]
         return stale(engine), engine.holdings().version, equal
 
-    ranks = started(2, body)
-    assert [pipe.recv() for pipe in ranks.pipes] == ["committed", "committed"]
-    ranks.pipes[1].send("die")
     not_whole = ["tied"] if supplied else []
-    assert ranks.results([0]) == [(not_whole, 3, [name not in not_whole for name in BUCKETS])]
+    assert started(2, body).results([0]) == [(not_whole, steps + 1, [name not in not_whole for name in BUCKETS])]
 
 
 def test_everybody_stops_after_the_step_in_which_one_wants_to(model: Model, started: Callable[..., Ranks]) -> None:

@@ -71,7 +71,7 @@ def test_neighbours_share_their_messages(model: Model, record_dtype: str, starte
     for (losses, works, sent, boxes), (same_losses, same_works, same_sent, more) in started(2, body).results():
         assert losses == same_losses and more == 3 * boxes
         assert all(torch.equal(one, other) for one, other in zip(works, same_works, strict=True))
-        headers = 40 * (more - boxes) // 2  # what this rank owns; it holds as many
+        headers = 48 * (more - boxes) // 2  # what this rank owns; it holds as many
         assert same_sent - sent == 3 * headers
 
 

@@ -59,7 +59,7 @@ def lose(plan: Plan, *lost: int, count: int = 1, have: Have | None = None) -> Pl
 
 def settle(plan: Plan, count: int = 1) -> tuple[Plan, int]:
     """Plan again until nothing wants to move; how often that took."""
-    for rounds in range(6):
+    for rounds in range(20):
         if not wants_move(plan, caught_up(plan), count):
             return plan, rounds
         plan = lose(plan, count=count)
@@ -307,7 +307,7 @@ def orphaned() -> Plan:
     lean = plan_lanes(workload, local_topology(2, 1), [(1, 1)], copies=1)
     limit = most_memory(lean)
     members = tuple(
-        Member(m.rank, m.host, memory_bytes=int((1.05 if m.rank == 0 else 4) * limit)) for m in before.topology.members
+        Member(m.rank, m.host, memory_bytes=int((1.085 if m.rank == 0 else 4) * limit)) for m in before.topology.members
     )
     return replace(before, boxes=boxes, topology=replace(before.topology, members=members))
 

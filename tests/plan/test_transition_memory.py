@@ -19,7 +19,8 @@ from elaswave_fx.plan.replan import replan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.plan.transition import Transition
 from elaswave_fx.plan.transition_memory import (
-    KEPT_RECORDS,
+    EXPECTED_RECORDS,
+    LATE_RECORDS,
     UNDER_WAY_BYTES,
     Needs,
     Short,
@@ -32,8 +33,8 @@ from elaswave_fx.plan.transition_memory import (
 from tests.plan.test_goal import change, job
 from tests.plan.test_wishes import shape
 
-COPY = 12 + 4 * (KEPT_RECORDS + 1)
-"""Bytes of an element that comes, with master and two moments."""
+COPY, SENT = 12 + 4 * (EXPECTED_RECORDS + 1), 12 + 4 * LATE_RECORDS
+"""Bytes of an element that comes, and of one that goes, with master and two moments."""
 
 
 def bounded(plan: Plan, switch_bytes: int | None) -> Plan:
@@ -74,8 +75,8 @@ def test_what_comes_and_what_goes_is_counted() -> None:
     box, size = plan.boxes[0], len(plan.boxes[0].span)
     target = next(rank for rank in plan.ranks if rank not in box.replica_ranks)
     needs = transition_memory(with_copies(plan, (0, target)))
-    assert needs[target] == Needs(copies=12 * size, records=4 * (KEPT_RECORDS + 1) * size)
-    assert needs[box.owner] == Needs(in_flight=12 * size)
+    assert needs[target] == Needs(copies=12 * size, records=4 * (EXPECTED_RECORDS + 1) * size)
+    assert needs[box.owner] == Needs(in_flight=SENT * size)
     assert all(needs[rank] == Needs() for rank in plan.ranks if rank not in (target, box.owner))
 
 
@@ -86,7 +87,9 @@ def test_an_owner_sends_a_bounded_number_of_bytes_at_once() -> None:
     sent = with_copies(plan, *((number, target) for number in numbers))
     largest = 12 * max(len(plan.boxes[number].span) for number in numbers)
     total = 12 * sum(len(plan.boxes[number].span) for number in numbers)
-    assert transition_memory(sent)[Rank(0)].in_flight == UNDER_WAY_BYTES + largest < total
+    assert UNDER_WAY_BYTES + largest < total
+    late = 4 * LATE_RECORDS * total // 12
+    assert transition_memory(sent)[Rank(0)].in_flight == UNDER_WAY_BYTES + largest + late
 
 
 def test_of_buffers_a_record_has_all_granules() -> None:
@@ -97,7 +100,7 @@ def test_of_buffers_a_record_has_all_granules() -> None:
     plan = replace(plan, workload=replace(plan.workload, buckets=tuple(buckets)))
     target = next(rank for rank in plan.ranks if rank not in plan.boxes[0].replica_ranks)
     needs = transition_memory(with_copies(plan, (0, target)))[target]
-    assert needs.records == 4 * plan.workload.granules * (KEPT_RECORDS + 1) * len(plan.boxes[0].span)
+    assert needs.records == 4 * plan.workload.granules * (EXPECTED_RECORDS + 1) * len(plan.boxes[0].span)
 
 
 def test_parameters_of_new_readers_are_counted_for_the_stop() -> None:
@@ -123,8 +126,12 @@ def test_a_wave_has_first_what_has_fewest_copies() -> None:
     assert wave[:2] == boxes[:2] and wave[2] == replace(boxes[2], holders=(ranks[1],), catching_up=())
     only = first_wave(boxes, plan.workload, {Rank(2): 100 * COPY})
     assert [box.catching_up for box in only] == [(), (ranks[2],), ()]
-    assert [box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 2399})] == [(), (ranks[2],), ()]
-    assert not any(box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 1199}))
+    assert [box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 200 * SENT - 1})] == [
+        (),
+        (ranks[2],),
+        (),
+    ]
+    assert not any(box.catching_up for box in first_wave(boxes, plan.workload, {Rank(0): 100 * SENT - 1}))
 
 
 def test_what_has_no_room_is_named_with_the_bytes_that_it_lacks() -> None:
@@ -134,7 +141,7 @@ def test_what_has_no_room_is_named_with_the_bytes_that_it_lacks() -> None:
     short = without_room(boxes, plan.workload, {Rank(1): 100 * COPY - 1})
     assert short == Short(BoxId(0), Rank(1), 100 * COPY, 100 * COPY - 1)
     assert short is not None and short.words.endswith(": 1 bytes short")
-    assert without_room(boxes, plan.workload, {Rank(0): 1000}) == Short(BoxId(0), Rank(0), 1200, 1000)
+    assert without_room(boxes, plan.workload, {Rank(0): 1000}) == Short(BoxId(0), Rank(0), 100 * SENT, 1000)
 
 
 @pytest.mark.parametrize("after", [(4, 1), (1, 4)])
@@ -156,7 +163,7 @@ def test_a_change_keeps_to_the_bound_in_waves_and_ends_as_without_one(after: tup
 def test_waves_free_what_was_there_before() -> None:
     """A copy that the goal needs takes the place of another, so that later waves have the room of earlier ones."""
     plan = square()
-    bound = COPY * len(plan.boxes[0].span) * 4
+    bound = max(COPY, SENT) * len(plan.boxes[0].span) * 4
     plans = [plan for plan in carried_out(bounded(plan, bound), Wish(4, 1)) if plan.goal is not None]
     assert len(plans) >= 3
     for before, after in pairwise(plans):
@@ -207,7 +214,7 @@ def test_the_memory_of_ranks_bounds_what_is_on_its_way() -> None:
 def test_a_wish_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_it_lacks() -> None:
     plan = square()
     size = max(len(box.span) for box in plan.boxes)
-    wish, enough = Wish(4, 1), COPY * size
+    wish, enough = Wish(4, 1), max(COPY, SENT) * size
     assert list(carried_out(bounded(plan, enough), wish))
     tight = bounded(plan, enough - 100)
     assert list(carried_out(tight, wish)) == []
