@@ -306,6 +306,17 @@ def test_a_new_epoch_keeps_what_leads_to_its_version() -> None:
         assert rank.state.committed == resume
 
 
+def test_a_copy_that_the_plan_drops_is_reported_until_the_rank_has_taken_it_over() -> None:
+    """Two others may die as they enter the epoch for which this rank was to let its copy go."""
+    rank = Driver()
+    rank.feed(StepLeft(holdings(), PEER))
+    news = activate(1)
+    mine, theirs = news.activation.assignment.boxes
+    without = replace(news.activation.assignment, boxes=(mine, replace(theirs, holders=())))
+    rank.feed(replace(news, activation=replace(news.activation, assignment=without)))
+    assert rank.state.kept == rank.state.complete == {MINE} and rank.state.copies.keys() == {MINE, THEIRS}
+
+
 def test_an_epoch_whose_links_are_down_is_left_at_once() -> None:
     rank = Driver()
     rank.feed(LinksDown(frozenset({PEER})))

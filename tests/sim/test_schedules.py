@@ -138,19 +138,6 @@ def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
     assert world.register.members == (Rank(0),), "the one that hung"
 
 
-@pytest.mark.parametrize("seed", [117559, 130613])
-def test_no_parameters_are_made_of_a_copy_that_was_found_damaged(seed: int) -> None:
-    """It is found when the rank is to own it; in the epoch after that the rank comes to compute with it."""
-    outcome = run_schedule(seed)
-    assert outcome.violation is None and outcome.said["stopped"] > 2
-
-
-def test_a_copy_that_the_plan_drops_counts_until_the_rank_has_taken_it_over() -> None:
-    """Two ranks die as they enter the epoch for which the third was to let its copy go."""
-    outcome = run_schedule(1024336)
-    assert outcome.violation is None and outcome.rollbacks == 0 and outcome.said["exited"]
-
-
 def test_a_copy_that_leads_to_no_known_commit_saves_no_job() -> None:
     """An update fails on the last rank that can bring its box to a step which others know to be committed; a rank that
     was left out before has the state of the step before it."""
