@@ -7,8 +7,8 @@ The machine decides; what is in here moves digests as its actions say, and takes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch  # noqa: F401  its libraries are those of _native
 
@@ -30,6 +30,7 @@ from elaswave_fx.plan.box import Span, numbered
 from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.checker import Checker, seed_digest, updated_digest
+from elaswave_fx.sim.copies import GivenCopies
 from elaswave_fx.sim.frames import (
     CopyClose,
     Frame,
@@ -42,17 +43,11 @@ from elaswave_fx.sim.frames import (
     VoteCast,
     Wishes,
 )
+from elaswave_fx.sim.surroundings import StepFailed, Surroundings, UpdateFailed, Wait
 
 UPDATE_S = 0.001
-LATE_STEPS = 8
-"""As `kLateSteps` in `native/exec/state_copies.cc`."""
-
 HELD_FRAMES = 1024
 """Frames of a newer epoch kept until it is installed; a rank sends at most a step's worth ahead."""
-
-Wait = Generator[None, None, None]
-"""The main thread waits: it is gone on with after every event of its process."""
-
 
 Boxes = tuple[BoxId, ...]
 """Neighbours."""
@@ -61,28 +56,6 @@ Boxes = tuple[BoxId, ...]
 def boxes_from(first: BoxId, count: int) -> Boxes:
     """`count` boxes, the first of them given."""
     return tuple(BoxId(number) for number in range(first, first + count))
-
-
-class StepFailed(Exception):
-    """The step cannot be finished now; `suspect` is to blame, or nobody. `tells`: the others do not know it yet."""
-
-    def __init__(self, suspect: Rank | None, why: str, tells: bool = False) -> None:
-        super().__init__(why)
-        self.suspect, self.tells = suspect, tells
-
-
-class UpdateFailed(Exception):
-    """An update program failed: the process ends."""
-
-
-class Surroundings(Protocol):
-    """What an engine needs of its process."""
-
-    @property
-    def now(self) -> float: ...
-    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> float | None: ...
-    def sleep(self, seconds: float) -> Wait: ...
-    def update_fails(self) -> bool: ...
 
 
 def has_update(stamp: Stamp) -> bool:
@@ -107,10 +80,7 @@ class Engine:
         self.busy_s = 0.0  # what the units of the step took
         self.buckets: dict[int, list[BoxId]] = {}
         self._readers: dict[BoxId, tuple[Rank, ...]] = {}
-        self._copies_due: list[tuple[BoxId, Rank]] = []
-        self._closing: list[tuple[BoxId, Rank]] = []  # copies that have all but caught up, and their holders
-        # What was sent in bulk of copies, of holders: when it arrives, and the version of a record.
-        self._bulk: dict[tuple[BoxId, Rank], list[tuple[float, int | None]]] = {}
+        self._given = GivenCopies(around)
         self._late: dict[BoxId, Rank] = {}  # owners of the boxes of which late records are expected
         self._late_records: dict[BoxId, Record] = {}  # that are being taken
         self._stamps: dict[int, Stamp] = {}
@@ -261,38 +231,21 @@ class Engine:
 
     def send_copies(self) -> Wait:
         """States whose turn has come; records of copies that are close go with the step from now on."""
-        for box, holder in [copy for copy in self._closing if not self._under_way(copy)]:
-            self._closing.remove((box, holder))
+        for box, holder in self._given.take_close():
             self.machine.copy_is_close(box, holder)
-        due, self._copies_due = self._copies_due, []
-        for box, holder in due:
+        for box, holder in self._given.take_due():
             if (state := self.machine.state(box)) is None:
                 continue  # its update has failed since
             behind = self.machine.state_leaves(box, holder)
-            self._send_bulk(holder, StateOf(self.epoch, box, self.content[box], *state), box, None)
+            self._given.send(holder, StateOf(self.epoch, box, self.content[box], *state), None)
             self._do(behind)
             for answer in (StateAsked, CopyClose):
                 self._expected[answer, box, holder] = 1
             yield from self.perform()
 
     def awaits_bulk(self) -> bool:
-        """Whether late records are under way that the vote waits for, as in `native/exec/state_copies.cc`."""
-        under_way = {copy: self._under_way(copy) for copy in self._bulk}
-        states = any(None in versions for versions in under_way.values())
-        for copy, versions in under_way.items():
-            latest = self.flight.version - (0 if copy in self._closing else LATE_STEPS if states else 1)
-            if any(version is not None and version <= latest for version in versions):
-                return True
-        return False
-
-    def _under_way(self, copy: tuple[BoxId, Rank]) -> list[int | None]:
-        left = self._bulk[copy] = [each for each in self._bulk.get(copy, ()) if each[0] > self._around.now]
-        return [version for _, version in left]
-
-    def _send_bulk(self, holder: Rank, frame: Frame, box: BoxId, version: int | None) -> None:
-        arrives_s = self._around.send(holder, frame, bulk=True)
-        if arrives_s is not None:
-            self._bulk.setdefault((box, holder), []).append((arrives_s, version))
+        """Whether late records are under way that the vote waits for."""
+        return self._given.vote_waits(self.flight.version)
 
     def leave(self) -> Wait:
         """Leave the step; updates that a commit demands are done."""
@@ -345,7 +298,9 @@ class Engine:
             for box, owner in self._late.items():
                 frames = self._inbox.get((LateRecordOf, box, owner))
                 if frames and self.machine.record_awaited(box):
-                    self._prompt_record_arrived(frames.popleft())
+                    frame = frames.popleft()
+                    assert isinstance(frame, LateRecordOf)
+                    self._record_arrived(box, frame.record, frame.version)
                     took = True
             yield from self.perform()
 
@@ -356,9 +311,7 @@ class Engine:
     def _forget_frames(self) -> None:
         self._expected.clear()
         self._inbox.clear()
-        self._copies_due.clear()
-        self._closing.clear()
-        self._bulk.clear()
+        self._given.clear()
         self._late.clear()
         self._late_records.clear()
 
@@ -371,8 +324,7 @@ class Engine:
             self._do(machine.part_arrived(frame.box, sender, frame.count))
         elif isinstance(frame, RecordOf):
             for box, (record, version) in zip(boxes_from(frame.box, frame.count), frame.records, strict=True):
-                self.records[box] = record
-                self._do(machine.record_arrived(box, version, record.base_digest, True))
+                self._record_arrived(box, record, version)
         elif isinstance(frame, VoteCast):
             self.votes[sender] = frame.vote
             self._do(machine.vote_arrived(sender))
@@ -387,12 +339,11 @@ class Engine:
         elif isinstance(frame, StateAsked):
             self._do(machine.state_asked(frame.box, sender))
         elif isinstance(frame, CopyClose):
-            self._closing.append((frame.box, sender))
+            self._given.close.append((frame.box, sender))
 
-    def _prompt_record_arrived(self, frame: Frame) -> None:
-        assert isinstance(frame, LateRecordOf)
-        self.records[frame.box] = frame.record
-        self._do(self.machine.record_arrived(frame.box, frame.version, frame.record.base_digest, True))
+    def _record_arrived(self, box: BoxId, record: Record, version: int) -> None:
+        self.records[box] = record
+        self._do(self.machine.record_arrived(box, version, record.base_digest, True))
 
     def _align(self, box: BoxId) -> None:
         """A step without an update, which the machine has counted, leaves the bytes as they are."""
@@ -446,11 +397,12 @@ class Engine:
             self.records[box] = Record(self.flight, parts, self.content[box].digest if box in self.content else 0)
 
     def _send_record(self, boxes: Boxes, peer: Rank) -> None:
-        records: list[tuple[Record, int]] = []
-        for box in boxes:
-            version, digest = self.machine.state(box) or (self.machine.version, 0)
-            records.append((self.records[box]._replace(base_digest=digest), version))
-        self._around.send(peer, RecordOf(self.epoch, boxes[0], tuple(records)))
+        self._around.send(peer, RecordOf(self.epoch, boxes[0], tuple(self._record_of(box) for box in boxes)))
+
+    def _record_of(self, box: BoxId) -> tuple[Record, int]:
+        """As it travels, with the version of the state here that it belongs to."""
+        version, digest = self.machine.state(box) or (self.machine.version, 0)
+        return self.records[box]._replace(base_digest=digest), version
 
     def _send_vote(self, box: None, peer: Rank) -> None:
         self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
@@ -479,27 +431,19 @@ class Engine:
         self._around.send(peer, ParametersOf(self.epoch, boxes[0], tuple(self.content[box] for box in boxes)))
 
     def _send_state(self, box: BoxId, peer: Rank) -> None:
-        self._copies_due.append((box, peer))
+        self._given.due.append((box, peer))
 
     def _send_late_record(self, box: BoxId, peer: Rank) -> None:
-        self._send_apart(box, peer, prompt=False)
+        record, version = self._record_of(box)
+        self._given.send(peer, LateRecordOf(self.epoch, box, record, version, prompt=False), version + 1)
 
     def _send_prompt_record(self, box: BoxId, peer: Rank) -> None:
-        self._send_apart(box, peer, prompt=True)
-
-    def _send_apart(self, box: BoxId, peer: Rank, prompt: bool) -> None:
-        version, digest = self.machine.state(box) or (self.machine.version, 0)
-        record = self.records[box]._replace(base_digest=digest)
-        frame = LateRecordOf(self.epoch, box, record, version, prompt)
-        if prompt:
-            self._around.send(peer, frame)
-        else:
-            self._send_bulk(peer, frame, box, version + 1)
+        self._around.send(peer, LateRecordOf(self.epoch, box, *self._record_of(box), prompt=True))
 
     def _expect_late_record(self, box: BoxId, peer: Rank) -> None:
         self._late[box] = peer
 
-    def _take_state(self, box: BoxId, peer: Rank) -> None:
+    def _tell_close(self, box: BoxId, peer: Rank) -> None:
         self._around.send(peer, CopyClose(self.epoch, box))
 
     def _ask_state(self, box: BoxId, peer: Rank) -> None:
@@ -547,7 +491,7 @@ _ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
     "send_late_record": Engine._send_late_record,
     "send_prompt_record": Engine._send_prompt_record,
     "expect_late_record": Engine._expect_late_record,
-    "take_state": Engine._take_state,
+    "tell_close": Engine._tell_close,
     "ask_state": Engine._ask_state,
     "drop_state": Engine._drop_state,
 }

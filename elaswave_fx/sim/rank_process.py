@@ -47,8 +47,9 @@ from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.plan.box import Box, BoxId, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.sim.checker import Checker
-from elaswave_fx.sim.engine import Engine, StepFailed, UpdateFailed, Wait
+from elaswave_fx.sim.engine import Engine
 from elaswave_fx.sim.frames import Abort, Frame, Wishes
+from elaswave_fx.sim.surroundings import StepFailed, UpdateFailed, Wait
 
 COPY_DIFFERS = "copy differs"
 """What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -25,27 +26,28 @@ using commit::StateTag;
 using commit::StepMachine;
 
 // In the order of Action::Kind.
-constexpr std::array<const char*, commit::kActionKinds> kKinds = {"send_part",
-                                                                  "expect_part",
-                                                                  "sum",
-                                                                  "send_record",
-                                                                  "expect_record",
-                                                                  "send_late_record",
-                                                                  "send_prompt_record",
-                                                                  "expect_late_record",
-                                                                  "send_vote",
-                                                                  "expect_vote",
-                                                                  "leave_step",
-                                                                  "commit",
-                                                                  "update",
-                                                                  "write_parameters",
-                                                                  "send_parameters",
-                                                                  "expect_parameters",
-                                                                  "send_state",
-                                                                  "expect_state",
-                                                                  "take_state",
-                                                                  "ask_state",
-                                                                  "drop_state"};
+constexpr const char* kKinds[] = {"send_part",
+                                  "expect_part",
+                                  "sum",
+                                  "send_record",
+                                  "expect_record",
+                                  "send_late_record",
+                                  "send_prompt_record",
+                                  "expect_late_record",
+                                  "send_vote",
+                                  "expect_vote",
+                                  "leave_step",
+                                  "commit",
+                                  "update",
+                                  "write_parameters",
+                                  "send_parameters",
+                                  "expect_parameters",
+                                  "send_state",
+                                  "expect_state",
+                                  "tell_close",
+                                  "ask_state",
+                                  "drop_state"};
+static_assert(std::size(kKinds) == commit::kActionKinds);
 
 py::handle kind_name(Action::Kind kind) {
   static const std::array<PyObject*, commit::kActionKinds> names = [] {

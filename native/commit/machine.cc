@@ -49,8 +49,7 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
     if (!read && contains(box.roles.readers, rank_) && guards_.old_parameters_are_stale.demands()) {
       buckets_[bucket].stale = true;
     }
-    const bool lacks = is_in(box, Stage::kBehind) && box.state->version != version_;
-    if (lacks || !keeps(box)) drop_state(actions, box);
+    if (lacks_records(box) || !keeps(box)) drop_state(actions, box);
     box.copies.clear();
   }
   unchanged_.clear();
@@ -193,7 +192,11 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
   box.record = whole;
   box.wrong = !whole;
   Actions actions;
-  compare(actions, box, owners);
+  if (box.state && box.state->version == owners.version && !agrees(box, owners)) {
+    box.wrong = true;
+    if (materializes(id, rank_)) at(box.roles.bucket).stale = true;
+    drop_state(actions, box);
+  }
   if (is_in(box, Stage::kClose)) act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
   return actions;
 }
@@ -201,13 +204,6 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
 // Whether the state here is what the owner's was.
 bool StepMachine::agrees(const Box& box, const StateTag& owners) {
   return guards_.digests_are_compared.allows(box.state->digest == owners.digest);
-}
-
-void StepMachine::compare(Actions& actions, Box& box, const StateTag& owners) {
-  if (!box.state || box.state->version != owners.version || agrees(box, owners)) return;
-  box.wrong = true;
-  if (materializes(id_of(box), rank_)) at(box.roles.bucket).stale = true;
-  drop_state(actions, box);
 }
 
 // A copy that was found to be wrong in this step is not vouched for: the step is not voted for at all.

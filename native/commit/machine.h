@@ -206,7 +206,7 @@ class StepMachine {
   bool keeps(const Box& box) const;
   static const Copy* copy_of(const Box& box, RankId holder);
   static Copy* copy_of(Box& box, RankId holder);
-  Copy& begin_copy(Box& box, RankId holder) const;
+  static void begin_copy(Box& box, RankId holder);
   bool is_in(const Box& box, Stage stage) const;
   bool is_complete(const Box& box) const;
   bool vouches_for(const Box& box) const;
@@ -218,12 +218,12 @@ class StepMachine {
   void act(Actions& actions, Action::Kind kind, const Box& box, std::optional<RankId> peer = {}) const;
   void update(Actions& actions, Box& box, std::int64_t version) const;
   void sum(Actions& actions, Box& box) const;
-  void compare(Actions& actions, Box& box, const StateTag& owners);
   void drop_state(Actions& actions, Box& box) const;
   void await_state(Actions& actions, Box& box) const;
   void ask_anew(Actions& actions, Box& box, Copy& copy) const;
   bool agrees(const Box& box, const StateTag& owners);
   bool has_caught_up(const Box& box) const;
+  bool lacks_records(const Box& box) const;
   void vouch_if_caught_up(Box& box);
   void tell_owners(Actions& actions);
   void lose_copies(Actions& actions);

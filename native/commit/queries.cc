@@ -36,7 +36,7 @@ std::vector<BoxId> StepMachine::catching_up() const {
 std::vector<Holding> StepMachine::holdings() const {
   std::vector<Holding> found;
   for (const Box& box : boxes_) {
-    if (!box.state || (is_in(box, Stage::kBehind) && box.state->version != version_)) continue;
+    if (!box.state || lacks_records(box)) continue;
     found.push_back({id_of(box), *box.state, box.record});
   }
   return found;

@@ -118,8 +118,12 @@ void StepMachine::ask_anew(Actions& actions, Box& box, Copy& copy) const {
   act(actions, Kind::kAskState, box, box.roles.owner);
 }
 
+bool StepMachine::lacks_records(const Box& box) const {
+  return is_in(box, Stage::kBehind) && box.state->version != version_;
+}
+
 bool StepMachine::has_caught_up(const Box& box) const {
-  return is_in(box, Stage::kBehind) && copy_of(box, rank_)->prompt && box.state->version == version_;
+  return is_in(box, Stage::kBehind) && copy_of(box, rank_)->prompt && !lacks_records(box);
 }
 
 // Between two steps.
@@ -139,7 +143,7 @@ void StepMachine::tell_owners(Actions& actions) {
     const bool long_here = version_ - copy.since >= kApart;
     if (copy.told || box.state->version + 1 < version_ || !(all_came || long_here)) continue;
     copy.told = true;
-    act(actions, Kind::kTakeState, box, box.roles.owner);
+    act(actions, Kind::kTellClose, box, box.roles.owner);
   }
 }
 
@@ -148,8 +152,7 @@ void StepMachine::tell_owners(Actions& actions) {
 // What has not all committed records is of no use any more, for nobody sends what it lacks.
 void StepMachine::lose_copies(Actions& actions) {
   for (Box& box : boxes_) {
-    const bool lacks = is_in(box, Stage::kBehind) && box.state->version != version_;
-    if (lacks || is_in(box, Stage::kDue)) drop_state(actions, box);
+    if (lacks_records(box) || is_in(box, Stage::kDue)) drop_state(actions, box);
     if (mode_ != CopyMode::kLog) continue;
     for (Copy& copy : box.copies) copy.stage = Stage::kLost;
   }
@@ -165,9 +168,9 @@ StepMachine::Copy* StepMachine::copy_of(Box& box, RankId holder) {
   return const_cast<Copy*>(copy_of(std::as_const(box), holder));
 }
 
-StepMachine::Copy& StepMachine::begin_copy(Box& box, RankId holder) const {
-  if (Copy* const copy = copy_of(box, holder)) return *copy = Copy{holder};
-  return box.copies.emplace_back(Copy{holder});
+void StepMachine::begin_copy(Box& box, RankId holder) {
+  std::erase_if(box.copies, [&](const Copy& copy) { return copy.holder == holder; });
+  box.copies.push_back(Copy{holder});
 }
 
 // Of the copy that this rank gets.

@@ -98,7 +98,7 @@ struct Action {
     kExpectParameters,  // from the owner `peer` -> parameters_arrived
     kSendState,         // to the holder `peer`: the state when its turn comes, with its tag -> state_leaves
     kExpectState,       // from the owner `peer` -> state_arrived
-    kTakeState,         // to the owner `peer`: the copy has all but caught up -> copy_is_close there
+    kTellClose,         // to the owner `peer`: the copy has all but caught up -> copy_is_close there
     kAskState,          // to the owner `peer`: the copy is of no use, another state is wanted -> state_asked there
     kDropState,         // the state here is of no use any more
   };

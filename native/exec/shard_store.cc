@@ -123,7 +123,7 @@ void ShardStore::perform(const Action& action) {
       return send_state(box, peer);
     case Kind::kExpectState:
       return expect_state(box, peer);
-    case Kind::kTakeState:
+    case Kind::kTellClose:
       return answer(box, peer, true);
     case Kind::kAskState:
       at(box).state = ShardState();

@@ -69,7 +69,7 @@ void ShardStore::send_states() {
 
 void ShardStore::hear_answers() {
   for (auto copy = copies_under_way_.begin(); copy != copies_under_way_.end();) {
-    if (transfers_.test(copy->answered)) {
+    if (transfers_.arrived(copy->answered) && transfers_.test(copy->answered)) {  // most never say more
       copy->close = *copy->answer.const_data_ptr<std::int64_t>() == kClose;
       if (!copy->close) {
         perform(machine_.state_asked(copy->box, copy->holder));

@@ -50,7 +50,7 @@ class TensorTransfers {
   void wait_all_sends();  // of step messages
   // Whether it is done; never blocks. Throws like Endpoint::test.
   bool test(const comm::Transfer& transfer);
-  // The same of a receive after a failed wait; false when it failed.
+  // The same without a look at the link, which others take; false when it failed. Also after a failed wait.
   bool arrived(const comm::Transfer& transfer) const noexcept;
   // Throws comm::Aborted while an abort lasts, comm::PeerLost when a member is gone.
   void check_members() const;

@@ -23,6 +23,13 @@ inline std::vector<RankId> ranks(std::initializer_list<std::int64_t> numbers) {
   return {numbers.begin(), numbers.end()};
 }
 
+inline bool has(const Actions& actions, Kind kind) {
+  for (const Action& each : actions) {
+    if (each.kind == kind) return true;
+  }
+  return false;
+}
+
 // What an update makes of a state: a function of the state and of the version that it leads to.
 inline Digest next(const StateTag& state) {
   return {state.digest.lo * 31 + static_cast<std::uint64_t>(state.version) + 1, 7};
@@ -195,7 +202,7 @@ class Cluster {
         return expect(Kind::kSendState, self, action);
       case Kind::kExpectLateRecord:
         return expect(Kind::kSendLateRecord, self, action);
-      case Kind::kTakeState:
+      case Kind::kTellClose:
         return at(*action.peer).copy_is_close(*action.box, self);
       case Kind::kAskState:
         return perform(*action.peer, at(*action.peer).state_asked(*action.box, self));

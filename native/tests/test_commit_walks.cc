@@ -118,7 +118,7 @@ class Walk {
     for (const auto& [self, action] : std::exchange(cluster_.done, {})) {
       const std::int64_t version = cluster_.at(self).version();
       if (action.kind == Kind::kUpdate) CHECK(*action.version <= version);
-      if (action.kind == Kind::kTakeState) ++states_taken;
+      if (action.kind == Kind::kTellClose) ++states_taken;
       if (action.kind == Kind::kSendParameters) CHECK(cluster_.at(self).owns(*action.box));
       if (action.kind == Kind::kCommit && !cluster_.at(self).pending() && version > committed_) {
         for (const RankId each : cluster_.members()) CHECK(voted_.empty() || voted_.contains({version, each}));

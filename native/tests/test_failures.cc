@@ -259,9 +259,9 @@ TEST_BOTH(a_link_that_the_other_end_ended_is_opened_again_when_both_ask) {
 
 // The link that one of them opens is why the peer refuses the other, who must not wait for its end.
 TEST_BOTH(a_link_that_is_mended_while_it_is_asked_for_is_dialed_by_one) {
-  Cluster pair(2, kind);
-  const std::map<int, PeerAddress> peer = {{0, {"127.0.0.1", pair.at(0).port(), "host"}}};
   for (int turn = 0; turn < 20; ++turn) {
+    Cluster pair(2, kind);  // nobody mends the links of the last turn
+    const std::map<int, PeerAddress> peer = {{0, {"127.0.0.1", pair.at(0).port(), "host"}}};
     tear_all_connections();
     await([&] { return pair.at(0).peers().empty() && pair.at(1).peers().empty(); });
     pair.at(1).mend(plenty());
