@@ -14,8 +14,13 @@ from __future__ import annotations
 import mmap
 import struct
 
-_HEADER = struct.Struct("<QdI")
-"""The number of the call, its limit in seconds, and the length of its text, which is 0 if no call is under way."""
+_LENGTH = struct.Struct("<I")
+"""The length of the call's text. It is 0 while no call is under way and while the fields behind it are written."""
+
+_CALL = struct.Struct("<Qd")
+"""The number of the call and its limit in seconds. The text follows."""
+
+_TEXT_AT = _LENGTH.size + _CALL.size
 
 _BYTES = 1024
 
@@ -55,22 +60,27 @@ class Watchdog:
 
     def overdue(self, now: float) -> str | None:
         """The text of a call that takes longer than its limit. The parent asks every second or more often."""
-        header = self._memory[: _HEADER.size]
-        if header != self._memory[: _HEADER.size]:
-            return None  # The child writes its fields one after another, and does so now.
-        number, limit_s, size = _HEADER.unpack(header)
-        waited_s = self._waited.look(number, now)
-        if not size or waited_s < limit_s:
+        seen = self._memory[:]
+        if seen != self._memory[:]:
+            return None  # The child has written between the two looks: this call is a new one.
+        (length,) = _LENGTH.unpack_from(seen)
+        number, limit_s = _CALL.unpack_from(seen, _LENGTH.size)
+        if not length or self._waited.look(number, now) < limit_s:
             return None
-        return self._memory[_HEADER.size : _HEADER.size + size].decode(errors="replace")
+        return seen[_TEXT_AT : _TEXT_AT + length].decode(errors="replace")
 
     def write(self, limit_s: float, text: str) -> None:
-        """The child's side: a call begins or, if `text` is empty, has returned."""
+        """The child's side: a call begins or, if `text` is empty, has returned.
+
+        The child may be stopped between any two of these lines, for longer than the parent's two looks take. So the
+        length is 0 from before the first field changes until the last has its new value.
+        """
         self._number += 1
-        words = text.encode()[: _BYTES - _HEADER.size]
-        _HEADER.pack_into(self._memory, 0, self._number, limit_s, 0)
-        self._memory[_HEADER.size : _HEADER.size + len(words)] = words
-        _HEADER.pack_into(self._memory, 0, self._number, limit_s, len(words))
+        words = text.encode()[: _BYTES - _TEXT_AT]
+        _LENGTH.pack_into(self._memory, 0, 0)
+        _CALL.pack_into(self._memory, _LENGTH.size, self._number, limit_s)
+        self._memory[_TEXT_AT : _TEXT_AT + len(words)] = words
+        _LENGTH.pack_into(self._memory, 0, len(words))
 
 
 def expect(limit_s: float, text: str) -> None:
