@@ -365,6 +365,10 @@ class PlainData:
     def __init__(self, object: EngineSpec) -> None: ...
 
 @final
+class PreparedSpec:
+    """A spec that an engine has read, which takes it over once."""
+
+@final
 class Engine:
     """One rank's state and the interpreter of its step program. One thread at a time, but for `progress`."""
 
@@ -376,8 +380,12 @@ class Engine:
         tensors: Mapping[str, Tensor],
         version: int = 0,
     ) -> None: ...
+    def prepare(self, spec: EngineSpec | PlainData, tensors: Mapping[str, Tensor] = {}) -> PreparedSpec: ...
     def install(
-        self, spec: EngineSpec | PlainData, tensors: Mapping[str, Tensor] = {}, restart_at: int | None = None
+        self,
+        spec: EngineSpec | PlainData | PreparedSpec,
+        tensors: Mapping[str, Tensor] = {},
+        restart_at: int | None = None,
     ) -> list[int]: ...
     def step(
         self, step_index: int, inputs: Mapping[str, Tensor], hyper: Sequence[Sequence[float]], options: StepOptions

@@ -1,11 +1,13 @@
-"""How soon the kernel runs a thread that something has woken.
+"""That nobody waits for what is not urgent.
 
 answer_soon()      # in a thread that has little to do, and that others wait for when it has
+collect_rarely()   # in a process whose objects are all there
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import struct
@@ -16,6 +18,9 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 
 _SLICE_NS = 100_000
 """The shortest that Linux takes."""
+
+_GARBAGE = 50_000
+"""Objects more than before that may be garbage until somebody looks; Python's own 700 are fewer than a plan has."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,3 +37,10 @@ def answer_soon() -> None:
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0, 0, 0)
     _libc.syscall(number, 0, ctypes.create_string_buffer(attributes, len(attributes)), 0)
+
+
+def collect_rarely() -> None:
+    """Leave alone what there is by now, and do not look through what comes, a new plan above all, while others wait
+    for it."""
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)

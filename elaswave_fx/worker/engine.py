@@ -1,7 +1,8 @@
 """One rank's engine: an artifact, plans and an initial state handed to the native runtime.
 
     rank_engine = RankEngine(job, constants, initial, rank, endpoint, optimizer, plan, version)
-    rank_engine.foresee(next_plan)      # while steps run: most of what `install` takes
+    rank_engine.foresee(next_plan)      # while steps run, on any thread, and then
+    rank_engine.prepare()               # between two of them: most of what `install` takes
     rank_engine.install(next_plan)      # what stays as it was is left alone
     rank_engine.native.step(...)
 
@@ -55,9 +56,10 @@ class RankEngine:
         kernels: Callable[[Plan, Rank], Kernels] | None = None,
     ) -> None:
         self._job, self._initial = job, initial
+        self.plan = plan  # the one that is in force
         self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._constants = {**constants, **self._invariants(constants)}
-        self._foreseen: tuple[Plan, _Spec] | None = None
+        self._foreseen: tuple[Plan, _Spec | _Prepared] | None = None
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
@@ -71,6 +73,12 @@ class RankEngine:
         """Make what `install` will tell the runtime of the plan; for any thread, at any time."""
         self._foreseen = plan, self._spec(plan)
 
+    def prepare(self) -> None:
+        """Have the runtime read what was foreseen, if something was; between two steps."""
+        if self._foreseen is not None:
+            plan, spec = self._foreseen
+            self._foreseen = plan, self._prepared(spec)
+
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
         copy has no content, or not all of it, until `native.refresh`.
@@ -80,8 +88,8 @@ class RankEngine:
         """
         foreseen, self._foreseen = self._foreseen, None
         spec = foreseen[1] if foreseen is not None and foreseen[0] is plan else self._spec(plan)
-        stale = self.native.install(spec.data, self._tensors(spec.tables - self._given), restart_at)
-        self._given |= spec.tables
+        stale = self.native.install(self._prepared(spec).data, restart_at=restart_at)
+        self.plan = plan
         if restart_at is not None:
             self._load_boxes(plan)
         return frozenset(stale)
@@ -90,6 +98,13 @@ class RankEngine:
         kernels = self._kernels(plan, self._rank) if self._kernels is not None else None
         spec = engine_spec(self._job, plan, self._rank, kernels)
         return _Spec(_native.PlainData(spec), spec.tables)
+
+    def _prepared(self, spec: _Spec | _Prepared) -> _Prepared:
+        if isinstance(spec, _Prepared):
+            return spec
+        read = self.native.prepare(spec.data, self._tensors(spec.tables - self._given))
+        self._given |= spec.tables
+        return _Prepared(read)
 
     def _load_boxes(self, plan: Plan) -> None:
         """Boxes that this rank keeps, as they were before the first step."""
@@ -132,6 +147,12 @@ class _Spec(NamedTuple):
 
     data: _native.PlainData
     tables: frozenset[str]
+
+
+class _Prepared(NamedTuple):
+    """An engine spec that the runtime has read."""
+
+    data: _native.PreparedSpec
 
 
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:

@@ -1,43 +1,75 @@
-"""The plan that a planned stop is for, read while the steps before it run, so that nobody waits for that.
+"""What a planned stop is for, made ready while the steps before it run, so that nobody waits for that.
 
-foresight.expect(text)      the agent has heard of it; returns at once
-foresight.plan(text)    ->  the Plan of the epoch that came; one that was expected is there, and so is its engine spec
+foresight.expect(text, 41)      the agent has heard of the plan, which begins with step 41; returns at once
+foresight.plan(text)        ->  the Plan of the epoch that came; one that was expected is there, with its engine spec
+foresight.feed(plan, 41)    ->  the feed of its tile; of a plan that was expected the first batches are there, too
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.engine import RankEngine
+from elaswave_fx.worker.feed import InputFeed
 
 
 class Foresight:
-    """`expect` is the agent's, `plan` the main thread's.
+    """`expect` is the agent's, all else the main thread's.
 
     Args:
         engine: that of the rank, which may come later than this.
+        make_feed: of a plan, from a step on.
     """
 
-    def __init__(self, rank: Rank, engine: Callable[[], RankEngine | None]) -> None:
-        self._rank, self._engine = rank, engine
+    def __init__(
+        self, rank: Rank, engine: Callable[[], RankEngine | None], make_feed: Callable[[Plan, int], InputFeed]
+    ) -> None:
+        self._rank, self._engine, self._make_feed = rank, engine, make_feed
         self._thread = ThreadPoolExecutor(1, "foresight")  # It begins with the first plan, after all forks.
         self._expected: tuple[str, Future[Plan]] | None = None
+        self._lock = threading.Lock()  # of what follows
+        self._ahead: tuple[Plan, InputFeed] | None = None
 
-    def expect(self, text: str) -> None:
-        """A plan of that text is likely to follow."""
+    def expect(self, text: str, first_step: int) -> None:
+        """A plan of that text is likely to follow, and to begin with that step."""
         if self._expected is None or self._expected[0] != text:
-            self._expected = text, self._thread.submit(self._read, text)
+            self._expected = text, self._thread.submit(self._read, text, first_step)
 
     def plan(self, text: str) -> Plan:
         """The plan of that text."""
         expected, self._expected = self._expected, None
         return expected[1].result() if expected is not None and expected[0] == text else Plan.from_json(text)
 
-    def _read(self, text: str) -> Plan:
+    def feed(self, plan: Plan, first_step: int) -> InputFeed:
+        """Of the tile that the rank has by a plan that `plan` gave; the caller closes it."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is plan:
+            return ahead[1]
+        if ahead is not None:
+            ahead[1].close()
+        return self._make_feed(plan, first_step)
+
+    def close(self) -> None:
+        """The rank's work is over."""
+        self._thread.shutdown()
+        self._keep(None)
+
+    def _read(self, text: str, first_step: int) -> Plan:
         plan, engine = Plan.from_json(text), self._engine()
         if engine is not None and self._rank in plan.ranks:
             engine.foresee(plan)
+            if plan.tile(self._rank) != engine.plan.tile(self._rank):
+                self._keep((plan, self._make_feed(plan, first_step)))
         return plan
+
+    def _keep(self, ahead: tuple[Plan, InputFeed] | None) -> None:
+        """At most one is kept: a plan that was expected need not come."""
+        with self._lock:
+            before, self._ahead = self._ahead, ahead
+        if before is not None:
+            before[1].close()

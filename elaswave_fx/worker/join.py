@@ -11,7 +11,6 @@ first: boxes come as copies, parameters from their owners; what training does no
 from __future__ import annotations
 
 import dataclasses
-import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
 from elaswave_fx.launch.joined import JoinedContext, build_here
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.words import size_text
 from elaswave_fx.worker.checkpoints import check_reach, data_digest
 from elaswave_fx.worker.loop import Training, refuse_other_bits
@@ -110,7 +110,7 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
     engine = start_engine(config, context, has, plan, resume)
     worker = make_worker(config, context, has, engine, agent, plan, resume)
     worker.started = True  # there is nothing to begin with
-    gc.freeze()
+    collect_rarely()
     say(f"rank {context.rank} is a member from epoch {go.activation.epoch} on, after step {resume.version}")
     context.report_event("joined", go.activation.epoch, step=resume.version)
     return worker, go

@@ -185,6 +185,7 @@ class Training:
         worker, config = self._worker, self._worker.config
         done = worker.committed.version
         self._leave_if_called_off()
+        worker.engine.prepare()
         while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):
             continue
         if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
@@ -370,6 +371,7 @@ class Training:
         )
         if worker.feed is not None:
             worker.feed.close()
+        worker.foresight.close()
         worker.agent.close(finished=False)
         worker.endpoint.close()
 
@@ -377,6 +379,7 @@ class Training:
         worker = self._worker
         assert worker.feed is not None and self._share is not None
         worker.feed.close()
+        worker.foresight.close()
         worker.agent.close()
         worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
         return self._share

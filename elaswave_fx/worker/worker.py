@@ -5,7 +5,6 @@ WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every 
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from elaswave_fx.plan.box import BoxId
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.worker.checkpoints import Checkpoints
 from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
@@ -98,7 +98,7 @@ class Worker:
             return  # any step may be taken from it
         if self.feed is not None:
             self.feed.close()
-        self.feed = InputFeed(self.config, self.artifact, plan, self.rank, self.source, self.committed.version)
+        self.feed = self.foresight.feed(plan, self.committed.version)
 
     def join_group(self, plan: Plan) -> None:
         """As a rank of the plan, without a part in its steps."""
@@ -114,6 +114,7 @@ class Worker:
 class Equipment:
     """What a rank has before it is in an epoch, and keeps. `engine` comes with the first one."""
 
+    config: Config
     card: Card
     endpoint: _native.Endpoint
     links: PeerLinks
@@ -127,7 +128,7 @@ class Equipment:
     foresight: Foresight = field(init=False)
 
     def __post_init__(self) -> None:
-        self.foresight = Foresight(Rank(self.card.number), lambda: self.engine)
+        self.foresight = Foresight(Rank(self.card.number), lambda: self.engine, self._feed)
 
     def progress(self) -> Progress:
         """What the rank does now."""
@@ -137,6 +138,9 @@ class Equipment:
         # Data that is slow is another place every second, and no standstill: its own deadline ends it.
         place = self.code.progress() if now.instruction is None else f"{now.instruction} {now.number}"
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
+
+    def _feed(self, plan: Plan, first_step: int) -> InputFeed:
+        return InputFeed(self.config, self.artifact, plan, self.card.number, self.source, first_step)
 
     def interrupt(self, reason: str) -> None:
         """Have the step fail, here and at the others."""
@@ -164,7 +168,7 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     code = UserCode(config.data.deadline_s, SampleError)
     return Equipment(
-        card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
+        config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
         make_optimizer(config.optimizer), code, open_source(config, code=code),
     )  # fmt: skip
 
@@ -210,7 +214,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     context.detach(agent.job_time)
     worker = make_worker(config, context, has, engine, agent, plan, context.first.resume)
     worker.begin_epoch(plan)
-    gc.freeze()  # what stays for the whole run is not looked through between a loss and the next step
+    collect_rarely()
     return worker
 
 

@@ -86,9 +86,23 @@ std::unique_ptr<Engine> make_engine(const py::handle& spec, std::shared_ptr<comm
   return std::make_unique<Engine>(DataOf(spec).get(), std::move(endpoint), programs_of(programs), tensors, version);
 }
 
+// A spec that an engine has read, until it takes it over.
+struct PreparedSpec {
+  std::optional<exec::EngineSpec> spec;
+};
+
+PreparedSpec prepare(Engine& engine, const py::handle& spec, const exec::Tensors& tensors) {
+  return {engine.prepare(DataOf(spec).get(), tensors)};
+}
+
 std::vector<BucketId> install(Engine& engine, const py::handle& spec, const exec::Tensors& tensors,
                               std::optional<std::int64_t> restart_at) {
-  return engine.install(DataOf(spec).get(), tensors, restart_at);
+  if (!py::isinstance<PreparedSpec>(spec)) {
+    return engine.install(engine.prepare(DataOf(spec).get(), tensors), restart_at);
+  }
+  std::optional<exec::EngineSpec> prepared = std::exchange(py::cast<PreparedSpec&>(spec).spec, std::nullopt);
+  if (!prepared) throw ExecError("install: this spec has been taken over before");
+  return engine.install(std::move(*prepared), restart_at);
 }
 
 // A vote is bytes in Python: only the ledger looks into it.
@@ -241,11 +255,13 @@ void bind_engine(py::module_& module) {
   using State = const std::vector<at::Tensor>&;
   py::class_<PlainData>(module, "PlainData", "A spec as the engine reads it, made before it is needed; any thread.")
       .def(py::init([](const py::handle& object) { return PlainData{plain_data(object)}; }), py::arg("object"));
+  py::class_<PreparedSpec>(module, "PreparedSpec", "A spec that an engine has read; it takes it over once.");
   py::class_<Engine>(
       module, "Engine",
       "One rank's state and the interpreter of its step program. One thread at a time; see exec/engine.h.")
       .def(py::init(&make_engine), py::arg("spec"), py::arg("endpoint").none(true), py::arg("programs"),
            py::arg("tensors"), py::arg("version") = 0)
+      .def("prepare", &prepare, py::arg("spec"), py::arg("tensors") = exec::Tensors())
       .def("install", &install, py::arg("spec"), py::arg("tensors") = exec::Tensors(),
            py::arg("restart_at") = py::none())
       .def("step", &Engine::step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("options"),

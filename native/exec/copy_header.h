@@ -22,6 +22,12 @@ inline at::Tensor empty_header(std::size_t boxes) {
   return host_empty({kHeaderWords * static_cast<std::int64_t>(boxes)}, at::kLong);
 }
 
+// The words of `count` boxes, the first of which is the `number`th.
+inline at::Tensor header_part(const at::Tensor& header, std::size_t number, std::size_t count) {
+  return header.narrow(0, kHeaderWords * static_cast<std::int64_t>(number),
+                       kHeaderWords * static_cast<std::int64_t>(count));
+}
+
 // The words of the box that is the `number`th in its message.
 inline void write_header(const at::Tensor& header, std::size_t number, const StateTag& state, const Digest& record,
                          bool prompt = true) {

@@ -39,12 +39,15 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
   apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)));
 }
 
-std::vector<BucketId> Engine::install(const Data& spec, const Tensors& tensors,
-                                      std::optional<std::int64_t> restart_at) {
+EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
   tables_.add(tensors);
   EngineSpec next = read_spec(spec, names());
   check_successor(spec_, next);
   link(next);
+  return next;
+}
+
+std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at) {
   const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
   spec_ = std::move(next);
   apply(roles);
@@ -58,7 +61,6 @@ Names Engine::names() const {
           [this](const std::string& name) { return tables_.find(name); }};
 }
 
-// Before anything is changed: a program may be refused.
 void Engine::link(const EngineSpec& spec) {
   for (const BucketSpec& bucket : spec.buckets) {
     if (bucket.optimizer) programs_.linked(*bucket.optimizer);

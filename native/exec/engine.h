@@ -150,11 +150,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // The spec of another plan as `install` takes it over, its programs linked; between steps. `tensors`: tables that
+  // were not given before. Nothing that computes changes. Throws ExecError for a spec, or a program, that breaks a
+  // rule.
+  EngineSpec prepare(const Data& spec, const Tensors& tensors);
   // Another plan, between steps, with no transfer under way and no step pending: roles, groups, units, schedule. What
-  // stays as it was is left alone; a state without a role is dropped. `tensors`: tables that were not given before.
-  // `restart_at`: all state goes, to be loaded as it was after so many steps. Returns the buckets whose working copy is
-  // stale or new. Throws ExecError, and the engine is as it was.
-  std::vector<BucketId> install(const Data& spec, const Tensors& tensors, std::optional<std::int64_t> restart_at);
+  // stays as it was is left alone; a state without a role is dropped. `next`: what `prepare` gave. `restart_at`: all
+  // state goes, to be loaded as it was after so many steps. Returns the buckets whose working copy is stale or new.
+  std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at);
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
   // inputs after grad_scale. Throws as said above.

@@ -150,8 +150,10 @@ at::Tensor ShardStore::own_part(commit::BoxRange boxes) const {
   return gradients_[elements.bucket.index()].narrow(0, elements.lo, elements.numel());
 }
 
-at::Tensor ShardStore::piece(const at::Tensor& tensor, commit::BoxRange boxes, BoxId box) const {
-  return boxes.count == 1 ? tensor : tensor.narrow(0, spec(box).lo - spec(boxes.first).lo, spec(box).numel());
+at::Tensor ShardStore::piece(const at::Tensor& tensor, commit::BoxRange boxes, commit::BoxRange some) const {
+  if (boxes.count == some.count) return tensor;
+  const Elements elements = elements_of(some);
+  return tensor.narrow(0, elements.lo - spec(boxes.first).lo, elements.numel());
 }
 
 void ShardStore::reduce(BucketId bucket) {
@@ -271,29 +273,34 @@ void ShardStore::sum(commit::BoxRange boxes) {
                            : exact_           ? exact_total(boxes)
                                               : ordered_total(boxes);
   Run& run = run_at(boxes.first);
+  run.boxes = boxes;
   run.header = at::Tensor();
   run.record = total;
   if (record_type(boxes) != at::kFloat) {
     run.record = total.to(record_type(boxes));
     total.copy_(run.record);
   }
-  for (const BoxId box : boxes.ids()) at(box).gradient = piece(total, boxes, box);
+  for (const BoxId box : boxes.ids()) {
+    at(box).gradient = piece(total, boxes, box);
+    at(box).summed_at = boxes.first;
+  }
 }
 
+// A holder that is sent the states of some boxes of a sum gets the record of the others.
 void ShardStore::send_record(commit::BoxRange boxes, RankId holder) {
-  Run& run = run_at(boxes.first);
+  Run& run = run_at(at(boxes.first).summed_at);
   if (!run.header.defined()) {
-    run.header = empty_header(boxes.count);
+    run.header = empty_header(run.boxes.count);
     std::size_t number = 0;
-    for (const BoxId box : boxes.ids()) {
-      write_header(run.header, number++, *machine_.state(box), digest_of_record(piece(run.record, boxes, box)));
+    for (const BoxId box : run.boxes.ids()) {
+      write_header(run.header, number++, *machine_.state(box), digest_of_record(piece(run.record, run.boxes, box)));
     }
   }
   const auto send = [&](const at::Tensor& tensor, std::uint64_t kind) {
     sends_.push_back(send_copy(tensor, holder, tag_of(kind, boxes.first.index()), comm::Lane::kStep));
   };
-  send(run.record, kRecordTag);
-  send(run.header, kRecordHeaderTag);
+  send(piece(run.record, run.boxes, boxes), kRecordTag);
+  send(header_part(run.header, boxes.first.index() - run.boxes.first.index(), boxes.count), kRecordHeaderTag);
 }
 
 void ShardStore::expect_record(commit::BoxRange boxes, RankId owner) {

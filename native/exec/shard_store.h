@@ -114,7 +114,7 @@ class ShardStore {
     at::Tensor total;  // of exact sums: of the parts that are here, with residuals
     Residuals residuals;
     at::Tensor record, header;        // as they travel
-    commit::BoxRange boxes{BoxId()};  // of the record that is received
+    commit::BoxRange boxes{BoxId()};  // of the record
     std::vector<comm::Transfer> receives;
   };
   struct Elements {
@@ -150,6 +150,7 @@ class ShardStore {
     BoxSpec spec;
     ShardState state;
     at::Tensor gradient;  // of the step, fp32: the sum, at the owner; the record, at holders
+    BoxId summed_at;      // the first box of the run with which it was summed
     std::optional<StateOnItsWay> coming;
     std::deque<LateRecord> late;
     bool came = false;  // since the roles were installed
@@ -164,8 +165,8 @@ class ShardStore {
   bool are_exact(commit::BoxRange boxes) const { return exact_ && !are_buffers(boxes); }
   at::ScalarType record_type(commit::BoxRange boxes) const { return are_buffers(boxes) ? at::kFloat : record_type_; }
   at::Tensor own_part(commit::BoxRange boxes) const;
-  // The piece of `box` of a tensor of all `boxes`.
-  at::Tensor piece(const at::Tensor& tensor, commit::BoxRange boxes, BoxId box) const;
+  // The piece of `some` of the `boxes` of a tensor of all of them.
+  at::Tensor piece(const at::Tensor& tensor, commit::BoxRange boxes, commit::BoxRange some) const;
   void perform(const commit::Action& action);
   void send_part(commit::BoxRange boxes, RankId owner);
   void expect_part(commit::BoxRange boxes, RankId reader);

@@ -234,6 +234,30 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
     assert started(2, body).results() == [True, True]
 
 
+def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, started: Callable[..., Ranks]) -> None:
+    """A pipeline's two ranks become two lanes by specs that they have read before the step; they have read others,
+    too, which they do not take."""
+    pipeline, pair = TILINGS["pipeline"], TILINGS["data parallel"]
+    boxes = even_boxes(pipeline)
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, pipeline, rank, endpoint, boxes=boxes)
+        taken = train(engine, pipeline[rank], 1)
+        next_one = engine.prepare(_native.PlainData(make_spec(model, pair, rank, boxes=boxes)))
+        engine.prepare(make_spec(model, pipeline, rank, boxes=boxes))
+        taken.append(take_step(engine, pipeline[rank], 1))
+        engine.sync(TEST_TIMEOUT_S)
+        engine.install(next_one)
+        with pytest.raises(ExecError, match="this spec has been taken over before"):
+            engine.install(next_one)
+        engine.refresh(everybody(pair), TEST_TIMEOUT_S)
+        taken.append(take_step(engine, pair[rank], 2))
+        return [each.loss for each in taken]
+
+    for losses in started(2, body).results():
+        assert losses == pytest.approx(reference(3).losses, rel=1e-5)
+
+
 # --- Buffer updates: running mean of what unit 0 sees, one granule per micro-batch.
 
 

@@ -33,6 +33,7 @@ from tests.native.tiny import (
     make_spec,
     make_unit,
     reference,
+    take_step,
     tile_inputs,
     train,
     unit_bindings,
@@ -73,6 +74,30 @@ def test_neighbours_share_their_messages(model: Model, record_dtype: str, starte
         assert all(torch.equal(one, other) for one, other in zip(works, same_works, strict=True))
         headers = 48 * (more - boxes) // 2  # what this rank owns; it holds as many
         assert same_sent - sent == 3 * headers
+
+
+@pytest.mark.parametrize("record_dtype", ["float32", "bfloat16"])
+def test_a_holder_of_a_box_catches_up_with_its_neighbours(
+    model: Model, record_dtype: str, started: Callable[..., Ranks]
+) -> None:
+    """Boxes with equal roles are summed at once. The record of one that the holder has had before comes with the step,
+    those of the others come behind it."""
+    boxes = in_three(with_holders(PAIR))
+    had = range(1, len(boxes), 3)  # in the middle of each run
+    before = [box if number in had else replace(box, holders=()) for number, box in enumerate(boxes)]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=before, record_dtype=record_dtype)
+        taken = train(engine, PAIR[rank], 1, clip=None)
+        engine.sync(TEST_TIMEOUT_S)
+        engine.install(make_spec(model, PAIR, rank, boxes=boxes, record_dtype=record_dtype))
+        engine.replicate([(n, box.owner, 1 - box.owner) for n, box in enumerate(boxes) if n not in had])
+        taken += [take_step(engine, PAIR[rank], step) for step in range(1, 12)]
+        engine.sync(TEST_TIMEOUT_S)
+        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items()}
+
+    first, second = started(2, body).results()
+    assert first == second and first[0] == [] and len(first[1]) == len(boxes)
 
 
 # --- Boxes with readers of their own

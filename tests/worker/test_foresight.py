@@ -11,6 +11,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import plan_lanes
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine
+from elaswave_fx.worker.feed import InputFeed
 from elaswave_fx.worker.foresight import Foresight
 from tests.plan.samples import chain
 
@@ -18,24 +19,47 @@ TWO, ONE = (plan_lanes(chain(), local_topology(ranks), [(1,) * ranks], copies=0)
 
 
 class Engine:
-    """What an engine is told to foresee."""
+    """What an engine is told to foresee; it runs the plan for one rank."""
 
     def __init__(self) -> None:
         self.told: list[Plan] = []
+        self.plan = Plan.from_json(ONE)
 
     def foresee(self, plan: Plan) -> None:
         self.told.append(plan)
 
 
-def foresight(engine: Engine | None, rank: int = 1) -> Foresight:
-    return Foresight(Rank(rank), lambda: cast(RankEngine, engine))
+class Feed:
+    """Of a plan, from a step on."""
+
+    def __init__(self, plan: Plan, first_step: int) -> None:
+        self.plan, self.first_step = plan, first_step
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Feeds:
+    """All that were made."""
+
+    def __init__(self) -> None:
+        self.made: list[Feed] = []
+
+    def __call__(self, plan: Plan, first_step: int) -> InputFeed:
+        self.made.append(Feed(plan, first_step))
+        return cast(InputFeed, self.made[-1])
+
+
+def foresight(engine: Engine | None, rank: int = 1, feeds: Feeds | None = None) -> Foresight:
+    return Foresight(Rank(rank), lambda: cast(RankEngine, engine), feeds or Feeds())
 
 
 def test_a_plan_that_was_expected_is_that_which_the_engine_was_told() -> None:
     engine = Engine()
-    found = foresight(engine)
-    found.expect(TWO)
-    found.expect(TWO)
+    found = foresight(engine, rank=0)
+    found.expect(TWO, 7)
+    found.expect(TWO, 7)
     plan = found.plan(TWO)
     assert [id(told) for told in engine.told] == [id(plan)] and plan.to_json() == TWO
     assert found.plan(TWO) is not plan, "one epoch has a plan"
@@ -43,22 +67,60 @@ def test_a_plan_that_was_expected_is_that_which_the_engine_was_told() -> None:
 
 def test_another_one_may_come() -> None:
     engine = Engine()
-    found = foresight(engine)
-    found.expect(TWO)
+    found = foresight(engine, rank=0)
+    found.expect(TWO, 7)
     assert found.plan(ONE).to_json() == ONE
     assert foresight(engine).plan(TWO).to_json() == TWO, "none was expected"
 
 
 @pytest.mark.parametrize("engine", [Engine(), None])
 def test_who_leaves_or_has_no_engine_yet_foresees_no_more_than_the_plan(engine: Engine | None) -> None:
-    found = foresight(engine)
-    found.expect(ONE if engine is not None else TWO)
+    feeds = Feeds()
+    found = foresight(engine, feeds=feeds)
+    found.expect(ONE if engine is not None else TWO, 7)
     assert found.plan(ONE if engine is not None else TWO).ranks
     assert engine is None or not engine.told
+    assert not feeds.made
 
 
 def test_what_is_no_plan_is_said_to_whoever_asks_for_it() -> None:
     found = foresight(Engine())
-    found.expect("{}")
+    found.expect("{}", 7)
     with pytest.raises(PlanError):
         found.plan("{}")
+
+
+def test_the_feed_of_another_tile_is_made_with_the_plan() -> None:
+    feeds = Feeds()
+    found = foresight(Engine(), rank=0, feeds=feeds)
+    found.expect(TWO, 7)
+    plan = found.plan(TWO)
+    (ahead,) = feeds.made
+    assert (ahead.plan, ahead.first_step) == (plan, 7)
+    assert found.feed(plan, 7) is cast(InputFeed, ahead) and not ahead.closed
+    assert found.feed(plan, 9) is not cast(InputFeed, ahead), "it has been given away"
+    found.close()
+    assert [feed.closed for feed in feeds.made] == [False, False], "who has a feed closes it"
+
+
+def test_the_feed_of_a_tile_that_stays_is_not_made_anew() -> None:
+    feeds = Feeds()
+    found = foresight(Engine(), rank=0, feeds=feeds)
+    found.expect(ONE, 7)
+    assert found.plan(ONE).to_json() == ONE and not feeds.made
+
+
+@pytest.mark.parametrize("then", ["another is expected", "another comes", "the work is over"])
+def test_the_feed_of_a_plan_that_does_not_come_is_closed(then: str) -> None:
+    feeds = Feeds()
+    found = foresight(Engine(), rank=0, feeds=feeds)
+    found.expect(TWO, 7)
+    if then == "another is expected":
+        found.expect(TWO + " ", 9)
+        found.plan(TWO + " ")
+    elif then == "another comes":
+        found.plan(TWO)
+        found.feed(Plan.from_json(TWO), 9)
+    else:
+        found.close()
+    assert [feed.closed for feed in feeds.made] == [True, False][: len(feeds.made)]

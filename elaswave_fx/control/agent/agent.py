@@ -68,7 +68,7 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
-from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, BoxId, Certificate
+from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, BoxId, Certificate, Version
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import answer_soon
@@ -100,8 +100,8 @@ class Agent:
     it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones
     at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
     links again. `is_cut()`: whether the rank is cut off from everybody now, for ranks to which that may be done.
-    `foresee(plan)` is given the text of the plan for which a stop is planned, and returns at once. `say(text)`: the
-    last words of a process that ends itself.
+    `foresee(plan, version)` is given the text of the plan for which a stop after `version` steps is planned, and
+    returns at once. `say(text)`: the last words of a process that ends itself.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Agent:
         lost: Callable[[], Iterable[int]],
         mend: Callable[[], None],
         is_cut: Callable[[], bool] | None = None,
-        foresee: Callable[[str], None] = lambda plan: None,
+        foresee: Callable[[str, Version], None] = lambda plan, version: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._card, self._address, self._home = card, address, home
@@ -288,8 +288,8 @@ class Agent:
             self._hear_main_thread(socket)
             for message in socket.receive():
                 if isinstance(message, Prepare):
-                    if message.plan:
-                        self._foresee(message.plan)
+                    if message.plan and message.stop_after is not None:
+                        self._foresee(message.plan, message.stop_after)
                     self._feed(socket, self._links_down())
                 if isinstance(message, Ack | Prepare | Activate | MustStay | Over | StoreSeen | Refused):
                     self._feed(socket, message)

@@ -59,7 +59,7 @@ from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.scheduling import answer_soon
+from elaswave_fx.scheduling import answer_soon, collect_rarely
 
 ALIVE_S = 0.5
 """Between words to the launcher that this process gets on."""
@@ -193,6 +193,7 @@ class Service:
     def run(self) -> int:
         """Until nobody needs it any more; the exit code. Who ends last clears up."""
         answer_soon()
+        collect_rarely()
         sys.setswitchinterval(SWITCH_S)
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
