@@ -23,8 +23,8 @@ EXPECTED_RECORDS = 2
 """Records of a box that a rank expects at once while it catches up (`kExpectedAhead` in native/commit/machine.h)."""
 
 LATE_RECORDS = 8
-"""Records of a box that an owner sends behind its state, of so many steps at once (`kLateSteps` in
-native/exec/state_copies.cc)."""
+"""Records of a box that an owner has sent behind its state may be so many steps late at its vote (`kLateSteps` in
+native/exec/state_copies.cc). That of the next step is made before the next vote."""
 
 UNDER_WAY_BYTES = 4 << 20
 """States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in native/exec/state_copies.cc). An
@@ -183,7 +183,7 @@ def _in_flight(sent: int, largest: int) -> int:
 
 def _late_bytes(workload: Workload, box: Box) -> int:
     """At the owner, of the records that follow a state at most at once."""
-    return LATE_RECORDS * _record_bytes(workload, box)
+    return (LATE_RECORDS + 1) * _record_bytes(workload, box)
 
 
 def _record_bytes(workload: Workload, box: Box) -> int:

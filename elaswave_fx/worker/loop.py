@@ -371,16 +371,16 @@ class Training:
         )
         if worker.feed is not None:
             worker.feed.close()
-        worker.foresight.close()
         worker.agent.close(finished=False)
+        worker.foresight.close()  # after the agent, which may still hear of plans
         worker.endpoint.close()
 
     def _close(self) -> Mapping[str, Any]:
         worker = self._worker
         assert worker.feed is not None and self._share is not None
         worker.feed.close()
-        worker.foresight.close()
         worker.agent.close()
+        worker.foresight.close()
         worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
         return self._share
 

@@ -106,7 +106,7 @@ Actions StepMachine::late_record_arrived(BoxId id, const StateTag& owners, bool 
       update(actions, box, version);
     }
   }
-  copy->prompt = prompt && box.state;
+  copy->prompt = prompt && copy->told && box.state;  // one that was sent before may be for a copy that was given up
   act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
   return actions;
 }
@@ -115,6 +115,7 @@ void StepMachine::ask_anew(Actions& actions, Box& box, Copy& copy) const {
   box.state.reset();
   copy = Copy{rank_};
   act(actions, Kind::kExpectState, box, box.roles.owner);
+  act(actions, Kind::kExpectLateRecord, box, box.roles.owner);  // the record of the step in flight comes once more
   act(actions, Kind::kAskState, box, box.roles.owner);
 }
 

@@ -49,6 +49,7 @@ EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
 
 std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at) {
   const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
+  transfers_.drop();  // of copies that were on their way
   spec_ = std::move(next);
   apply(roles);
   if (restart_at) shards_.perform(machine_.restart(*restart_at));

@@ -189,6 +189,7 @@ class ShardStore {
   void send_state(BoxId box, RankId holder);
   void send_state(Copy& copy, comm::Lane lane);
   void hear_answers();
+  void ask_anew(Copy& copy);
   void expect_answer(Copy& copy);
   void answer(BoxId box, RankId owner, bool taken);
   void expect_state(BoxId box, RankId owner);

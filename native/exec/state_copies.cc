@@ -57,7 +57,7 @@ void ShardStore::send_states() {
     copies_due_.pop_front();
     if (!machine_.state(copy.box)) continue;  // its update has failed since
     const commit::Actions behind = machine_.state_leaves(copy.box, copy.holder);
-    copy.awaited = machine_.version();
+    copy.awaited = machine_.version() - kLateSteps;  // as those before it in the lane, or less
     expect_answer(copy);
     send_state(copy, comm::Lane::kBulk);
     under_way += copy.bytes;
@@ -72,7 +72,7 @@ void ShardStore::hear_answers() {
     if (transfers_.arrived(copy->answered) && transfers_.test(copy->answered)) {  // most never say more
       copy->close = *copy->answer.const_data_ptr<std::int64_t>() == kClose;
       if (!copy->close) {
-        perform(machine_.state_asked(copy->box, copy->holder));
+        ask_anew(*copy);
         copy = copies_under_way_.erase(copy);
         continue;
       }
@@ -82,6 +82,13 @@ void ShardStore::hear_answers() {
     if (copy->close && copy->late.empty()) machine_.copy_is_close(copy->box, copy->holder);
     ++copy;
   }
+}
+
+// What was sent behind the state before is still before the new one in the lane, and takes places at the holder.
+void ShardStore::ask_anew(Copy& copy) {
+  const std::size_t due = copies_due_.size();
+  perform(machine_.state_asked(copy.box, copy.holder));
+  if (copies_due_.size() > due) copies_due_.back().late = std::move(copy.late);
 }
 
 void ShardStore::expect_answer(Copy& copy) {
@@ -177,7 +184,8 @@ void ShardStore::send_late_record(BoxId id, RankId holder, comm::Lane lane) {
   if (lane == comm::Lane::kBulk) {
     const auto copy = std::ranges::find_if(copies_under_way_,
                                            [&](const Copy& each) { return each.box == id && each.holder == holder; });
-    copy->late[machine_.version() + 1] = sends;
+    std::vector<comm::Transfer>& late = copy->late[machine_.version() + 1];
+    late.insert(late.end(), sends.begin(), sends.end());
   } else {
     sends_.insert(sends_.end(), sends.begin(), sends.end());
   }
@@ -205,7 +213,9 @@ void ShardStore::take_late_record(BoxId id) {
 }
 
 // Before the vote. What is waited for grows by as many versions as have a place at the holder, which looks after each
-// step: else both would wait for each other. The last record of a copy that is close is waited for in its own step.
+// step: else both would wait for each other. Copies share a lane, in which a record without a place keeps back those of
+// other copies; so it grows for all of them from the same version on. The last record of a copy that is close is waited
+// for in its own step.
 void ShardStore::await_late_sends() {
   const bool states = !copies_due_.empty() ||
                       std::ranges::any_of(copies_under_way_, [](const Copy& copy) { return !copy.sends.empty(); });

@@ -75,6 +75,20 @@ TEST(a_new_holder_catches_up_behind_the_steps) {
   CHECK(late.equal());
 }
 
+TEST(a_prompt_record_counts_only_after_the_owner_was_told_that_the_copy_is_close) {
+  Late late;
+  late.cluster.bulk_is_held = true;
+  const StateTag tag = *late.owner.state(box(0));
+  late.steps(1);
+  late.cluster.perform(rank(1), late.holder.state_arrived(box(0), tag, true));
+  // It was sent for a copy that had been close before this one was asked for.
+  late.cluster.perform(rank(1), late.holder.late_record_arrived(box(0), tag, true, true));
+  CHECK(late.equal());
+  late.steps(1);
+  CHECK(late.holder.is_behind(box(0)) && late.holder.catching_up() == std::vector{box(0)});
+  CHECK_EQUAL(late.count(Kind::kTellClose), 1);
+}
+
 TEST(records_of_neighbours_that_catch_up_travel_one_by_one) {
   Late late({{bucket(0), rank(0), ranks({1}), ranks({0, 1})}, {bucket(0), rank(0), ranks({1}), ranks({0, 1})}});
   late.steps(3);
@@ -140,6 +154,9 @@ TEST(what_does_not_follow_a_state_is_of_no_use) {
     if (trouble == Trouble::kDigest) actions = late.holder.late_record_arrived(box(0), {0, {9, 9}}, true, false);
     CHECK(has(actions, Kind::kAskState) && has(actions, Kind::kExpectState) && !has(actions, Kind::kUpdate));
     CHECK(!late.holder.state(box(0)) && late.holder.is_behind(box(0)));
+    // The owner sends the record of the step in flight once more behind the state.
+    CHECK_EQUAL(std::ranges::count(actions, Kind::kExpectLateRecord, &Action::kind),
+                trouble == Trouble::kState ? 1 : 2);
     // Records that had been sent before the owner was asked are passed over; the rest follows the next state.
     CHECK(!has(late.holder.late_record_arrived(box(0), next, true, false), Kind::kUpdate));
     late.cluster.forget_messages();

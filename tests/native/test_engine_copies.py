@@ -380,6 +380,63 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
     assert {n: d for n, (d, _) in first[3].items()} == {n: d for n, (d, _) in second[3].items()}
 
 
+@pytest.mark.parametrize("late", range(3, 8))
+def test_records_of_copies_that_begin_one_after_the_other_do_not_wait_for_each_others_votes(
+    model: Model, late: int, started: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's state is so large that the second's goes when it is out, and its records so large that none
+    leaves without a place at the holder; the lane is held up at first, so that they pile up."""
+    numel = 1_200_000
+    for name in ("tied", "unit1"):
+        monkeypatch.setitem(BUCKETS, name, (numel, BUCKETS[name][1]))
+    boxes = even_boxes(PAIR)
+    given = [n for n, box in enumerate(boxes) if box.owner == 0 and box.bucket != "bias0"]
+    held = [replace(box, holders=(1,)) if number in given else box for number, box in enumerate(boxes)]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        engine.install(make_spec(model, PAIR, rank, boxes=held))
+        foreign = torch.zeros(1 << 20)
+        held_up = [endpoint.send(1, 99, foreign, bulk=True)] if rank == 0 else []
+        engine.replicate([(number, 0, 1) for number in given])
+        for step in range(24):
+            if (rank, step) == (1, late):
+                endpoint.wait([endpoint.recv(0, 99, torch.empty_like(foreign))], TEST_TIMEOUT_S)
+            take_step(engine, PAIR[rank], step, deadline_s=10.0)
+            time.sleep(0.01)
+        endpoint.wait(held_up, TEST_TIMEOUT_S)
+        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items() if n in given}
+
+    first, second = started(2, body).results()
+    assert first == second and first[0] == [] and len(first[1]) == len(given)
+
+
+def test_copies_on_their_way_when_everybody_stops_are_forgotten(model: Model, started: Callable[..., Ranks]) -> None:
+    """What of them was under way fails with the stop, and no later step does because of it."""
+    boxes = even_boxes(PAIR)
+    tasks = [(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
+        blocking = endpoint.send(1 - rank, 99, torch.zeros(1 << 20), bulk=True)  # which nobody receives
+        for epoch in (1, 2):
+            endpoint.advance(epoch)
+            engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+            engine.replicate(tasks)
+            if epoch == 1:
+                train(engine, PAIR[rank], 3)
+                engine.sync(TEST_TIMEOUT_S)
+                endpoint.abort("everybody stops")
+                engine.sync(TEST_TIMEOUT_S)
+        del blocking
+        for step in range(3, 15):
+            take_step(engine, PAIR[rank], step)
+        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items()}
+
+    first, second = started(2, body).results()
+    assert first == second and first[0] == [] and len(first[1]) == len(boxes)
+
+
 def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
     model: Model, started: Callable[..., Ranks]
 ) -> None:

@@ -307,7 +307,7 @@ def orphaned() -> Plan:
     lean = plan_lanes(workload, local_topology(2, 1), [(1, 1)], copies=1)
     limit = most_memory(lean)
     members = tuple(
-        Member(m.rank, m.host, memory_bytes=int((1.085 if m.rank == 0 else 4) * limit)) for m in before.topology.members
+        Member(m.rank, m.host, memory_bytes=int((1.095 if m.rank == 0 else 4) * limit)) for m in before.topology.members
     )
     return replace(before, boxes=boxes, topology=replace(before.topology, members=members))
 

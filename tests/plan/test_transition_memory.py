@@ -33,7 +33,7 @@ from elaswave_fx.plan.transition_memory import (
 from tests.plan.test_goal import change, job
 from tests.plan.test_wishes import shape
 
-COPY, SENT = 12 + 4 * (EXPECTED_RECORDS + 1), 12 + 4 * LATE_RECORDS
+COPY, SENT = 12 + 4 * (EXPECTED_RECORDS + 1), 12 + 4 * (LATE_RECORDS + 1)
 """Bytes of an element that comes, and of one that goes, with master and two moments."""
 
 
@@ -88,7 +88,7 @@ def test_an_owner_sends_a_bounded_number_of_bytes_at_once() -> None:
     largest = 12 * max(len(plan.boxes[number].span) for number in numbers)
     total = 12 * sum(len(plan.boxes[number].span) for number in numbers)
     assert UNDER_WAY_BYTES + largest < total
-    late = 4 * LATE_RECORDS * total // 12
+    late = 4 * (LATE_RECORDS + 1) * total // 12
     assert transition_memory(sent)[Rank(0)].in_flight == UNDER_WAY_BYTES + largest + late
 
 
