@@ -69,16 +69,16 @@ void Connector::connect(const std::map<int, PeerAddress>& peers, Deadline deadli
     const std::lock_guard lock(mutex_);
     for (const auto& [peer, address] : peers) addresses_[peer] = address;
   }
-  // The nearest first: ranks that start together then dial each another one, and not all the same.
-  for (auto it = peers.rbegin(); it != peers.rend(); ++it) {
-    if (it->first < identity_.rank && !table_.has_live(it->first)) dial(it->first, it->second, deadline);
-  }
-  std::vector<int> absent = missing(peers);
-  while (!absent.empty()) {
+  for (;;) {
+    // The nearest first: ranks that start together then dial each another one, and not all the same.
+    for (auto it = peers.rbegin(); it != peers.rend(); ++it) {
+      if (it->first < identity_.rank && !table_.has_live(it->first)) dial(it->first, it->second, deadline);
+    }
+    const std::vector<int> absent = missing(peers);
+    if (absent.empty()) return;
+    if (deadline.expired()) raise_missing(absent, peers);
     // Short sleeps: a change between `missing` and here is seen at the next look.
     table_.wait_for_change(Deadline::after(0.02).or_before(deadline));
-    absent = missing(peers);
-    if (!absent.empty() && deadline.expired()) raise_missing(absent, peers);
   }
 }
 
@@ -105,6 +105,28 @@ void Connector::raise_missing(const std::vector<int>& ranks, const std::map<int,
   throw DeadlineExceeded(text);
 }
 
+// One thread at a time dials a peer: of two links the ends could keep different ones.
+class Connector::Turn {
+ public:
+  Turn(Connector& connector, int peer) : connector_(connector), peer_(peer) {
+    const std::lock_guard lock(connector_.mutex_);
+    has_it_ = connector_.dialed_.insert(peer_).second;
+  }
+  ~Turn() {
+    if (!has_it_) return;
+    const std::lock_guard lock(connector_.mutex_);
+    connector_.dialed_.erase(peer_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  explicit operator bool() const { return has_it_; }
+
+ private:
+  Connector& connector_;
+  const int peer_;
+  bool has_it_ = false;
+};
+
 // Tries until the peer listens and has room for us, for it may start later than we do, and so may all others.
 void Connector::dial(int peer, const PeerAddress& address, Deadline deadline) {
   const std::string what = self() + ": dialing rank " + std::to_string(peer) + " at " + address.host + ":" +
@@ -113,18 +135,19 @@ void Connector::dial(int peer, const PeerAddress& address, Deadline deadline) {
   Backoff backoff(identity_.rank);
   try {
     while (!deadline.expired()) {
-      if (try_dial(peer, address, deadline, why)) return;
-      if (table_.has_live(peer)) return;  // another thread was faster, and so the peer refuses us
+      if (const Turn turn(*this, peer); turn && try_dial(peer, address, deadline, why)) return;
       backoff.pause(deadline);
     }
   } catch (const LinkRefused& refused) {
     throw CommError(what + refused.what());
   }
+  if (table_.has_live(peer)) return;
   throw DeadlineExceeded(what + "no link by the deadline: " + why);
 }
 
 // False, with the reason in `why`, where another attempt may do.
 bool Connector::try_dial(int peer, const PeerAddress& address, Deadline deadline, std::string& why) {
+  if (table_.has_live(peer)) return true;  // another thread was faster
   Fd socket = dial_tcp(address.host, address.port, deadline, why);
   if (!socket) return false;
   Dialed dialed;

@@ -53,6 +53,7 @@ class Connector {
     PeerAddress address;
     Deadline deadline;
   };
+  class Turn;
 
   std::string self() const { return "rank " + std::to_string(identity_.rank); }
   void dial(int peer, const PeerAddress& address, Deadline deadline);
@@ -76,6 +77,7 @@ class Connector {
 
   mutable std::mutex mutex_;
   std::map<int, PeerAddress> addresses_;  // of ranks that were linked, until they are forgotten
+  std::set<int> dialed_;                  // now, by some thread
   std::set<int> mending_;                 // being dialed again, or waiting for it
   std::deque<Redial> redials_;            // that wait
   std::size_t redialers_ = 0;             // threads that take them

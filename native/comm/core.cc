@@ -202,9 +202,10 @@ void EndpointCore::abort(const std::string& reason) {
       Failure{Failure::Kind::kAborted, self() + ": aborted: " + reason, std::nullopt, table_.generation()}));
 }
 
-void EndpointCore::broadcast_abort(std::optional<int> suspect) {
+void EndpointCore::broadcast_abort(std::optional<int> suspect) { broadcast_abort(suspect, table_.generation()); }
+
+void EndpointCore::broadcast_abort(std::optional<int> suspect, std::uint32_t generation) {
   const std::string whom = (suspect ? "rank " + std::to_string(*suspect) : "nobody") + " is suspected";
-  const std::uint32_t generation = table_.generation();
   const auto failure = std::make_shared<const Failure>(
       Failure{Failure::Kind::kAborted, self() + ": aborted: the step was left, " + whom, suspect, generation});
   for (const LinkPtr& link : table_.broadcast_abort(failure, generation, options_.rank)) {
@@ -216,7 +217,7 @@ void EndpointCore::apply_remote_abort() {
   const std::optional<PendingAbort::Abort> told = pending_abort_.newest();
   // One of an older generation is over; links keep those of newer ones until we get there.
   if (!told || told->generation != table_.generation() || table_.is_aborted()) return;
-  broadcast_abort(told->suspect);
+  broadcast_abort(told->suspect, told->generation);
 }
 
 void EndpointCore::check(std::span<const int> members) const {
@@ -251,7 +252,7 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
   if (pace != options_.paces.end()) channel = make_paced_channel(std::move(channel), pace->second);
   if (options_.may_be_cut) channel = make_cut_channel(std::move(channel), cut_);
   const auto link = std::make_shared<Link>(options_.rank, peer, std::move(channel), limits, signal_, pending_abort_);
-  table_.put(link);
+  if (!table_.put(link)) throw CommError(self() + " has a link to rank " + std::to_string(peer) + " already");
   try {
     io_thread_.add(link);
   } catch (const CommError& error) {
@@ -262,8 +263,9 @@ void EndpointCore::add_link(int peer, std::unique_ptr<Channel> channel) {
 }
 
 void EndpointCore::disconnect(int peer) {
-  const LinkPtr link = link_to(peer);
   connector_.forget(peer);
+  const LinkPtr link = table_.find(peer);
+  if (!link) return;
   link->close(std::make_shared<const Failure>(
       Failure{Failure::Kind::kLost, self() + ": the link to rank " + std::to_string(peer) + " was ended here", peer,
               table_.generation()}));

@@ -44,6 +44,7 @@ class EndpointCore {
   void close();
 
  private:
+  void broadcast_abort(std::optional<int> suspect, std::uint32_t generation);
   using LinkPtr = std::shared_ptr<Link>;
   class Driving;
 

@@ -118,7 +118,7 @@ class Endpoint {
   void mend(Deadline deadline);
 
   // Ends the link to `peer` in order: transfers that are done reach it (as long as it does not go on sending to us),
-  // pending ones fail with PeerLost here and, after a goodbye, there.
+  // pending ones fail with PeerLost here and, after a goodbye, there. Nothing happens if there never was one.
   void disconnect(int peer);
 
   LinkKind link_kind(int peer) const;

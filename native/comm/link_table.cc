@@ -30,14 +30,17 @@ std::vector<int> LinkTable::lost() const {
   return ranks;
 }
 
-void LinkTable::put(const LinkPtr& link) {
+bool LinkTable::put(const LinkPtr& link) {
   {
     const std::unique_lock lock(mutex_);
+    const auto before = table_.find(link->peer());
+    if (before != table_.end() && !before->second->lost()) return false;
     link->advance(generation_.load());
     if (aborted_) link->abort(aborted_);
     table_[link->peer()] = link;
   }
   changed_.notify_all();
+  return true;
 }
 
 void LinkTable::wait_for_change(Deadline deadline) const {
@@ -76,6 +79,7 @@ void LinkTable::abort_links(const FailurePtr& failure) {
 std::vector<LinkTable::LinkPtr> LinkTable::broadcast_abort(const FailurePtr& failure, std::uint32_t generation,
                                                            int own_rank) {
   const std::unique_lock lock(mutex_);
+  if (generation != generation_.load()) return {};  // it has ended
   abort_links(failure);
   if (broadcast_generation_ && *broadcast_generation_ >= generation) return {};
   broadcast_generation_ = generation;

@@ -27,8 +27,9 @@ class LinkTable {
   std::map<int, LinkPtr> links() const;
   std::vector<int> lost() const;  // ranks whose link is lost, ascending
 
-  // Takes the place of a former link to that rank, and is told what all others were told.
-  void put(const LinkPtr& link);
+  // Takes the place of a former link to that rank, and is told what all others were told. False, and nothing done, if
+  // that link is not lost.
+  bool put(const LinkPtr& link);
   // Returns at the next `put` or `notify`, at the deadline, or spuriously.
   void wait_for_change(Deadline deadline) const;
   void notify() { changed_.notify_all(); }
@@ -44,7 +45,7 @@ class LinkTable {
   // Ends what is under way as `abort` does, and chooses the links of `own_rank` that are to tell it on: the peers 1, 2,
   // 4, ... places further in the ring of those that are left. Each tells its own, so all n hear of it after log n hops
   // at most, by n log n frames where everybody telling everybody would take n * n. Empty if they were told before in
-  // this generation.
+  // this generation. Nothing is done if that is over.
   std::vector<LinkPtr> broadcast_abort(const FailurePtr& failure, std::uint32_t generation, int own_rank);
 
  private:

@@ -182,6 +182,13 @@ TEST_BOTH(a_member_that_closed_in_order_does_not_end_an_operation) {
   CHECK_EQUAL(got[0] + got[1], 12);
 }
 
+// As of one that was to be linked when its host died.
+TEST(to_end_a_link_that_never_was_is_no_failure) {
+  Cluster pair(2, LinkKind::kTcp);
+  pair.at(0).disconnect(7);
+  CHECK_EQUAL(pair.at(0).peers().size(), std::size_t{1});
+}
+
 TEST_BOTH(a_link_that_was_ended_can_be_opened_anew) {
   Cluster pair(2, kind);
   int value = 8, got = 0;
@@ -267,6 +274,12 @@ TEST_BOTH(a_link_that_is_mended_while_it_is_asked_for_is_dialed_by_one) {
     pair.at(1).mend(plenty());
     pair.at(1).connect(peer, plenty());
     await([&] { return pair.at(0).peers().size() == 1; });
+    for (const int from : {0, 1}) {  // both ends have the same one
+      int value = turn, got = -1;
+      pair.at(from).wait(pair.at(from).send(1 - from, 1, &value, 4), plenty());
+      pair.at(1 - from).wait(pair.at(1 - from).recv(from, 1, &got, 4), plenty());
+      CHECK_EQUAL(got, turn);
+    }
   }
 }
 

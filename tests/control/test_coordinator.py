@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.coordinator import (
     OVER,
@@ -365,6 +367,39 @@ def test_joiners_wait_for_a_planned_stop() -> None:
     for rank in range(WORLD):
         job.prepared(rank)
     assert job.register.epoch == 1
+
+
+def test_who_dials_again_while_it_is_asked_for_its_report_is_asked_again() -> None:
+    """A planned stop would wait for it until somebody tries anew."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(7, epoch=Epoch(-1), joining=True)
+    job.feed(Tick())
+    for rank in (0, 1, 2, 7):
+        job.prepared(rank, epoch=Epoch(-1) if rank == 7 else Epoch(0))
+    asked = job.sent(Prepare)
+    for rank in (3, 2):  # rank 2 has reported
+        job.feed(Disconnected(Rank(rank)))
+        job.feed(Connected(Rank(rank)))
+    assert job.sent(Prepare) == [*asked, Send(Rank(3), Prepare(job.state.ballot, Version(1)))]
+    job.prepared(3)
+    assert job.register.members == (0, 1, 2, 3, 7)
+    job.feed(Connected(Rank(3)))
+    assert len(job.sent(Prepare)) == len(asked) + 1, "nobody is asked for anything"
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_joiner_whose_stream_has_ended_is_not_waited_for_and_not_taken(reported: bool) -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(7, epoch=Epoch(-1), joining=True)
+    job.feed(Tick())
+    if reported:
+        job.prepared(7, epoch=Epoch(-1))
+    job.feed(Disconnected(Rank(7)))
+    for rank in range(WORLD):
+        job.prepared(rank)
+    assert job.register.epoch == 1 and job.register.members == (0, 1, 2, 3)
 
 
 def test_who_asks_while_a_planned_stop_is_on_its_way_waits_for_the_next() -> None:

@@ -131,6 +131,18 @@ def answers(actions: list[Action]) -> list[object]:
 # --- Steps
 
 
+def test_a_version_of_before_a_rollback_is_no_commit_of_the_epoch_after_it() -> None:
+    """A second loss comes before the rank has entered that epoch, in which its version is the next one again."""
+    rank = Driver()
+    rank.feed(Committed(certificate()))
+    held = holdings(FIRST)
+    rank.feed(StepLeft(held, None))
+    rank.feed(activate(1, rollback=True))
+    rank.feed(Prepare(Ballot(Term(1), 9), None))
+    report = report_in(rank.feed(StepLeft(held, None))[-1:])
+    assert report.epoch == 1 and report.committed == SEED
+
+
 def test_commits_are_told_until_the_ledger_has_them() -> None:
     rank = Driver()
     rank.feed(Committed(certificate()))

@@ -59,6 +59,7 @@ from elaswave_fx.control.protocol.messages import (
     Numbered,
     NumberWanted,
     Over,
+    Prepare,
     Prepared,
     ProbeStore,
     Saved,
@@ -315,7 +316,11 @@ def _on_exited(state: Coordinator, event: Exited | Gone, now_s: float) -> Result
 
 
 def _on_connected(state: Coordinator, event: Connected, now_s: float) -> Result:
-    return replace(state, detector=state.detector.connected(event.rank, now_s)), ()
+    """What was under way on its stream before is lost: the question to stop, or the answer."""
+    state = replace(state, detector=state.detector.connected(event.rank, now_s))
+    if state.phase != PREPARING or event.rank not in state.targets or event.rank in state.reports:
+        return state, ()
+    return state, (Send(event.rank, Prepare(state.ballot, state.stop_after)),)
 
 
 def _on_disconnected(state: Coordinator, event: Disconnected, now_s: float) -> Result:

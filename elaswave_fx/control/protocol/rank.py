@@ -298,7 +298,7 @@ def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
         return state, ()
     holdings = event.holdings
     votes = [vote for vote in holdings.votes if vote.stamp.epoch == state.epoch]
-    if holdings.committed.version == state.next_version:
+    if holdings.committed == Stamp(state.next_version, state.epoch):
         cast = tuple(vote for vote in votes if vote.stamp == holdings.committed)
         state = _commit(state, Certificate(holdings.committed, cast))
     state = replace(

@@ -46,11 +46,11 @@ def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
 
 
 def _asking(state: Coordinator, now_s: float) -> frozenset[Rank]:
-    """Living ranks outside the epoch that ask to become members."""
+    """Living ranks outside the epoch that ask to become members; one whose stream has ended asks anew with another."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     asking = (rank for rank, heard in detector.heard.items() if heard.heartbeat.joining and rank not in members)
-    return frozenset(rank for rank in asking if detector.is_alive(rank, now_s))
+    return frozenset(rank for rank in asking if detector.connections.get(rank) and detector.is_alive(rank, now_s))
 
 
 def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
