@@ -6,7 +6,7 @@ from elaswave_fx.control.coordinator.driver import IDLE_S, LATE_S, THINK_AFTER_S
 from elaswave_fx.control.coordinator.plan_cache import Planned
 from elaswave_fx.control.protocol.coordinator import Act
 from elaswave_fx.control.protocol.events import Over
-from elaswave_fx.control.protocol.messages import Activate, Exited, Heartbeat, Prepare, Prepared, Send, Tick
+from elaswave_fx.control.protocol.messages import Activate, Connected, Exited, Heartbeat, Prepare, Prepared, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Term, Version
 from elaswave_fx.plan.box import BoxId, numbered
@@ -123,6 +123,7 @@ def test_it_plans_ahead_again_when_copies_have_come() -> None:
 def test_a_planned_stop_says_what_it_is_for() -> None:
     job = Job()
     job.beats(0.1)
+    job.feed(Connected(Rank(4)), 0.2)
     job.feed(Heartbeat(Rank(4), Epoch(-1), Version(0), "ready", None, None, True, False, (), None), 0.2)
     job.feed(Tick(), 0.3)
     asked = job.asked()

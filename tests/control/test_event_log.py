@@ -5,7 +5,7 @@ from __future__ import annotations
 from elaswave_fx.control.coordinator.event_log import Line, line_of, log_line
 from elaswave_fx.control.protocol.coordinator import Event, end, step
 from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
-from elaswave_fx.control.protocol.messages import Exited, Heartbeat, Prepared, Tick
+from elaswave_fx.control.protocol.messages import Connected, Exited, Heartbeat, Prepared, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
 from elaswave_fx.plan.box import numbered
@@ -64,6 +64,7 @@ def test_a_second_loss_is_told_too() -> None:
 def test_a_planned_stop_is_no_loss() -> None:
     job = Told()
     job.beats(*range(WORLD))
+    job.feed(Connected(Rank(7)))
     job.feed(Heartbeat(Rank(7), job.register.epoch, Version(0), STOPPED, None, None, True, False, ()))
     job.feed(Tick())
     assert [kind for kind, _, _ in job.lines] == ["stopping"]
