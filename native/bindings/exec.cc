@@ -95,11 +95,8 @@ PreparedSpec prepare(Engine& engine, const py::handle& spec, const exec::Tensors
   return {engine.prepare(DataOf(spec).get(), tensors)};
 }
 
-std::vector<BucketId> install(Engine& engine, const py::handle& spec, const exec::Tensors& tensors,
-                              std::optional<std::int64_t> restart_at) {
-  if (!py::isinstance<PreparedSpec>(spec)) {
-    return engine.install(engine.prepare(DataOf(spec).get(), tensors), restart_at);
-  }
+std::vector<BucketId> install(Engine& engine, const py::handle& spec, std::optional<std::int64_t> restart_at) {
+  if (!py::isinstance<PreparedSpec>(spec)) return engine.install(engine.prepare(DataOf(spec).get(), {}), restart_at);
   std::optional<exec::EngineSpec> prepared = std::exchange(py::cast<PreparedSpec&>(spec).spec, std::nullopt);
   if (!prepared) throw ExecError("install: this spec has been taken over before");
   return engine.install(std::move(*prepared), restart_at);
@@ -262,8 +259,7 @@ void bind_engine(py::module_& module) {
       .def(py::init(&make_engine), py::arg("spec"), py::arg("endpoint").none(true), py::arg("programs"),
            py::arg("tensors"), py::arg("version") = 0)
       .def("prepare", &prepare, py::arg("spec"), py::arg("tensors") = exec::Tensors())
-      .def("install", &install, py::arg("spec"), py::arg("tensors") = exec::Tensors(),
-           py::arg("restart_at") = py::none())
+      .def("install", &install, py::arg("spec"), py::arg("restart_at") = py::none())
       .def("step", &Engine::step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("options"),
            Released())
       .def("evaluate", &Engine::evaluate, py::arg("step_index"), py::arg("inputs"), py::arg("deadline_s"), Released())

@@ -154,9 +154,10 @@ class Engine {
   // were not given before. Nothing that computes changes. Throws ExecError for a spec, or a program, that breaks a
   // rule.
   EngineSpec prepare(const Data& spec, const Tensors& tensors);
-  // Another plan, between steps, with no transfer under way and no step pending: roles, groups, units, schedule. What
-  // stays as it was is left alone; a state without a role is dropped. `next`: what `prepare` gave. `restart_at`: all
-  // state goes, to be loaded as it was after so many steps. Returns the buckets whose working copy is stale or new.
+  // Another plan, between steps, with no transfer of a step under way and no step pending: roles, groups, units,
+  // schedule. Copies on their way are given up. What stays as it was is left alone; a state without a role is dropped.
+  // `next`: what `prepare` gave. `restart_at`: all state goes, to be loaded as it was after so many steps. Returns the
+  // buckets whose working copy is stale or new.
   std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at);
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's

@@ -86,9 +86,9 @@ void ShardStore::hear_answers() {
 
 // What was sent behind the state before is still before the new one in the lane, and takes places at the holder.
 void ShardStore::ask_anew(Copy& copy) {
-  const std::size_t due = copies_due_.size();
-  perform(machine_.state_asked(copy.box, copy.holder));
-  if (copies_due_.size() > due) copies_due_.back().late = std::move(copy.late);
+  const commit::Actions again = machine_.state_asked(copy.box, copy.holder);
+  perform(again);
+  if (!again.empty()) copies_due_.back().late = std::move(copy.late);
 }
 
 void ShardStore::expect_answer(Copy& copy) {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from elaswave_fx.control.protocol.rank_state import Holdings
 from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version, Vote
-from elaswave_fx.plan.box import Box, BoxId
+from elaswave_fx.plan.box import Box, BoxId, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 
 
@@ -80,14 +80,14 @@ def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) 
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
     """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later. And those that it
     comes to compute with, for it makes parameters from its copy, which has had time to change since its digest."""
-    return [
-        BoxId(place)
-        for place, (old, new) in enumerate(zip(before, after, strict=True))
-        if (new.owner == rank != old.owner)
-        or (rank in new.readers and rank not in old.readers and rank in new.local_materializers)
-    ]
+    found = []
+    for (box_id, old), new in zip(numbered(before), after, strict=True):
+        reads_anew = rank in new.readers and rank not in old.readers and rank in new.local_materializers
+        if new.owner == rank != old.owner or reads_anew:
+            found.append(box_id)
+    return found
 
 
 def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
     """States that go on their way: of which box, from its owner, to which new holder."""
-    return [(BoxId(place), box.owner, new) for place, box in enumerate(boxes) for new in box.catching_up]
+    return [(box_id, box.owner, holder) for box_id, box in numbered(boxes) for holder in box.catching_up]
