@@ -161,6 +161,11 @@ class Supervisor:
         if channel.closed and channel in self._selector.get_map():
             self._selector.unregister(channel)
 
+    def _hear_workers(self) -> None:
+        for rank, child in enumerate(self._children):
+            if not child.channel.closed:
+                self._on_readable(rank)
+
     def _on_message(self, rank: int, message: Message) -> None:
         fields = message.fields
         match message.kind:
@@ -283,6 +288,8 @@ class Supervisor:
 
     def _lose(self, rank: int, failure: Failure) -> None:
         """Take note that a worker is gone. Before all have met, and their agents run, no job could go on without it."""
+        if len(self._detached) < self._spec.ranks:
+            self._hear_workers()  # the word of another one may have come before this end, and not have been read
         if len(self._detached) < self._spec.ranks:
             return self._fail(rank, failure)
         self._lost[rank] = failure

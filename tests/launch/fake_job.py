@@ -2,7 +2,7 @@
 
 Also a command, for tests that need a launcher in a process of its own:
 
-    python tests/launch/fake_job.py RUN_DIR [steps=N] [pause_s=S] [port=P] [builder=slow] [mode@rank=MODE]
+    python tests/launch/fake_job.py RUN_DIR [ranks=N] [steps=N] [pause_s=S] [port=P] [builder=slow] [mode@rank=MODE]
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.control.protocol.card import Card
@@ -31,8 +33,15 @@ UNITS, SAMPLES = toy_job.UNITS, toy_planner.BATCH
 BAD_STEP = 3
 
 
+def until(holds: Callable[[], bool], at_most_s: float = 30.0) -> None:
+    """Wait for it; after `at_most_s` as if it were so, for nobody is to stand still for ever."""
+    end_s = time.monotonic() + at_most_s
+    while not holds() and time.monotonic() < end_s:
+        time.sleep(0.005)
+
+
 class Trouble:
-    """What goes wrong in a rank, by name: `before_start`, `start`, or in step `BAD_STEP`."""
+    """What goes wrong in a rank, by name: at its start, when it detaches, or in step `BAD_STEP`."""
 
     def __init__(self, modes: Mapping[int, str]) -> None:
         self.modes = modes
@@ -45,6 +54,20 @@ class Trouble:
             os.kill(os.getpid(), signal.SIGKILL)
         if mode == "config error":
             raise ConfigError("device=npu: no device answers; nearest valid: cpu")
+
+    def at_detach(self, rank: int, detach: Callable[[], None]) -> None:
+        """The launcher may be slow to read: it sees first that one rank has ended, then that others had detached."""
+        mode, launcher = self.modes.get(rank), psutil.Process(os.getppid())
+        if mode == "detaches unread":
+            launcher.suspend()
+            until(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in launcher.children()))
+            detach()
+            launcher.resume()
+            return
+        detach()
+        if mode == "killed while nobody reads":
+            until(lambda: launcher.status() == psutil.STATUS_STOPPED)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def in_step(self, rank: int, step: int) -> None:
         mode = self.modes.get(rank) if step == BAD_STEP else None
@@ -126,7 +149,7 @@ def job(
         trouble.at_start(context.rank)
         card, cards = context.meet(context.port or 9000 + context.rank)
         rank = FakeRank(context, card, trouble, steps - short, pause_s)
-        context.detach(rank.agent.job_time)
+        trouble.at_detach(context.rank, lambda: context.detach(rank.agent.job_time))
         result = rank.run()
         if result["end"] == "excluded":
             raise Excluded(result["reason"])
@@ -173,8 +196,8 @@ def main(words: list[str]) -> int:
     modes = {int(key.split("@")[1]): value for key, value in values.items() if "@" in key}
     builder = slow_builder if values.get("builder") == "slow" else None
     steps, pause_s = int(values.get("steps", "5")), float(values.get("pause_s", "0"))
-    port = int(values.get("port", "0"))
-    return launch(job(Path(words[0]), ranks=3, steps=steps, pause_s=pause_s, modes=modes, builder=builder, port=port))
+    port, ranks = int(values.get("port", "0")), int(values.get("ranks", "3"))
+    return launch(job(Path(words[0]), ranks=ranks, steps=steps, pause_s=pause_s, modes=modes, builder=builder, port=port))
 
 
 if __name__ == "__main__":
