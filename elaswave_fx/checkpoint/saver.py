@@ -25,15 +25,14 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint import folder as folders
+from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.checkpoint.layout import MASTER, Piece, Slice
 from elaswave_fx.checkpoint.manifest import Manifest, write_manifest
 from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
 from elaswave_fx.errors import CheckpointError, CommError
 from elaswave_fx.files import file_digest
 
-WRITE_S = 3600.0
-"""Bound of every wait for a disk. A lost peer ends such a wait at once."""
-
+_LOOK_S = 0.1  # how soon a rank that waits for its own disk hears that its epoch is over
 _TAG = 11 << 56  # What ranks tell the first one bears this kind of tag, apart from those of a step.
 Snapshot = Mapping[Slice, torch.Tensor]
 """What a rank keeps, flat, as it was between two steps."""
@@ -52,13 +51,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Links:
-    """This rank and the ranks of the plan; `group` holds all of them. What they tell each other belongs to `epoch`."""
+    """This rank and the ranks of the plan; `group` holds all of them. What they tell each other belongs to `epoch`;
+    `leave_if_over` raises CommError when that is over."""
 
     rank: int
     ranks: tuple[int, ...]
     epoch: int
     endpoint: _native.Endpoint
     group: _native.Group
+    leave_if_over: Callable[[], None]
 
     @property
     def is_first(self) -> bool:
@@ -111,7 +112,7 @@ class Saver:
             self._save(done)
         failed = self._collect() if self._writing is not None else None
         self._await_left()
-        self._links.group.barrier(WRITE_S)
+        self._links.group.barrier(DISK_S)
         if self._links.is_first:
             folders.sweep(self._target.folder)
             folders.keep_newest(self._target.folder, self._target.keep)
@@ -138,7 +139,7 @@ class Saver:
         if self._writing is not None:
             self._collect()
         self._await_left()
-        self._links.group.barrier(WRITE_S)  # The one before is written on all ranks.
+        self._links.group.barrier(DISK_S)  # The one before is written on all ranks.
         started = time.perf_counter()
         snapshot = self._copy()
         self._saved = done
@@ -149,8 +150,9 @@ class Saver:
         """Wait for the thread, and say what became of it. Returns why the checkpoint has failed, which costs the run
         nothing unless it is the last."""
         assert self._writing is not None
-        writing, self._writing = self._writing, None
-        writing.thread.join()
+        writing = self._writing
+        self._await(writing.thread)
+        self._writing = None
         if isinstance(writing.error, CheckpointError):
             self._report_failed(writing.step, str(writing.error))
             return str(writing.error)
@@ -163,8 +165,14 @@ class Saver:
     def _await_left(self) -> None:
         """What was given up is written, or has failed: one checkpoint at a time takes memory and disk."""
         for thread in self._left:
-            thread.join()
+            self._await(thread)
         self._left = ()
+
+    def _await(self, thread: threading.Thread) -> None:
+        """No rank that is needed elsewhere waits for its disk."""
+        while thread.is_alive():
+            self._links.leave_if_over()
+            thread.join(_LOOK_S)
 
     def _report_failed(self, step: int, why: str) -> None:
         if self._links.is_first:
@@ -271,14 +279,12 @@ def _digests(partial: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
 def _tell(links: Links, answer: Mapping[str, Any]) -> None:
     body = torch.frombuffer(bytearray(json.dumps(answer).encode()), dtype=torch.uint8)
     size = torch.tensor([body.numel()])
-    links.endpoint.wait(
-        [links.endpoint.send(links.ranks[0], _TAG, each, links.epoch) for each in (size, body)], WRITE_S
-    )
+    links.endpoint.wait([links.endpoint.send(links.ranks[0], _TAG, each, links.epoch) for each in (size, body)], DISK_S)
 
 
 def _hear(links: Links, rank: int) -> dict[str, Any]:
     size = torch.zeros(1, dtype=torch.int64)
-    links.endpoint.wait([links.endpoint.recv(rank, _TAG, size, links.epoch)], WRITE_S)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, size, links.epoch)], DISK_S)
     body = torch.empty(int(size), dtype=torch.uint8)
-    links.endpoint.wait([links.endpoint.recv(rank, _TAG, body, links.epoch)], WRITE_S)
+    links.endpoint.wait([links.endpoint.recv(rank, _TAG, body, links.epoch)], DISK_S)
     return json.loads(body.numpy().tobytes())

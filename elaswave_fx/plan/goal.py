@@ -30,9 +30,16 @@ WORTH = 1.03
 """A goal makes steps shorter by so much: copies travel for it, and everybody stops twice."""
 
 
-def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
+GOALS_TRIED = 4
+"""So many of the best lanes are tried for one that can be reached where memory is short."""
+
+
+def goal(
+    plan: Plan, topology: Topology, count: int, can_be: Callable[[Goal], bool] = lambda found: True
+) -> Goal | None:
     """The lanes among all candidates by which most steps are committed, reached from `plan` as its workload says;
-    None if they are not worth it. `topology`: the plan's ranks, with what they can do now. `count`: copies of a box."""
+    None if they are not worth it. `topology`: the plan's ranks, with what they can do now. `count`: copies of a box.
+    `can_be`: of few goals, whether they could be reached."""
     if not plan.lanes:
         return None
     everywhere = [topology.ranks] * len(plan.boxes)
@@ -43,13 +50,15 @@ def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
         return None
     now_s = search.with_clocks(now, copies).plan.predicted.step_s
     search = LaneSearch(plan, topology, everywhere, _objective(plan, topology, now_s))
-    found = search.best_lanes(copies)
-    if found is None:
-        return None
-    found = search.with_clocks(found, copies)
-    if found.plan.predicted.step_s * WORTH > now_s:
-        return None
-    return _goal_of(found)
+    for _ in range(GOALS_TRIED):
+        found = search.best_lanes(copies)
+        best = None if found is None else search.with_clocks(found, copies)
+        if found is None or best is None or best.plan.predicted.step_s * WORTH > now_s:
+            return None
+        if can_be(_goal_of(best)):
+            return _goal_of(best)
+        search = search.without(found.because[0])
+    return None
 
 
 def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
@@ -74,7 +83,7 @@ def successor(plan: Plan, copies: Copies, count: int, news: RankNews | None = No
         topology = next(_leaves(known, news.leaving, plan.topology.leaving, count))
         is_asked = plan.is_asked and topology == plan.topology
         known = replace(known, topology=topology, is_asked=is_asked)
-        known = known if news.wish is None else _as_wished(known, news.wish, count)
+        known = known if news.wish is None else _as_wished(known, news.wish, copies, count)
         may_look = known.workload.goals != "never" or (news.wish is not None and news.wish.is_best)
         looks = may_look and not known.is_asked
         following = _successor(known, copies, count, looks)
@@ -140,6 +149,8 @@ def why_nothing_follows(plan: Plan, wish: Wish, count: int) -> str:
     short = None if goal is None else _without_room(plan, goal)
     if short is not None:
         return f"{wish.words()}: {short.words}"
+    if goal is not None and goal.lanes != plan.lanes:
+        return f"{wish.words()}: ranks have no room for them with all copies that are needed on the way"
     return f"{wish.words()}: " + (
         "the job has these lanes" if _have_shape(plan.lanes, wish) else "the ranks that stay have no room for them"
     )
@@ -219,17 +230,31 @@ def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | No
     if following is not None:
         return following
     if any(rank in plan.topology.leaving for lane in _lanes_to_come(plan) for rank in lane.ranks):
-        plan = replace(plan, goal=lanes_without(plan, count))
+        without = lanes_without(plan, count)
+        is_reached = without is not None and _is_reached(plan, without, copies, count)
+        plan = replace(plan, goal=without if is_reached else None)
     # Where memory is short, there may be no room for what is wanted: then nothing follows.
     if wants_move(plan, copies, count):
         following = replan(plan, plan.ranks, copies, count)
         if _differs(plan, following):
             return following
-    found = goal(plan, plan.topology, count) if looks else None
+    found = goal(plan, plan.topology, count, lambda aim: _is_reached(plan, aim, copies, count)) if looks else None
     if found is None:
         return None
     following = replan(replace(plan, goal=found), plan.ranks, copies, count)
     return following if _differs(plan, following) else None
+
+
+def _is_reached(plan: Plan, aim: Goal, copies: Copies, count: int) -> bool:
+    """Whether the plans that come next lead to that goal, if all copies that they make come. Memory may have room for
+    lanes, and not for copies on the way to them: what is begun and given up would be found again for ever."""
+    plan = replace(plan, goal=aim)
+    for _ in range(len(plan.boxes) + 1):  # each wave of copies makes one at least
+        plan = replan(plan, plan.ranks, copies, count)
+        if plan.goal is None:
+            return plan.lanes == aim.lanes
+        copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
+    return False
 
 
 def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, float]) -> Plan | None:
@@ -247,7 +272,7 @@ def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, f
     return replace(following, topology=following.topology.with_speeds(idle))
 
 
-def _as_wished(plan: Plan, wish: Wish, count: int) -> Plan:
+def _as_wished(plan: Plan, wish: Wish, copies: Copies, count: int) -> Plan:
     """The plan, of which the wish is the goal; as it is where it has these lanes, or they do not fit, or copies for
     them."""
     if wish.is_best:
@@ -255,7 +280,7 @@ def _as_wished(plan: Plan, wish: Wish, count: int) -> Plan:
     goal = wished(plan, wish, count)
     if goal is None or goal.lanes == plan.lanes or _without_room(plan, goal) is not None:
         return plan
-    return replace(plan, goal=goal)
+    return replace(plan, goal=goal) if _is_reached(plan, goal, copies, count) else plan
 
 
 def _without_room(plan: Plan, goal: Goal) -> Short | None:

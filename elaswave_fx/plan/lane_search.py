@@ -167,6 +167,12 @@ class LaneSearch:
         """The same by another objective."""
         return LaneSearch(self._plan, self._topology, self._have, objective, self._shaper, self._among)
 
+    def without(self, name: str) -> LaneSearch:
+        """The same without the candidate of that name, the first word of why it was found."""
+        among = candidates(self._plan, self._topology) if self._among is None else self._among
+        rest = tuple(candidate for candidate in among if candidate.name != name)
+        return LaneSearch(self._plan, self._topology, self._have, self._objective, self._shaper, rest)
+
     def as_it_is(self, copies: int) -> Found | None:
         """The lanes of before; None if they do not fit."""
         plan = self.fitting(self._plan.lanes, copies)

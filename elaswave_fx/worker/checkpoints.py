@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,10 @@ class Checkpoints:
     def __init__(
         self, config: Config, context: WorkerContext, artifact: Artifact, plan: Plan, optimizer: Optimizer,
         engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
-        before: Checkpoints | None,
+        leave_if_over: Callable[[], None], before: Checkpoints | None,
     ) -> None:  # fmt: skip
-        """`before`: those of the epoch before, which were abandoned."""
+        """`leave_if_over` raises CommError when the epoch of `plan` is over. `before`: those of the epoch before, which
+        were abandoned."""
         self._saver, self._left = None, () if before is None else before._left
         folder = checkpoint_folder(config, context.run_dir)
         if folder is None:
@@ -102,7 +103,7 @@ class Checkpoints:
         from elaswave_fx.checkpoint.saver import Links, Saver, Target  # most runs need not import DCP
 
         ranks = tuple(int(rank) for rank in plan.ranks)
-        links = Links(context.rank, ranks, int(plan.epoch), endpoint, group)
+        links = Links(context.rank, ranks, int(plan.epoch), endpoint, group, leave_if_over)
         if links.is_first:
             sweep(folder)  # before anybody's first step, hence before anybody of this epoch writes
         contents = msgspec.convert(context.build.data["contents"], Contents)

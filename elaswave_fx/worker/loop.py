@@ -16,6 +16,7 @@ from typing import Any
 import torch  # noqa: F401 - the native module finds its libraries loaded
 
 from elaswave_fx import _native
+from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Go
@@ -23,7 +24,7 @@ from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
-from elaswave_fx.errors import Aborted, CommError, ConfigError, CopyDiffers, ExecError, HasLeft, JobOver, UpdateFailed
+from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, HasLeft, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
@@ -36,7 +37,6 @@ from elaswave_fx.worker.worker import CONNECT_S, Worker, certificate_of, set_up
 
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
-_READ_S = 3600.0  # for the slowest rank to read its share of a checkpoint; a lost one is noticed at once
 _STORE_S = 1.0
 _LOOK_S = 0.1  # how soon a rank that waits for data hears that it is called off
 _FAILURES_MAX = 64
@@ -148,13 +148,14 @@ class Training:
         worker, context = self._worker, self._worker.context
         worker.group.barrier(CONNECT_S)
         path = context.build.data.get("resume_from")
-        if path is not None:
-            native, plan = worker.engine.native, worker.plan
-            restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
-            native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], _READ_S)
-        worker.started = True
-        self._keep_memory()
-        worker.group.barrier(_READ_S)
+        with worker.disk_work("reads the checkpoint to begin with"):
+            if path is not None:
+                native, plan = worker.engine.native, worker.plan
+                restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
+                native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], DISK_S)
+            worker.started = True
+            self._keep_memory()
+            worker.group.barrier(DISK_S)  # for the slowest of them
 
     def _recover(self, error: BaseException) -> None:
         worker = self._worker
@@ -194,13 +195,14 @@ class Training:
         if done and done != self._saved:
             self._saved = done
             assert worker.checkpoints is not None
-            worker.checkpoints.after_step(done)
+            with worker.disk_work("waits for the checkpoint before"):
+                worker.checkpoints.after_step(done)
 
     def _leave_if_called_off(self) -> None:
         worker = self._worker
         if worker.agent.stop_requested:
             worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
-            raise Aborted(f"rank {worker.rank}: called off before step {worker.committed.version}")
+        worker.leave_if_over()
 
     def _evaluate(self, done: int) -> None:
         """Mean loss over the held-out batches; every rank computes its tile of each."""
@@ -344,12 +346,21 @@ class Training:
         if worker.agent.must_stay is not None and done < worker.config.steps:
             why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"
             worker.context.report_event("gave_up", worker.plan.epoch, step=done - 1, reason=why)
-        failed = worker.checkpoints.finish(done)
+        with worker.disk_work("writes the last checkpoint"):
+            failed = worker.checkpoints.finish(done)
         if failed is not None:
             worker.context.report_event("gave_up", worker.plan.epoch, step=done, reason=failed)
+        with worker.disk_work("writes the model"):
+            self._share = self._hand_back()
+            worker.group.barrier(DISK_S)  # nobody closes its links before everybody has what it waits for
+        return self._close()
+
+    def _hand_back(self) -> Mapping[str, Any]:
+        """Export the model with the others; returns what this rank adds to the summary, which the launcher has then."""
+        worker = self._worker
         share = export_model(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
-            worker.context.run_dir, worker.context.has_run_dir, worker.config.copies.mode, _FLOOR_S,
+            worker.context.run_dir, worker.context.has_run_dir, worker.config.copies.mode, DISK_S,
         )  # fmt: skip
         if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
             run_dir, host = str(worker.context.run_dir), worker.context.host
@@ -359,9 +370,7 @@ class Training:
             worker.context.report_event("predicted", **predicted)
             share = {**share, "predicted": predicted}
         worker.context.report_share(share)
-        self._share = share
-        worker.group.barrier(_FLOOR_S)  # nobody closes its links before everybody has what it waits for
-        return self._close()
+        return share
 
     def _has_left(self, cause: str) -> None:
         """The others have gone on, and miss nothing."""

@@ -13,31 +13,36 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from elaswave_fx import _native
+from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 
-_REPORT_S = 60.0
+_RECENT_STEPS = 1000
 _UPDATING = ("UPDATE", "SNAPSHOT")
 """Instructions in which owned boxes and copies are updated; a rank has those that it has anything to do in."""
 
 _COLUMNS = 5
-"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds."""
+"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds. The
+first rank may still write the model when the others come to tell theirs."""
 
 
 class Predictions:
-    """Of one rank; of the steps in the newest epoch, for another plan predicts otherwise."""
+    """Of one rank; of the steps in the newest epoch, for another plan predicts otherwise. Medians are of the last of
+    them."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._steps_s: list[float] = []
-        self._pipelines_s: list[float] = []
-        self._updates_s: list[float] = []
+        self._steps = 0
+        self._steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._pipelines_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._updates_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._modelled_s = self._overslept_s = 0.0
 
     def step(self, plan: Plan, result: _native.StepResult, seconds: float) -> None:
@@ -47,6 +52,7 @@ class Predictions:
         if self._plan is None or plan.epoch != self._plan.epoch:
             self.__init__()
             self._plan = plan
+        self._steps += 1
         self._steps_s.append(seconds)
         self._pipelines_s.append(result.pipeline_seconds)
         timings = result.timings
@@ -66,10 +72,10 @@ class Predictions:
             own = [*medians, self._modelled_s, self._overslept_s]
             rows[plan.ranks.index(rank)] = torch.tensor(own, dtype=torch.float64)
         parts = [(_COLUMNS * place, _COLUMNS * (place + 1)) for place in range(len(rows))]
-        group.all_gather(rows.view(-1), parts, _REPORT_S)
+        group.all_gather(rows.view(-1), parts, DISK_S)
         if not counts:
             return {}
-        return _report(plan, len(self._steps_s), rows.tolist())
+        return _report(plan, self._steps, rows.tolist())
 
 
 def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from elaswave_fx import _native
+from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.checkpoint.start import checkpoint_folder
@@ -123,7 +124,9 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     worker.stale |= worker.engine.install(plan, activation.resume.version if activation.rollback else None)
     worker.begin_epoch(plan)
     if activation.rollback:
-        _roll_back(worker, activation.resume)
+        with worker.disk_work("reads a checkpoint, to go back to it"):
+            _roll_back(worker, activation.resume)
+            worker.group.barrier(DISK_S)  # for the slowest of them
     edited = time.perf_counter()
     if worker.is_first:
         worker.context.report_event("edited", plan.epoch, ms=round(1e3 * (edited - began), 3))
@@ -156,7 +159,10 @@ def _end_job(worker: Worker, plan: Plan, saves: bool) -> None:
     """
     worker.join_group(plan)
     worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
-    failed = worker.checkpoints.finish(worker.committed.version) if saves and worker.checkpoints is not None else None
+    checkpoints, failed = worker.checkpoints if saves else None, None
+    if checkpoints is not None:
+        with worker.disk_work("writes the last checkpoint"):
+            failed = checkpoints.finish(worker.committed.version)
     raise JobOver(f"{plan.terminal_reason}; {failed}" if failed is not None else plan.terminal_reason)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from elaswave_fx import _native
+from elaswave_fx.checkpoint.disk_work import DiskWork
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
@@ -25,7 +26,7 @@ from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.devices.emulated import kernels, paces
-from elaswave_fx.errors import SampleError
+from elaswave_fx.errors import Aborted, SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
@@ -67,6 +68,7 @@ class Worker:
     schedule: Schedule
     source: Source
     agent: Agent
+    disk_work: DiskWork
     plan: Plan
     committed: Stamp
     group: _native.Group = field(init=False)
@@ -106,8 +108,13 @@ class Worker:
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
         self.checkpoints = Checkpoints(
             self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
-            self.group, self.checkpoints,
+            self.group, self.leave_if_over, self.checkpoints,
         )  # fmt: skip
+
+    def leave_if_over(self) -> None:
+        """Raises Aborted if the rank is to leave its epoch, and not to begin anything else in it."""
+        if self.agent.stop_requested:
+            raise Aborted(f"rank {self.rank}: called off after step {self.committed.version}")
 
 
 @dataclass
@@ -124,6 +131,7 @@ class Equipment:
     optimizer: Optimizer
     code: UserCode
     source: Source
+    disk_work: DiskWork = field(default_factory=DiskWork)
     engine: RankEngine | None = None
     foresight: Foresight = field(init=False)
 
@@ -135,8 +143,9 @@ class Equipment:
         if self.engine is None:
             return STARTING
         now = self.engine.native.progress()
-        # Data that is slow is another place every second, and no standstill: its own deadline ends it.
-        place = self.code.progress() if now.instruction is None else f"{now.instruction} {now.number}"
+        # Data that is slow, or a disk, is another place every second, and no standstill: its own deadline ends it.
+        at_rest = self.disk_work.progress() or self.code.progress()
+        place = at_rest if now.instruction is None else f"{now.instruction} {now.number}"
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def _feed(self, plan: Plan, first_step: int) -> InputFeed:
@@ -230,7 +239,7 @@ def make_worker(
     """A rank that stands at `committed` and has not entered the epoch of `plan` yet."""
     return Worker(
         config, context, has.artifact, engine, has.foresight, has.endpoint, has.links, has.initial, has.optimizer,
-        make_schedule(config.schedule, config.steps), has.source, agent, plan, committed,
+        make_schedule(config.schedule, config.steps), has.source, agent, has.disk_work, plan, committed,
         clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip
 

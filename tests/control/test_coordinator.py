@@ -822,9 +822,43 @@ def test_who_hands_the_model_back_is_not_asked_for_a_planned_stop() -> None:
     job = Driver()
     job.heartbeat(4, epoch=Epoch(-1), joining=True)
     for rank in range(WORLD):
-        job.heartbeat(rank, phase=HANDING_BACK if rank == 2 else "compute")
+        job.heartbeat(rank, phase=f"{HANDING_BACK}: writes the model for 7 s" if rank == 2 else "compute")
     job.later(0.1)
     assert job.state.phase == STEADY and not job.sent(Prepare)
+
+
+def test_who_waits_for_a_disk_does_not_stand_still() -> None:
+    """It shows another place every second: while the model is handed back, and when somebody else is lost."""
+    job = Driver()
+    for second in range(int(3 * TIMEOUTS.stalled_s)):
+        for rank in range(WORLD):
+            job.heartbeat(rank, phase=f"{HANDING_BACK}: writes the model for {second} s")
+        job.later(1.0)
+    assert job.state.phase == STEADY and not job.sent(Prepare)
+    job.feed(Exited(Rank(3)))
+    for rank in (0, 1):
+        job.prepared(rank)
+    for second in range(int(3 * TIMEOUTS.stalled_s)):
+        for rank in range(WORLD - 1):
+            job.heartbeat(rank, phase=f"reads a checkpoint, to go back to it for {second} s" if rank == 2 else STOPPED)
+        job.later(1.0)
+    assert job.state.phase == PREPARING and set(job.state.targets) == {0, 1, 2}
+    job.prepared(2)
+    assert job.register.members == (0, 1, 2)
+
+
+def test_a_planned_stop_waits_for_ranks_that_wait_for_a_disk_before_it() -> None:
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(4, epoch=Epoch(-1), joining=True)
+    job.later(0.1)
+    assert job.state.planned and job.state.stop_after is not None
+    job.prepared(4, epoch=Epoch(-1), copies={})
+    for second in range(int(3 * TIMEOUTS.stalled_s)):
+        for rank in range(WORLD):
+            job.heartbeat(rank, phase=f"waits for the checkpoint before for {second} s")
+        job.later(1.0)
+    assert job.state.planned and job.state.phase == PREPARING
 
 
 def test_a_planned_stop_that_nobody_reaches_any_more_is_called_off() -> None:

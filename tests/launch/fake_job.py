@@ -196,8 +196,8 @@ def main(words: list[str]) -> int:
     modes = {int(key.split("@")[1]): value for key, value in values.items() if "@" in key}
     builder = slow_builder if values.get("builder") == "slow" else None
     steps, pause_s = int(values.get("steps", "5")), float(values.get("pause_s", "0"))
-    port, ranks = int(values.get("port", "0")), int(values.get("ranks", "3"))
-    return launch(job(Path(words[0]), ranks=ranks, steps=steps, pause_s=pause_s, modes=modes, builder=builder, port=port))
+    settings = {"port": int(values.get("port", "0")), "ranks": int(values.get("ranks", "3"))}
+    return launch(job(Path(words[0]), steps=steps, pause_s=pause_s, modes=modes, builder=builder, **settings))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def change(plan: Plan, *members: int) -> Plan:
     return found
 
 
-def follow(plan: Plan) -> Iterator[Plan]:
+def follow(plan: Plan, news: RankNews | None = None) -> Iterator[Plan]:
     """The plans that come next, each with all copies of the one before; with little memory, these are made in waves."""
     for _ in range(16):
-        following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1)
+        following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1, news)
         if following is None:
             return
         check_plan(following)
@@ -204,3 +204,26 @@ def test_objectives_count_steps() -> None:
     assert on_the_way.steps(2.5, 4.0) == 12 + 3 and on_the_way.longest_s(17.0) == 2.5
     assert on_the_way.steps_without == pytest.approx(15.025)
     assert InBackground(100.0, now_s=4.0, ratio=2.0).steps(2.0, 10.0) == pytest.approx(5 + 79.95 / 2)
+
+
+def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, RankNews]:
+    """Of so much memory for a transition; and the news that rank 0 is ten times as slow as it was."""
+    return replace(plan, topology=replace(plan.topology, switch_bytes=switch_bytes)), RankNews(speeds={Rank(0): 0.1})
+
+
+@pytest.mark.parametrize(
+    ("first", "news", "is_reached"),
+    [
+        (change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5)), None, False),
+        (change(job(1, 3, 5, 4, room=1.1, elements=20000), *range(4)), None, False),
+        (*slow_rank(job(2, 2, 5, 3, room=1.5, elements=200_000), 2_457_600), True),
+    ],
+)
+def test_a_goal_for_which_memory_is_too_short_is_not_begun(
+    first: Plan, news: RankNews | None, is_reached: bool
+) -> None:
+    """It was given up, and found again. Where other lanes are worth it, and can be reached, they are the goal."""
+    plans = [first, *follow(first, news)]
+    goals = [plan.goal for plan in plans if plan.goal is not None]
+    assert len({goal.lanes for goal in goals}) == is_reached
+    assert all(goal.lanes == plans[-1].lanes for goal in goals)

@@ -1,4 +1,5 @@
-"""A checkpoint that a disk takes long for: who goes on after a loss does not wait for it."""
+"""A slow disk: who goes on after a loss does not wait for it; and one that needs longer than a rank may stand still
+holds the run up, and costs nobody its place."""
 
 from __future__ import annotations
 
@@ -6,17 +7,25 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.checkpoint.storage import ShardFiles, Written
-from tests.recovery.harness import Job
+from elaswave_fx.control.protocol import failure_detector
+from elaswave_fx.worker import model_file, recovery
+from tests.recovery.harness import Finished, Job, job_config
+from tests.recovery.invariants import assert_every_step_once, assert_survived
 from tests.recovery.references import References
-from tests.recovery.scenarios import assert_survived
 from tests.slow_job import slow_config
+
+STALLED_S, OVER_STEP = 1.5, 5.0
+SLOW_S = 8.0
+LAYOUT = (2, 2)
 
 
 def test_a_loss_while_a_disk_takes_long(
@@ -48,3 +57,72 @@ def test_a_loss_while_a_disk_takes_long(
     for path in found.values():
         check_files(path, read_manifest(path))
     assert not list((run.folder / "checkpoints").glob("*.partial"))
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a step of a quarter of a second, which a first one may take, it is still shorter than the disk is slow."""
+    monkeypatch.setattr(failure_detector, "STALLED_FLOOR_S", STALLED_S)
+    monkeypatch.setattr(failure_detector, "STALLED_OVER_STEP", OVER_STEP)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch, short_patience: None) -> Callable[..., None]:
+    """`slow(module, name, when)`: from now on that function takes long where `when(*arguments)`."""
+
+    def make(module: Any, name: str, when: Callable[..., bool]) -> None:
+        quick = getattr(module, name)
+
+        def slowly(*arguments: Any) -> Any:
+            if when(*arguments):
+                time.sleep(SLOW_S)
+            return quick(*arguments)
+
+        monkeypatch.setattr(module, name, slowly)
+
+    return make
+
+
+def assert_nobody_left(run: Finished) -> None:
+    assert run.code == 0, run.console[-3000:]
+    assert run.of_kind("detected") == [] and run.of_kind("left") == []
+
+
+def test_the_model_is_written_slowly(slow: Callable[..., None], tmp_path: Path) -> None:
+    slow(model_file, "save_file", lambda *_: True)
+    with Job(job_config(LAYOUT, "steps=30"), tmp_path) as job:
+        assert_nobody_left(job.wait())
+
+
+def test_a_checkpoint_is_written_slowly(slow: Callable[..., None], tmp_path: Path) -> None:
+    """The next one waits for it, and the end for the last one."""
+    slow(saver, "_write_own", lambda *words: words[-1] == 1)
+    with Job(job_config(LAYOUT, "steps=8", "checkpoint.every=4"), tmp_path) as job:
+        run = job.wait()
+    assert_nobody_left(run)
+    assert [event.get("failed") for event in run.of_kind("checkpoint")] == [None, None]
+
+
+def test_a_loss_while_a_checkpoint_is_waited_for_is_recovered_from_at_once(
+    slow: Callable[..., None], tmp_path: Path, references: References
+) -> None:
+    slow(saver, "_write_own", lambda *words: words[-1] == 1)
+    config = job_config(LAYOUT, "steps=10", "checkpoint.every=4")
+    with Job(config, tmp_path) as job:
+        job.await_step(8)
+        job.signal_rank(3, signal.SIGKILL)
+        run = job.wait()
+    assert_survived(run, references.of(job_config(LAYOUT, "steps=10")), {3})
+    (loss,) = run.summary["recoveries"]
+    assert loss["agree_ms"] < 1e3 * SLOW_S / 4, "nobody waits for a disk when the ranks change"
+
+
+def test_a_checkpoint_is_read_slowly_to_go_back_to_it(slow: Callable[..., None], tmp_path: Path) -> None:
+    slow(recovery, "restore", lambda *words: words[3] == 1)
+    with Job(job_config(LAYOUT, "steps=60", "copies.count=0", "checkpoint.every=10"), tmp_path) as job:
+        job.await_event("checkpoint")
+        job.signal_rank(3, signal.SIGKILL)
+        run = job.wait()
+    assert run.code == 0, run.console[-3000:]
+    assert [event["rank"] for event in run.of_kind("left")] == [3]
+    assert_every_step_once(run, 60)

@@ -273,8 +273,8 @@ class Agent:
             if time.monotonic() >= next_s:
                 orphaned = self._orphaned(again_s is None)
                 progress = self._progress()
-                progress = replace(progress, phase=HANDING_BACK) if self._hands_back else progress
-                self._feed(socket, HeartbeatDue(progress, orphaned))
+                phase = f"{HANDING_BACK}: {progress.phase}" if self._hands_back else progress.phase
+                self._feed(socket, HeartbeatDue(replace(progress, phase=phase), orphaned))
                 self._look_for_coordinator(orphaned and again_s is not None, time.monotonic())
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)
             wake_s = min(next_s, time.monotonic() + self._look_s) if self._state.waiting else next_s

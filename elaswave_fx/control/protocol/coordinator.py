@@ -77,7 +77,7 @@ from elaswave_fx.control.protocol.transition import (
     propose,
     review,
 )
-from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Report, Stamp, Term, Version
+from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Report, Stamp, Term, Version, hands_back
 from elaswave_fx.plan.topology import Rank
 
 __all__ = [
@@ -402,7 +402,7 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     here = [detector.heard[rank].heartbeat for rank in members if rank in detector.heard]
     if len(here) < len(members) or any(heartbeat.epoch != register.epoch for heartbeat in here):
         return state, ()
-    if any(heartbeat.phase == HANDING_BACK for heartbeat in here):
+    if any(hands_back(heartbeat.phase) for heartbeat in here):
         return state, ()  # no step follows after which a planned stop could come
     after = Version(max(heartbeat.version for heartbeat in here) + state.timeouts.ahead)
     queue = joiners(state, now_s)

@@ -224,16 +224,21 @@ class FailureDetector:
         self, missing: Collection[Rank], epoch: Epoch, reports: Mapping[Rank, Report], waited_s: float, now_s: float
     ) -> FailureDetector:
         """Find ranks that were asked `waited_s` ago, and have not reported: accused or cut off ones by a shorter
-        silence, the others when they let everybody wait for too long. Ranks of this `epoch` alone are heard as to whom
-        they accuse."""
+        silence, the others when they let everybody wait for too long and do not get on. Ranks of this `epoch` alone
+        are heard as to whom they accuse."""
         if waited_s > self.timeouts.stalled_s:
-            return self._hung(missing)
+            return self._hung([rank for rank in missing if not self.gets_on(rank, now_s)])
         accused = {heard.heartbeat.suspect for heard in self.heard.values() if heard.heartbeat.epoch == epoch}
         accused |= {report.suspect for report in reports.values() if report.epoch == epoch}
         accused |= self.cut_off(missing, now_s)
         blamed = {r for r in missing if r in accused and r not in self.found}
         silent = {r for r in blamed if self._silence_s(r, now_s) > self.timeouts.accused_s}
         return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self
+
+    def gets_on(self, rank: Rank, now_s: float) -> bool:
+        """Whether the rank has shown another place lately: it reads or writes a big file, and will answer after it."""
+        heard = self.heard.get(rank)
+        return heard is not None and now_s - max(heard.since_s, self.began_s) <= self.timeouts.stalled_s
 
     def standing_still(self, members: Collection[Rank], now_s: float) -> tuple[FailureDetector, tuple[Rank, ...]]:
         """Find the sinks of the wait-for graph among members that make no progress; and all who stand still.

@@ -15,7 +15,7 @@ from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable, w
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
-from elaswave_fx.control.protocol.types import HANDING_BACK, STOPPED, Ballot, Certificate, Stamp, Version
+from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Stamp, Version, hands_back
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Rank
 
@@ -167,7 +167,7 @@ def review(state: Coordinator, now_s: float) -> Result:
             state, phase=STEADY, targets=(), reports={}, stop_after=None, going=frozenset(), asked_all_s=None
         )
         return state, (events.CalledOff(register.epoch),)
-    if state.planned and waited_s > timeouts.stalled_s:
+    if state.planned and waited_s > timeouts.stalled_s and not _gets_there(state, unheard, now_s):
         return prepare(state, now_s, Cause(CauseKind.RETRY), ask=NOBODY)
     asked_s = state.asked_all_s
     often = asked_s is None or (not unheard and _mends(state, now_s))
@@ -188,8 +188,18 @@ def _comes_too_late(state: Coordinator) -> bool:
     assert state.register is not None and state.stop_after is not None
     members, heard = state.register.members, state.detector.heard
     last = (heard[rank].heartbeat for rank in members if rank in heard)
-    before = any(each.phase == HANDING_BACK and each.version < state.stop_after for each in last)
+    before = any(hands_back(each.phase) and each.version < state.stop_after for each in last)
     return before and state.reports.keys().isdisjoint(members)
+
+
+def _gets_there(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> bool:
+    """Whether all that a planned stop waits for are members that get on, and have not come to its version."""
+    assert state.register is not None and state.stop_after is not None
+    detector, members, after = state.detector, state.register.members, state.stop_after
+    return all(
+        rank in members and detector.gets_on(rank, now_s) and detector.heard[rank].heartbeat.version < after
+        for rank in unheard
+    )
 
 
 def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tuple[Rank, ...]:

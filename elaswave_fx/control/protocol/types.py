@@ -25,8 +25,14 @@ Term = NewType("Term", int)
 STOPPED = "stopped"
 """The phase, on heartbeats, of a rank that has left its step and waits for the next epoch."""
 
-HANDING_BACK = "handing back"
-"""That of a rank that takes no more steps: it writes the last checkpoint, and the model with the others."""
+HANDING_BACK = "hands back"
+"""What that of a rank begins with that takes no more steps: it writes the last checkpoint, and the model with the
+others. What follows is another text when it gets on."""
+
+
+def hands_back(phase: str) -> bool:
+    """Whether a rank in this phase takes no more steps."""
+    return phase.startswith(HANDING_BACK)
 
 
 class Stamp(NamedTuple):
