@@ -236,13 +236,22 @@ def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | No
     # Where memory is short, there may be no room for what is wanted: then nothing follows.
     if wants_move(plan, copies, count):
         following = replan(plan, plan.ranks, copies, count)
-        if _differs(plan, following):
+        if _differs(plan, following) and not _just_loses_copies(plan, following, count):
             return following
     found = goal(plan, plan.topology, count, lambda aim: _is_reached(plan, aim, copies, count)) if looks else None
     if found is None:
         return None
     following = replan(replace(plan, goal=found), plan.ranks, copies, count)
     return following if _differs(plan, following) else None
+
+
+def _just_loses_copies(plan: Plan, following: Plan, count: int) -> bool:
+    """Whether nothing comes of a plan but that copies go that are wanted: there is no room for all of them as they
+    would be dealt now. If none were kept, their making would begin anew."""
+    if (plan.lanes, plan.goal) != (following.lanes, following.goal):
+        return False
+    sizes = [(len(a.replica_ranks), len(b.replica_ranks)) for a, b in zip(plan.boxes, following.boxes, strict=True)]
+    return all(new <= old for old, new in sizes) and any(new < min(old, count + 1) for old, new in sizes)
 
 
 def _is_reached(plan: Plan, aim: Goal, copies: Copies, count: int) -> bool:

@@ -405,6 +405,15 @@ def test_a_rank_without_launcher_that_makes_no_progress_ends_itself(orphaned: bo
     assert any(isinstance(a, EndProcess) for a in rank.feed(tick, 62.0)) is orphaned
 
 
+def test_a_joiner_that_nobody_answers_any_more_gives_up() -> None:
+    """One that has waited for long, and whose coordinator is away for a moment, does not."""
+    rank, alone = Driver(joiner(PEER, LIMITS, 0.0)), replace(TICK, orphaned=True)
+    for now_s, tick in ((100.0, TICK), (100.2, alone), (101.0, alone), (101.2, TICK), (110.0, alone), (113.9, alone)):
+        assert answers(rank.feed(tick, now_s)) == []
+    (over,) = answers(rank.feed(alone, 114.1))
+    assert isinstance(over, Over) and over.reason.startswith("no coordinator of the job has answered for 4 s")
+
+
 def test_a_joiner_asks_until_it_is_a_member() -> None:
     rank = Driver(joiner(PEER, LIMITS, 0.0))
     assert rank.beat().joining

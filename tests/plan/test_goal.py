@@ -227,3 +227,10 @@ def test_a_goal_for_which_memory_is_too_short_is_not_begun(
     goals = [plan.goal for plan in plans if plan.goal is not None]
     assert len({goal.lanes for goal in goals}) == is_reached
     assert all(goal.lanes == plans[-1].lanes for goal in goals)
+
+
+def test_copies_for_which_there_is_room_are_kept_where_not_all_have_some() -> None:
+    first = change(job(2, 3, 5, 4, room=1.0, elements=200_000), 0, 2, 3, 4, 5)
+    plans = [first, *follow(first)]
+    made = [sum(len(box.replica_ranks) - 1 for box in plan.boxes) for plan in plans]
+    assert made == sorted(made) and 0 < made[-1] < len(first.boxes)

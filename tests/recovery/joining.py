@@ -91,5 +91,6 @@ class Joining:
         """The run is over: they end by themselves, also those for which it was over too soon."""
         for each in self.newcomers:
             code = each.process.wait(timeout=END_S)
-            ends_well = code in (0, 2) or (code == 1 and "has finished it" in each.said)
+            is_over = "has finished it" in each.said or "no coordinator of the job has answered" in each.said
+            ends_well = code in (0, 2) or (code == 1 and is_over)
             assert each.was_killed or ends_well, f"exit code {code}, in {self._job.folder}:\n{each.said}"

@@ -367,6 +367,12 @@ def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Re
     if not state.excluded and (state.clock is None or now_s - state.store_seen_s > state.limits.lease_s / 2):
         actions += (Send(COORDINATOR, ProbeStore(state.rank, now_s)),)
     limits = state.limits
+    since_s = None if not event.orphaned else now_s if state.orphaned_since_s is None else state.orphaned_since_s
+    state = replace(state, orphaned_since_s=since_s)
+    if state.joining and since_s is not None and now_s - since_s > 2 * limits.lease_s:
+        nobody = f"no coordinator of the job has answered for {2 * limits.lease_s:g} s: it is over, or out of reach"
+        state, more = _end(state, Over(nobody))
+        return state, actions + more
     if event.orphaned and now_s - state.progress_s > max(limits.hung_s, limits.hung_over_step * state.slowest_s):
         reason = f"rank {state.rank}: nobody is left who would end it, and nothing makes progress: it ends"
         actions += (EndProcess(reason),)

@@ -231,8 +231,9 @@ class RankState:
     Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
     step; `kept_news`: what it has not left its step for yet. `activate`: the message that began the epoch.
     Of the clock: `clock`, how the coordinator's differs, once that has answered; `was_paused` until it has spoken;
-    `progress_s`, when the main thread was last seen to get on; `commit_s`, the last commit of the epoch, None before
-    the first; `step_s` and `slowest_s`, the last and the longest time between two of an epoch.
+    `progress_s`, when the main thread was last seen to get on; `orphaned_since_s`, since when nobody would end it, None
+    if somebody would; `commit_s`, the last commit of the epoch, None before the first; `step_s` and `slowest_s`, the
+    last and the longest time between two of an epoch.
     Of the end: `ended`, why there is no next epoch for this rank; `finished`; `closes_by_s`, when it stops waiting for
     the ledger; `closed`. `leaves_by_s`: when it should have left, if it was told to; `must_stay`: why it cannot.
     """
@@ -272,6 +273,7 @@ class RankState:
     was_paused: bool = False
     progress: Progress = STARTING
     progress_s: float = 0.0
+    orphaned_since_s: float | None = None
     commit_s: float | None = None
     step_s: float | None = None
     slowest_s: float = 0.0
