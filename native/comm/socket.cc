@@ -40,8 +40,11 @@ AddressList resolve(const std::string& host, std::uint16_t port, int flags) {
   return {found, &freeaddrinfo};
 }
 
+// Empty, with errno, where this machine does not speak to addresses of the family.
+Fd try_socket(int family) { return Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
+
 Fd open_socket(int family) {
-  Fd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd fd = try_socket(family);
   if (!fd) throw CommError("no socket: " + describe_errno(errno));
   return fd;
 }
@@ -139,7 +142,11 @@ Fd listen_tcp(const std::string& host, std::uint16_t port) {
   const AddressList addresses = resolve(host, port, AI_PASSIVE);
   int error = 0;
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    Fd fd = open_socket(a->ai_family);
+    Fd fd = try_socket(a->ai_family);
+    if (!fd) {
+      error = errno;
+      continue;
+    }
     const int on = 1;
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     // Whoever connects and says nothing is the kernel's to keep for a while: dialers speak first.
@@ -164,13 +171,17 @@ std::uint16_t port_of(const Fd& socket) {
 
 Fd dial_tcp(const std::string& host, std::uint16_t port, Deadline deadline, std::string& why) {
   const AddressList addresses = resolve(host, port, 0);
-  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    Fd fd = open_socket(a->ai_family);
-    int error = 0;
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) error = errno;
+  int left = 0;
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) ++left;
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next, --left) {
+    Fd fd = try_socket(a->ai_family);
+    int error = fd ? 0 : errno;
+    if (fd && ::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) error = errno;
     if (error == EINPROGRESS) {
       socklen_t length = sizeof error;
-      if (!wait_for(fd, POLLOUT, deadline)) {
+      // Packets to one of several addresses may vanish: the others get their share of the time.
+      const double share_s = std::chrono::duration<double>(deadline.left()).count() / left;
+      if (!wait_for(fd, POLLOUT, Deadline::after(share_s).or_before(deadline))) {
         error = ETIMEDOUT;
       } else {
         getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
