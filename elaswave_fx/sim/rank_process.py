@@ -402,10 +402,11 @@ class RankProcess:
         boxes, joins = activation.assignment.boxes, not self._boxes
         before = self._boxes or boxes
         (was_members, was_epoch), members = self._was, frozenset(activation.assignment.members)
+        elsewhere = not joins and epoch_start.is_elsewhere(engine.committed, was_epoch, activation)
         yield from self._open_links(epoch_start.anew(was_members, was_epoch, members, activation.epoch))
-        if not activation.rollback:
+        if not elsewhere:
             self._check_promoted(before, boxes)
-        yield from self._resolve_in_flight_step(activation)
+        yield from self._resolve_in_flight_step(activation, was_epoch)
         for gone in was_members - members:
             self.world.end_link(self.rank, gone)
         self._peers = members
@@ -417,13 +418,14 @@ class RankProcess:
         self._boxes, self._was = boxes, (members, activation.epoch)
         agree = activation.copies_agree and not epoch_start.has_missed(was_epoch, activation.epoch)
         self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree, self._damaged)
-        if activation.rollback or joins:
+        if elsewhere or joins:
             self._stale |= set(engine.buckets)
-        if activation.rollback:
+        if elsewhere:
             self._damaged = frozenset()
+        if activation.rollback:
             kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
             engine.load(activation.resume, lambda box: self.world.checker.truth[box, activation.resume], kept)
-        elif joins:
+        elif elsewhere or joins:
             engine.load(activation.resume, lambda box: 0, ())
         yield from self._gather_parameters(activation)
         self._stale.clear()
@@ -431,11 +433,11 @@ class RankProcess:
         self._catching = frozenset(BoxId(box) for box in engine.machine.catching_up)
         self._damaged = frozenset()
 
-    def _resolve_in_flight_step(self, activation: Activation) -> Wait:
+    def _resolve_in_flight_step(self, activation: Activation, was: Epoch) -> Wait:
         engine = self.engine
         if not self._boxes:
             return
-        certificate = epoch_start.resolve(self.rank, activation, engine.committed.version, engine.machine.pending)
+        certificate = epoch_start.resolve(self.rank, activation, engine.committed, was, engine.machine.pending)
         if certificate is not None:
             yield from engine.finish(certificate)
             engine.certificate = None

@@ -64,7 +64,7 @@ class RankEngine:
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
         self.native = _native.Engine(spec.data, endpoint, programs, self._tensors(self._given), version)
-        self._load_boxes(plan)
+        self.load_initial()
         for bucket in job.artifact.buckets:
             if rank in plan.groups[bucket.name]:
                 self.native.load(bucket.name, initial.bucket(bucket))
@@ -83,15 +83,12 @@ class RankEngine:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
         copy has no content, or not all of it, until `native.refresh`.
 
-        `restart_at`: boxes go back to the beginning, which counts as the state after so many steps
-        until others are loaded.
+        `restart_at`: all state goes; what is loaded then counts as that after so many steps.
         """
         foreseen, self._foreseen = self._foreseen, None
         spec = foreseen[1] if foreseen is not None and foreseen[0] is plan else self._spec(plan)
         stale = self.native.install(self._prepared(spec).data, restart_at=restart_at)
         self.plan = plan
-        if restart_at is not None:
-            self._load_boxes(plan)
         return frozenset(stale)
 
     def _spec(self, plan: Plan) -> _Spec:
@@ -106,9 +103,9 @@ class RankEngine:
         self._given |= spec.tables
         return _Prepared(read)
 
-    def _load_boxes(self, plan: Plan) -> None:
+    def load_initial(self) -> None:
         """Boxes that this rank keeps, as they were before the first step."""
-        for number, box in numbered(plan.boxes):
+        for number, box in numbered(self.plan.boxes):
             if self._rank in box.replica_ranks:
                 bucket = self._job.artifact.buckets[box.bucket]
                 master = self._initial.slice(bucket, box.span)

@@ -170,8 +170,8 @@ class Training:
         """Go on in another epoch."""
         self._share = None
         self._worker.agent.hand_back(begins=False)
-        install_epoch(self._worker, go, self._report)
-        self._skipped = 0 if go.activation.rollback else self._skipped
+        if install_epoch(self._worker, go, self._report):
+            self._skipped = 0
         # All ranks look again whether an evaluation or a checkpoint is due, for some may have begun it, or are new; one
         # to which they have gone back is there.
         self._evaluated = -1

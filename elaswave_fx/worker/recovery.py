@@ -97,14 +97,15 @@ def holdings_of(worker: Worker) -> Holdings:
     return epoch_start.holdings(committed, worker.plan.epoch, digests, recorded, votes)
 
 
-def install_epoch(worker: Worker, go: Go, report: Report) -> None:
-    """Take over the epoch of `go`. Raises CommError or CopyDiffers when something else fails meanwhile."""
+def install_epoch(worker: Worker, go: Go, report: Report) -> bool:
+    """Take over the epoch of `go`; whether the rank has gone back. Raises CommError or CopyDiffers when something else
+    fails meanwhile."""
     began = time.perf_counter()
     activation, plan = go.activation, worker.foresight.plan(go.plan)
-    was = worker.plan
+    was, elsewhere = worker.plan, epoch_start.is_elsewhere(worker.committed, worker.plan.epoch, activation)
     # First, for the others wait for the same links: what comes next takes ranks different times.
     worker.links.open(go.cards, LINK_S, epoch_start.anew(was.ranks, was.epoch, plan.ranks, plan.epoch))
-    if not activation.rollback:
+    if not elsewhere:
         _check_promoted(worker, plan)
     _resolve_in_flight_step(worker, activation, report)
     for rank in set(worker.plan.ranks) - set(plan.ranks):
@@ -118,10 +119,12 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
     agree = activation.copies_agree and not epoch_start.has_missed(was.epoch, plan.epoch)
     worker.stale |= epoch_start.unchecked_buckets(worker.rank, *boxes, agree, worker.damaged)
-    if activation.rollback:
+    if elsewhere:
         worker.started = False  # what is here is of no use
         worker.damaged.clear()
-    worker.stale |= worker.engine.install(plan, activation.resume.version if activation.rollback else None)
+    worker.stale |= worker.engine.install(plan, activation.resume.version if elsewhere else None)
+    if elsewhere:
+        worker.committed = activation.resume
     worker.begin_epoch(plan)
     if activation.rollback:
         with worker.disk_work("reads a checkpoint, to go back to it"):
@@ -137,13 +140,15 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> None:
     if worker.is_first:
         ms = round(1e3 * (time.perf_counter() - edited), 3)
         worker.context.report_event("transferred", plan.epoch, ms=ms, bytes=moved, bytes_behind=_bytes_behind(worker))
+    return elsewhere
 
 
 def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Report) -> None:
     """The step in flight: finished where the epoch starts after it, given up otherwise."""
     native = worker.engine.native
     held = native.holdings()
-    certificate = epoch_start.resolve(worker.rank, activation, Version(held.version), held.pending)
+    was = worker.plan.epoch
+    certificate = epoch_start.resolve(worker.rank, activation, worker.committed, was, held.pending)
     if certificate is None:
         native.drop()
         return
@@ -214,6 +219,7 @@ def _bytes_behind(worker: Worker) -> int:
 def _roll_back(worker: Worker, resume: Stamp) -> None:
     """The state of the checkpoint of that version, or the beginning, which the engine has been set to."""
     native = worker.engine.native
+    worker.engine.load_initial()
     path = checkpoint_at(worker, resume.version)
     if path is not None:
         try:
@@ -223,7 +229,6 @@ def _roll_back(worker: Worker, resume: Stamp) -> None:
         restore(path, worker.artifact, worker.plan, worker.rank, worker.optimizer, native)
     elif resume.version != 0:
         raise CheckpointError(f"rollback: rank {worker.rank} finds no checkpoint after {resume.version} steps")
-    worker.committed = resume
 
 
 def checkpoint_at(worker: Worker, version: int) -> Path | None:

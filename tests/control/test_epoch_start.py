@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.protocol.epoch_start import copies_due, holdings, promoted, resolve, unchecked_buckets
+from elaswave_fx.control.protocol.epoch_start import (
+    copies_due,
+    holdings,
+    is_elsewhere,
+    promoted,
+    resolve,
+    unchecked_buckets,
+)
 from elaswave_fx.control.protocol.types import Activation, Assignment, Certificate, Copy, Record, Stamp, Version, Vote
 from elaswave_fx.plan.box import Box, BoxId, Span
 from elaswave_fx.plan.topology import Epoch, Rank
@@ -32,7 +39,7 @@ def activation(resume: int, rollback: bool = False, proved: bool = True) -> Acti
 def test_a_step_in_flight_is_finished_only_where_the_epoch_goes_on_after_it(
     resume: int, rollback: bool, finishes: bool
 ) -> None:
-    found = resolve(ME, activation(resume, rollback), Version(7), pending=True)
+    found = resolve(ME, activation(resume, rollback), stamp(7), Epoch(3), pending=True)
     assert found == (activation(resume).certificate if finishes else None)
 
 
@@ -42,7 +49,27 @@ def test_a_step_in_flight_is_finished_only_where_the_epoch_goes_on_after_it(
 )  # fmt: skip
 def test_a_version_that_cannot_be_reached_is_a_bug_of_ours(resume: int, pending: bool, proved: bool) -> None:
     with pytest.raises(RuntimeError, match=f"rank 0: stands at version 7 and cannot follow to {resume}"):
-        resolve(ME, activation(resume, proved=proved), Version(7), pending)
+        resolve(ME, activation(resume, proved=proved), stamp(7), Epoch(3), pending)
+
+
+@pytest.mark.parametrize(
+    ("committed", "was", "elsewhere"),
+    [
+        (Stamp(Version(8), Epoch(1)), 1, True),
+        (Stamp(Version(6), Epoch(1)), 1, True),
+        (Stamp(Version(7), Epoch(1)), 1, True),
+        (stamp(7), 3, False),
+        (stamp(6), 3, False),
+        (stamp(6), 2, True),
+        (stamp(7), 1, False),
+    ],
+    ids=["after", "before", "another", "there", "in flight there", "in flight elsewhere", "there, and has missed one"],
+)
+def test_a_rank_that_has_missed_how_others_went_back_has_nothing(committed: Stamp, was: int, elsewhere: bool) -> None:
+    goes_on = replace(activation(7), epoch=Epoch(was + 2))
+    assert is_elsewhere(committed, Epoch(was), goes_on) is elsewhere
+    assert not is_elsewhere(committed, Epoch(was), replace(goes_on, epoch=Epoch(was + 1))), "it has missed nothing"
+    assert is_elsewhere(committed, Epoch(was), replace(goes_on, rollback=True))
 
 
 def test_a_rank_reports_records_and_votes_of_a_step_that_it_has_voted_for() -> None:

@@ -49,6 +49,11 @@ def test_schedules_keep_every_promise(quarter: int, capsys: pytest.CaptureFixtur
         assert re.search(rf"{mark} [1-9]", said), said
 
 
+@pytest.mark.parametrize("seed", [101312], ids=["a rank misses how the others go back to a checkpoint"])
+def test_a_schedule_that_found_a_bug_finds_none(seed: int) -> None:
+    assert run_schedule(seed).violation is None
+
+
 def test_every_planted_bug_has_a_bound() -> None:
     assert set(WITHIN) == set(BUGS)
 

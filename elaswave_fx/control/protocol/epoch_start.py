@@ -3,7 +3,7 @@
 In: the activation, and what is here. Out: what becomes of the step in flight, which parameters have to be made anew,
 which copies have to be looked at once more, and which go on their way.
 
-    resolve(2, activation, version=7, pending=True)  ->  the certificate to finish with, if it goes on from version 8
+    resolve(2, activation, Stamp(7, 3), was=3, pending=True)  ->  the certificate to finish with, if it goes on from 8
 """
 
 from __future__ import annotations
@@ -36,13 +36,25 @@ def holdings(
     return Holdings(committed, copies, records, tuple(votes), frozenset(copies))
 
 
-def resolve(rank: Rank, activation: Activation, version: Version, pending: bool) -> Certificate | None:
-    """What the step in flight, after `version` committed ones, is finished with; None: it is given up, if there is one.
+def is_elsewhere(committed: Stamp, was: Epoch, activation: Activation) -> bool:
+    """Whether nothing of what a rank has is of use, which has `committed` and was in the epoch `was`: all go back; or
+    they have gone back in an epoch that this rank has missed, for that was over before it had entered it. It stands
+    neither where they do then, nor a step before with that step in flight."""
+    if activation.rollback:
+        return True
+    resume = activation.resume
+    leads_there = committed == resume or (committed == activation.previous and resume.epoch == was)
+    return has_missed(was, activation.epoch) and not leads_there
+
+
+def resolve(rank: Rank, activation: Activation, committed: Stamp, was: Epoch, pending: bool) -> Certificate | None:
+    """What the step in flight, after what was `committed` in the epoch `was` or before, is finished with; None: it is
+    given up, if there is one.
 
     RuntimeError if the epoch goes on from a version that cannot be reached from here, which would be a bug of ours.
     """
-    resume = activation.resume.version
-    if activation.rollback or version >= resume:
+    version, resume = committed.version, activation.resume.version
+    if is_elsewhere(committed, was, activation) or version >= resume:
         return None
     if activation.certificate is None or not pending or version + 1 != resume:
         raise RuntimeError(f"rank {rank}: stands at version {version} and cannot follow to {resume}")
