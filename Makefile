@@ -9,8 +9,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?=
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
-# One test process per core, at most four: most tests fork ranks of their own. (nproc minds OMP_NUM_THREADS.)
-TEST_PROCESSES ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n )))
+# One test process more than cores, at most four: tests fork ranks of their own, and wait for most of the time. (nproc
+# minds OMP_NUM_THREADS.)
+TEST_PROCESSES ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n > 3 ? 4 : n + 1 )))
 PYTEST_ARGS ?=
 
 VENV := .venv

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 DISK_S = 3600.0
-"""Bound of every wait for a disk, and of the waits of others for who waits for one. A lost peer ends such a wait at
-once."""
+"""Bound of every wait for a disk, and of the waits of others for who waits for one. A lost peer ends these at once; a
+rank that waits for its own thread looks between whiles whether its epoch is over."""
 
 
 class _Work(NamedTuple):

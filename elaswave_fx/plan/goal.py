@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.goal_copies import copies_per_stall, copy_without_room
 from elaswave_fx.plan.lane_candidates import Candidate
@@ -30,16 +31,9 @@ WORTH = 1.03
 """A goal makes steps shorter by so much: copies travel for it, and everybody stops twice."""
 
 
-GOALS_TRIED = 4
-"""So many of the best lanes are tried for one that can be reached where memory is short."""
-
-
-def goal(
-    plan: Plan, topology: Topology, count: int, can_be: Callable[[Goal], bool] = lambda found: True
-) -> Goal | None:
+def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
     """The lanes among all candidates by which most steps are committed, reached from `plan` as its workload says;
-    None if they are not worth it. `topology`: the plan's ranks, with what they can do now. `count`: copies of a box.
-    `can_be`: of few goals, whether they could be reached."""
+    None if they are not worth it. `topology`: the plan's ranks, with what they can do now. `count`: copies of a box."""
     if not plan.lanes:
         return None
     everywhere = [topology.ranks] * len(plan.boxes)
@@ -49,16 +43,14 @@ def goal(
     if now is None:
         return None
     now_s = search.with_clocks(now, copies).plan.predicted.step_s
-    search = LaneSearch(plan, topology, everywhere, _objective(plan, topology, now_s))
-    for _ in range(GOALS_TRIED):
-        found = search.best_lanes(copies)
-        best = None if found is None else search.with_clocks(found, copies)
-        if found is None or best is None or best.plan.predicted.step_s * WORTH > now_s:
-            return None
-        if can_be(_goal_of(best)):
-            return _goal_of(best)
-        search = search.without(found.because[0])
-    return None
+    search = LaneSearch(plan, topology, everywhere, _objective(plan, topology, now_s)).without(plan.given_up)
+    found = search.best_lanes(copies)
+    if found is None:
+        return None
+    found = search.with_clocks(found, copies)
+    if found.plan.predicted.step_s * WORTH > now_s:
+        return None
+    return _goal_of(found)
 
 
 def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
@@ -81,9 +73,10 @@ def successor(plan: Plan, copies: Copies, count: int, news: RankNews | None = No
     following = _without_overdue(known, copies, count, news.overdue)
     if following is None and all(set(box.replica_ranks) <= set(copies[number]) for number, box in numbered(plan.boxes)):
         topology = next(_leaves(known, news.leaving, plan.topology.leaving, count))
-        is_asked = plan.is_asked and topology == plan.topology
-        known = replace(known, topology=topology, is_asked=is_asked)
-        known = known if news.wish is None else _as_wished(known, news.wish, copies, count)
+        is_same = topology == plan.topology
+        given_up = plan.given_up if is_same else ()
+        known = replace(known, topology=topology, is_asked=plan.is_asked and is_same, given_up=given_up)
+        known = known if news.wish is None else _as_wished(known, news.wish, count)
         may_look = known.workload.goals != "never" or (news.wish is not None and news.wish.is_best)
         looks = may_look and not known.is_asked
         following = _successor(known, copies, count, looks)
@@ -149,8 +142,10 @@ def why_nothing_follows(plan: Plan, wish: Wish, count: int) -> str:
     short = None if goal is None else _without_room(plan, goal)
     if short is not None:
         return f"{wish.words()}: {short.words}"
-    if goal is not None and goal.lanes != plan.lanes:
-        return f"{wish.words()}: ranks have no room for them with all copies that are needed on the way"
+    if goal is not None and goal.reason in plan.given_up:
+        return (
+            f"{wish.words()}: was given up, for memory has no room for all copies at once, nor for the lanes with fewer"
+        )
     return f"{wish.words()}: " + (
         "the job has these lanes" if _have_shape(plan.lanes, wish) else "the ranks that stay have no room for them"
     )
@@ -181,7 +176,7 @@ def lanes_without(plan: Plan, count: int) -> Goal | None:
         replace(plan, workload=next_workload(plan, plan.topology)), plan.topology, [plan.ranks] * len(plan.boxes)
     )
     idle = plan.lanes and all(rank in staying.ranks for lane in plan.lanes for rank in lane.ranks)
-    find = search.as_it_is if idle else search.best_lanes
+    find = search.as_it_is if idle else search.without(plan.given_up).best_lanes
     return _with_most_copies(search, find, min(count, len(staying.members) - 1))
 
 
@@ -204,7 +199,12 @@ def _without_overdue(plan: Plan, copies: Copies, count: int, overdue: Sequence[R
     if not leaving.leaving or lanes_without(replace(plan, topology=leaving), count) is None:
         return None
     left = _copies_of(leaving.staying.ranks, copies)
-    return replan(replace(plan, topology=leaving), leaving.staying.ranks, left, count) if all(left.values()) else None
+    if not all(left.values()):
+        return None
+    try:
+        return replan(replace(plan, topology=leaving), leaving.staying.ranks, left, count)
+    except PlanError:  # nothing fits with the copies where they are: the ranks have to stay
+        return None
 
 
 def _without_leavers(plan: Plan, copies: Copies, count: int) -> Plan | None:
@@ -230,40 +230,17 @@ def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | No
     if following is not None:
         return following
     if any(rank in plan.topology.leaving for lane in _lanes_to_come(plan) for rank in lane.ranks):
-        without = lanes_without(plan, count)
-        is_reached = without is not None and _is_reached(plan, without, copies, count)
-        plan = replace(plan, goal=without if is_reached else None)
+        plan = replace(plan, goal=lanes_without(plan, count))
     # Where memory is short, there may be no room for what is wanted: then nothing follows.
     if wants_move(plan, copies, count):
         following = replan(plan, plan.ranks, copies, count)
-        if _differs(plan, following) and not _just_loses_copies(plan, following, count):
+        if _differs(plan, following):
             return following
-    found = goal(plan, plan.topology, count, lambda aim: _is_reached(plan, aim, copies, count)) if looks else None
+    found = goal(plan, plan.topology, count) if looks else None
     if found is None:
         return None
     following = replan(replace(plan, goal=found), plan.ranks, copies, count)
     return following if _differs(plan, following) else None
-
-
-def _just_loses_copies(plan: Plan, following: Plan, count: int) -> bool:
-    """Whether nothing comes of a plan but that copies go that are wanted: there is no room for all of them as they
-    would be dealt now. If none were kept, their making would begin anew."""
-    if (plan.lanes, plan.goal) != (following.lanes, following.goal):
-        return False
-    sizes = [(len(a.replica_ranks), len(b.replica_ranks)) for a, b in zip(plan.boxes, following.boxes, strict=True)]
-    return all(new <= old for old, new in sizes) and any(new < min(old, count + 1) for old, new in sizes)
-
-
-def _is_reached(plan: Plan, aim: Goal, copies: Copies, count: int) -> bool:
-    """Whether the plans that come next lead to that goal, if all copies that they make come. Memory may have room for
-    lanes, and not for copies on the way to them: what is begun and given up would be found again for ever."""
-    plan = replace(plan, goal=aim)
-    for _ in range(len(plan.boxes) + 1):  # each wave of copies makes one at least
-        plan = replan(plan, plan.ranks, copies, count)
-        if plan.goal is None:
-            return plan.lanes == aim.lanes
-        copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
-    return False
 
 
 def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, float]) -> Plan | None:
@@ -281,15 +258,20 @@ def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, f
     return replace(following, topology=following.topology.with_speeds(idle))
 
 
-def _as_wished(plan: Plan, wish: Wish, copies: Copies, count: int) -> Plan:
+def _as_wished(plan: Plan, wish: Wish, count: int) -> Plan:
     """The plan, of which the wish is the goal; as it is where it has these lanes, or they do not fit, or copies for
-    them."""
+    them, or they were given up."""
     if wish.is_best:
         return replace(plan, is_asked=False)
     goal = wished(plan, wish, count)
-    if goal is None or goal.lanes == plan.lanes or _without_room(plan, goal) is not None:
+    if (
+        goal is None
+        or goal.lanes == plan.lanes
+        or goal.reason in plan.given_up
+        or _without_room(plan, goal) is not None
+    ):
         return plan
-    return replace(plan, goal=goal) if _is_reached(plan, goal, copies, count) else plan
+    return replace(plan, goal=goal)
 
 
 def _without_room(plan: Plan, goal: Goal) -> Short | None:

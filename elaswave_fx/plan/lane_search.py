@@ -12,7 +12,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from elaswave_fx.plan.cuts_and_clocks import cut_for_clocks
 from elaswave_fx.plan.derive import make_plan, needed_bytes
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import with_clocks
-from elaswave_fx.plan.goal_copies import copies_for, copies_read_anew
+from elaswave_fx.plan.goal_copies import copies_for, copies_here, copies_read_anew
 from elaswave_fx.plan.lane_candidates import Candidate, places
 from elaswave_fx.plan.objective import AtOnce, Objective
 from elaswave_fx.plan.plan import Goal, Plan
@@ -167,15 +167,18 @@ class LaneSearch:
         """The same by another objective."""
         return LaneSearch(self._plan, self._topology, self._have, objective, self._shaper, self._among)
 
-    def without(self, name: str) -> LaneSearch:
-        """The same without the candidate of that name, the first word of why it was found."""
+    def without(self, names: Collection[str]) -> LaneSearch:
+        """The same without the candidates of these names, which are what `Found.because` begins with."""
+        if not names:
+            return self
         among = candidates(self._plan, self._topology) if self._among is None else self._among
-        rest = tuple(candidate for candidate in among if candidate.name != name)
+        rest = tuple(candidate for candidate in among if candidate.name not in names)
         return LaneSearch(self._plan, self._topology, self._have, self._objective, self._shaper, rest)
 
-    def as_it_is(self, copies: int) -> Found | None:
-        """The lanes of before; None if they do not fit."""
-        plan = self.fitting(self._plan.lanes, copies)
+    def as_it_is(self, copies: int, keeps: bool = False) -> Found | None:
+        """The lanes of before; None if they do not fit. `keeps`: copies that are there stay, if they have room, though
+        they are more."""
+        plan = self.fitting(self._plan.lanes, copies, keeps=keeps)
         return None if plan is None else Found(plan, ("lanes as before",))
 
     def best_lanes(self, copies: int) -> Found | None:
@@ -373,14 +376,14 @@ class LaneSearch:
             named.append(f"{len(rest)} more, of at least {_ms(min(rest))}")
         return f"beaten: {', '.join(named)}" if named else ""
 
-    def fitting(self, lanes: Sequence[Lane], copies: int, goal: Goal | None = None) -> Plan | None:
+    def fitting(self, lanes: Sequence[Lane], copies: int, goal: Goal | None = None, keeps: bool = False) -> Plan | None:
         """The plan of these lanes at nominal clocks, None if it does not fit. Its goal is that one if ranks get copies
-        for it, as many of those that are missing as have room."""
+        for it, as many of those that are missing as have room. `keeps`: see `as_it_is`."""
         workload, tiles = self._plan.workload, tiles_of(lanes)
         boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
         by = CopySources(self._topology, self._have, copies, self._places, sharers=sharers)
         if goal is None:
-            kept = copies_read_anew(self._plan.boxes, boxes, self._have)
+            kept = copies_here(self._have) if keeps else copies_read_anew(self._plan.boxes, boxes, self._have)
             plan = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept))
             return self._with_boxes(lanes, boxes, by) if plan is None and kept else plan
         plan = self._with_boxes(lanes, boxes, by)

@@ -93,7 +93,8 @@ class Plan:
     `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
     `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
     `goal`: what the same ranks are to do next. `is_asked`: the lanes are what a user has asked for, so that no other
-    goal is looked for until ranks come or go.
+    goal is looked for until ranks come or go. `given_up`: goals, by their reasons, that these ranks have begun and not
+    reached, for want of memory; they are not begun again until ranks, or their speeds, change.
     """
 
     topology: Topology
@@ -107,6 +108,7 @@ class Plan:
     clocks: Mapping[Rank, OperatingPoint] = field(default_factory=dict)
     goal: Goal | None = None
     is_asked: bool = True
+    given_up: tuple[str, ...] = ()
 
     @property
     def epoch(self) -> Epoch:
@@ -260,6 +262,7 @@ class _PlanFile:
     clocks: Mapping[Rank, OperatingPoint]
     goal: Goal | None
     is_asked: bool
+    given_up: tuple[str, ...] = ()
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -276,7 +279,7 @@ def _file_of(plan: Plan) -> _PlanFile:
     )
     return _PlanFile(
         FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.lanes, readers, boxes,
-        plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked,
+        plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked, plan.given_up,
     )  # fmt: skip
 
 
@@ -286,5 +289,5 @@ def _plan_of(file: _PlanFile) -> Plan:
     )
     return Plan(
         file.topology, file.workload, file.lanes, boxes, file.schedule, file.predicted, file.reason,
-        file.terminal_reason, file.clocks, file.goal, file.is_asked,
+        file.terminal_reason, file.clocks, file.goal, file.is_asked, file.given_up,
     )  # fmt: skip

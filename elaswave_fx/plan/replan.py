@@ -69,22 +69,35 @@ def _replan(
     search = LaneSearch(before, topology, have)
     most = min(count, len(topology.staying.members) - 1)
     for wanted in range(most, -1, -1):
-        found = _next_lanes(before, search, wanted, like)
+        found = _next_lanes(before, search, wanted, like, is_short=wanted < most)
         if found is not None:
             found = search.with_clocks(found, wanted)
-            room = () if wanted == most else (f"memory has room for {wanted} of {most} copies",)
+            room = () if wanted == most else (f"memory has room for {wanted} of {most} copies of each box",)
+            given_up = _given_up(plan, found.plan)
             parts = (
                 _changed(plan, found.plan),
                 *found.because,
                 *goal_words(found.plan),
+                *(f"given up, for memory has no room on the way: {each}" for each in given_up[len(plan.given_up) :]),
                 *((found.plan.reason,) if found.plan.reason else ()),
                 *clock_words(found.plan),
                 *_box_words(plan, found.plan, have),
                 *room,
             )
             is_asked = topology.ranks == plan.ranks and _is_asked(plan, found.plan.lanes)
-            return replace(found.plan, reason="; ".join(parts), is_asked=is_asked), found.choice
+            following = replace(found.plan, reason="; ".join(parts), is_asked=is_asked, given_up=given_up)
+            return following, found.choice
     return None
+
+
+def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
+    """The goals that the same ranks have begun and not reached, with that of the plan before if it is one: memory may
+    have room for lanes, and not for copies on the way to them."""
+    if after.ranks != before.ranks:
+        return ()
+    aim = before.goal
+    reached_or_on = aim is None or after.goal is not None or after.lanes == aim.lanes
+    return before.given_up if reached_or_on or aim is None else (*before.given_up, aim.reason)
 
 
 def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:
@@ -124,14 +137,15 @@ def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
     )
 
 
-def _next_lanes(plan: Plan, search: LaneSearch, copies: int, like: Choice | None) -> Found | None:
+def _next_lanes(plan: Plan, search: LaneSearch, copies: int, like: Choice | None, is_short: bool) -> Found | None:
     """The same lanes if nobody was lost or has come, and nobody who computes has left, or what leads to their goal;
-    else the best ones, or what leads to these. None if nothing fits with that many copies. `plan`: that of before."""
+    else the best ones, or what leads to these. None if nothing fits with that many copies. `plan`: that of before.
+    `is_short`: these are fewer than are wanted; then those that are there stay, or their making would begin anew."""
     if plan.lanes and _only_leavers_went(plan, search.ranks):
         found = None if plan.goal is None else _nearer(plan, plan.goal, search, copies)
         leaver_computes = any(rank in search.leaving for lane in plan.lanes for rank in lane.ranks)
         if found is None and not leaver_computes:
-            found = search.as_it_is(copies)
+            found = search.as_it_is(copies, keeps=is_short)
         if found is not None:
             return found
     if like is not None and (found := search.alike(copies, like)) is not None:

@@ -202,7 +202,7 @@ class Training:
         worker = self._worker
         if worker.agent.stop_requested:
             worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
-        worker.leave_if_over()
+            worker.leave_if_over()
 
     def _evaluate(self, done: int) -> None:
         """Mean loss over the held-out batches; every rank computes its tile of each."""

@@ -29,8 +29,7 @@ _UPDATING = ("UPDATE", "SNAPSHOT")
 """Instructions in which owned boxes and copies are updated; a rank has those that it has anything to do in."""
 
 _COLUMNS = 5
-"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds. The
-first rank may still write the model when the others come to tell theirs."""
+"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds."""
 
 
 class Predictions:
@@ -72,7 +71,7 @@ class Predictions:
             own = [*medians, self._modelled_s, self._overslept_s]
             rows[plan.ranks.index(rank)] = torch.tensor(own, dtype=torch.float64)
         parts = [(_COLUMNS * place, _COLUMNS * (place + 1)) for place in range(len(rows))]
-        group.all_gather(rows.view(-1), parts, DISK_S)
+        group.all_gather(rows.view(-1), parts, DISK_S)  # the first rank may still write the model
         if not counts:
             return {}
         return _report(plan, self._steps, rows.tolist())

@@ -106,15 +106,16 @@ class Worker:
         """As a rank of the plan, without a part in its steps."""
         self.plan = plan
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
-        self.checkpoints = Checkpoints(
-            self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
-            self.group, self.leave_if_over, self.checkpoints,
-        )  # fmt: skip
+        with self.disk_work("clears away checkpoints that were given up"):
+            self.checkpoints = Checkpoints(
+                self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
+                self.group, self.leave_if_over, self.checkpoints,
+            )  # fmt: skip
 
     def leave_if_over(self) -> None:
         """Raises Aborted if the rank is to leave its epoch, and not to begin anything else in it."""
         if self.agent.stop_requested:
-            raise Aborted(f"rank {self.rank}: called off after step {self.committed.version}")
+            raise Aborted(f"rank {self.rank}: called off before step {self.committed.version}")
 
 
 @dataclass

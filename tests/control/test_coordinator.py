@@ -108,7 +108,9 @@ class Driver:
     def prepared(self, rank: int, ballot: Ballot | None = None, **changes: object) -> None:
         boxes = self.register.activation.assignment.boxes
         copies = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
-        report = Report(Rank(rank), self.register.epoch, SEED, copies, {}, (), (), frozenset())
+        # It comes to a planned stop, with votes that do not matter here.
+        committed = SEED if self.state.stop_after is None else Stamp(self.state.stop_after, self.register.epoch)
+        report = Report(Rank(rank), self.register.epoch, committed, copies, {}, (), (), frozenset())
         self.feed(Prepared(ballot or self.state.ballot, replace(report, **changes)))  # type: ignore[arg-type]
 
     def sent(self, kind: type) -> list[Send]:
@@ -845,6 +847,23 @@ def test_who_waits_for_a_disk_does_not_stand_still() -> None:
     assert job.state.phase == PREPARING and set(job.state.targets) == {0, 1, 2}
     job.prepared(2)
     assert job.register.members == (0, 1, 2)
+
+
+def test_a_planned_stop_that_a_rank_leaves_before_its_version_is_one_like_any_other() -> None:
+    """Those that wait for a disk meanwhile are asked at once, and leave."""
+    job = Driver()
+    job.beats(*range(WORLD))
+    job.heartbeat(4, epoch=Epoch(-1), joining=True)
+    job.later(0.1)
+    assert job.state.planned
+    for rank in (0, 2, 3):
+        job.prepared(rank, committed=SEED, suspect=Rank(2) if rank == 0 else None)
+    assert job.state.phase == PREPARING and not job.state.planned
+    job.later(1.1 * TIMEOUTS.spread_s)
+    assert Send(Rank(1), Prepare(job.state.ballot, None)) in job.sent(Prepare)
+    for rank in (1, 4):
+        job.prepared(rank, epoch=Epoch(-1) if rank == 4 else Epoch(0))
+    assert job.register.epoch == 1 and {0, 1, 2, 3} <= set(job.register.members)
 
 
 def test_a_planned_stop_waits_for_ranks_that_wait_for_a_disk_before_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -219,14 +220,26 @@ def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, RankNews]:
         (*slow_rank(job(2, 2, 5, 3, room=1.5, elements=200_000), 2_457_600), True),
     ],
 )
-def test_a_goal_for_which_memory_is_too_short_is_not_begun(
+def test_a_goal_that_memory_is_too_short_to_reach_is_given_up_once(
     first: Plan, news: RankNews | None, is_reached: bool
 ) -> None:
-    """It was given up, and found again. Where other lanes are worth it, and can be reached, they are the goal."""
+    """Then the next best lanes are, if they are worth it."""
     plans = [first, *follow(first, news)]
-    goals = [plan.goal for plan in plans if plan.goal is not None]
-    assert len({goal.lanes for goal in goals}) == is_reached
-    assert all(goal.lanes == plans[-1].lanes for goal in goals)
+    begun = [plan.goal.reason for plan in plans if plan.goal is not None]
+    goals = [goal for goal, _ in groupby(begun)]
+    assert len(set(goals)) == len(goals), "nothing is begun again"
+    last = plans[-1]
+    assert last.given_up == tuple(goals[: len(goals) - is_reached]) and last.goal is None
+    (told,) = [plan.reason for plan in plans if "given up" in plan.reason]
+    assert f"given up, for memory has no room on the way: {goals[0]}" in told
+    assert (last.lanes == first.lanes) is not is_reached
+
+
+def test_a_goal_that_was_given_up_is_tried_again_when_a_rank_has_another_speed() -> None:
+    first = change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5))
+    (*_, last) = follow(first)
+    assert last.given_up
+    assert all(not plan.given_up for plan in [next(follow(last, RankNews(speeds={Rank(1): 0.6})))])
 
 
 def test_copies_for_which_there_is_room_are_kept_where_not_all_have_some() -> None:

@@ -350,12 +350,20 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
     if state.phase == STEADY and of_this_epoch:
         state = replace(state, reports={rank: report})
         return prepare(state, now_s, _left(rank, report.suspect), ask=NOBODY)
+    if state.phase == PREPARING and of_this_epoch and _is_early(state, report):
+        state = replace(state, reports={**state.reports, rank: report})
+        return prepare(state, now_s, _left(rank, report.suspect), ask=NOBODY)
     # A rank of an older epoch promises nothing about the present one, unless it was asked.
     if state.phase != PREPARING or rank not in state.targets or not (of_this_epoch or event.ballot == state.ballot):
         return state, ()
     state = replace(state, reports={**state.reports, rank: report})
     state, actions = drop_lost(state, now_s)
     return (state, actions) if actions else conclude(state, now_s)
+
+
+def _is_early(state: Coordinator, report: Report) -> bool:
+    """Whether a rank has left before the version of a planned stop: to that the others come no more."""
+    return state.planned and state.stop_after is not None and report.committed.version < state.stop_after
 
 
 def _left(rank: Rank, suspect: Rank | None) -> Cause:

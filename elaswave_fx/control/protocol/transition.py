@@ -196,7 +196,7 @@ def _gets_there(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> 
     """Whether all that a planned stop waits for are members that get on, and have not come to its version."""
     assert state.register is not None and state.stop_after is not None
     detector, members, after = state.detector, state.register.members, state.stop_after
-    return all(
+    return bool(unheard) and all(
         rank in members and detector.gets_on(rank, now_s) and detector.heard[rank].heartbeat.version < after
         for rank in unheard
     )
