@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 BENCHES = {
@@ -51,10 +52,11 @@ TAKES = {
 """The options that a benchmark knows, besides --json."""
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code of the command with these words, by default those that it was called with."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = make_parser()
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json") and value}
     for option in given:
         if option not in TAKES[arguments.name]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.bench.__main__ import main
 from elaswave_fx.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
 from elaswave_fx.bench.left_out import train_without
 from elaswave_fx.bench.namespaces import missing
@@ -350,16 +351,23 @@ def test_a_missing_peer_is_named(name: str) -> None:
     assert "torchft 0.2.0 is not installed" in refused(name, "--tiny", "--repeats", "1")
 
 
-def test_options_that_a_benchmark_does_not_take_are_refused() -> None:
+def test_options_that_a_benchmark_does_not_take_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--ranks: executor does not take it" in refused("executor", "--ranks", "4")
-    assert "--resident-gb: steady does not take it" in refused("steady", "--resident-gb", "1")
-    assert "--settings 0,9: there are 8, 0 to 7" in refused("recovery", "--settings", "0,9", "--tiny")
-    assert "sizes are even and at least 4" in refused("communicator_edit", "--ranks", "3")
-    assert "--steps 23: two failures need at least 24" in refused("convergence", "--steps", "23")
-    assert "precision=fp23: must be one of fp32, bf16" in refused("convergence", "--precision", "bf16,fp23")
-    assert "x.wav cannot be drawn; suffixes are " in refused("convergence", "--plot", "x.wav")
-    assert "--plot /nowhere/x.png: no such folder /nowhere" in refused("convergence", "--plot", "/nowhere/x.png")
-    assert "must be at least 1" in refused("communicator_edit", "--repeats", "0")
+
+    def refused_here(*words: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main(words))
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    assert "--resident-gb: steady does not take it" in refused_here("steady", "--resident-gb", "1")
+    assert "--settings 0,9: there are 8, 0 to 7" in refused_here("recovery", "--settings", "0,9", "--tiny")
+    assert "sizes are even and at least 4" in refused_here("communicator_edit", "--ranks", "3")
+    assert "--steps 23: two failures need at least 24" in refused_here("convergence", "--steps", "23")
+    assert "precision=fp23: must be one of fp32, bf16" in refused_here("convergence", "--precision", "bf16,fp23")
+    assert "x.wav cannot be drawn; suffixes are " in refused_here("convergence", "--plot", "x.wav")
+    assert "--plot /nowhere/x.png: no such folder /nowhere" in refused_here("convergence", "--plot", "/nowhere/x.png")
+    assert "must be at least 1" in refused_here("communicator_edit", "--repeats", "0")
 
 
 def test_policies(tmp_path: Path) -> None:
