@@ -269,7 +269,8 @@ class Supervisor:
             self._coordination.finished(rank)
         else:
             self._tell_end(rank)
-        was_killed = self._killed and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
+        # One of whose end the others knew before may take long to end, with nobody's cores.
+        was_killed = self._killed and rank not in self._gone and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
         if not was_killed and rank not in (*self._done, *self._left, *self._failures, *self._lost):
             self._lose(rank, from_exit(child.name, status, child.log))
 
