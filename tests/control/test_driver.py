@@ -8,7 +8,7 @@ from elaswave_fx.control.protocol.coordinator import Act
 from elaswave_fx.control.protocol.events import Over
 from elaswave_fx.control.protocol.messages import Activate, Connected, Exited, Heartbeat, Prepare, Prepared, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Term, Version
+from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Stamp, Term, Version
 from elaswave_fx.plan.box import BoxId, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.toy_job import ToyPlanning, text_of
@@ -131,7 +131,8 @@ def test_a_planned_stop_says_what_it_is_for() -> None:
     assert asked[0].stop_after is not None
     for rank in range(WORLD):
         copies = job.copies_of(Rank(rank))
-        report = Report(Rank(rank), Epoch(0), SEED, copies, {}, (), (), frozenset())
+        there = Stamp(asked[0].stop_after, Epoch(0))
+        report = Report(Rank(rank), Epoch(0), there, copies, {}, (), (), frozenset())
         job.feed(Prepared(asked[0].ballot, report), 0.4)
     job.feed(Prepared(asked[0].ballot, Report(Rank(4), Epoch(-1), SEED, {}, {}, (), (), frozenset())), 0.4)
     assert job.register.members == tuple(range(WORLD + 1))

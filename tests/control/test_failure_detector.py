@@ -238,3 +238,11 @@ def test_nobody_stands_still_who_waits_for_one_that_reads_slow_data() -> None:
     assert detector.standing_still((Rank(0), Rank(1)), late) == (detector, ())
     found, stalled = detector.standing_still((Rank(0), Rank(1)), late + LIMITS.stalled_s)
     assert stalled == (0, 1) and not found.is_alive(Rank(1), late + LIMITS.stalled_s), "it does not get on any more"
+
+
+def test_a_rank_that_still_starts_when_another_one_is_lost_is_not_cut_off() -> None:
+    starting = FailureDetector(timeouts((), (), started=False), began_s=0.0)
+    assert not starting.cut_off(RANKS, 30.0)
+    found = starting.unreported(RANKS, Epoch(0), {}, 30.0, 30.0)
+    assert all(found.is_alive(rank, 30.0) for rank in RANKS)
+    assert starting.disconnected(Rank(1)).cut_off(RANKS, 0.1) == {1}, "it was there, and is gone"

@@ -393,7 +393,7 @@ def test_memory_takes_copies_down_before_the_job_ends() -> None:
     before = uniform(3, 1, replace(chain(1, 24, batch_coupled=True), least_elements=32))
     bare = most_memory(lose(before, 0, count=0))
     after = lose(limited(before, bare), 0)
-    assert after.reason.endswith("memory has room for 0 of 1 copies")
+    assert after.reason.endswith("memory has room for 0 of 1 copies of each box")
 
 
 @settings(deadline=None, max_examples=40)

@@ -47,7 +47,7 @@ UNHEARD_S = 10.0
 """For a rank to find a coordinator that took over a running job."""
 
 CONNECT_OVER_GAP = 2.0
-"""A rank opens its control connection to a new coordinator with its next heartbeat."""
+"""A rank opens its control connection to a new coordinator with its next heartbeat; while a job starts, when it can."""
 
 RESEND_S = 0.3
 SPREAD_S = 0.05
@@ -87,7 +87,8 @@ class Timeouts:
     `spread_s`: time for the news of a loss to reach all ranks and for their reports to come, before they are asked.
     `mend_s`: for broken links between living ranks to be opened again, before one of the ranks has to go.
     `ack_s`: a rank that nothing is to be told hears after so long that it was heard.
-    `connect_s`: for living ranks to open their control connections to a coordinator that has just begun.
+    `connect_s`: for living ranks to open their control connections to a coordinator that has just begun, or to the
+    first one of a job that has just begun.
     `unheard_s`: silence that excludes a rank of which this coordinator has never heard; None: `silent_s`.
     `ahead`: so many versions before it a planned stop is announced, that it may reach every rank in time.
     """
@@ -303,7 +304,7 @@ def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool, s
         spread_s=SPREAD_S,
         mend_s=max(MEND_S, gap_s),
         ack_s=ACK_S,
-        connect_s=CONNECT_OVER_GAP * max(gap_s, HEARTBEAT_S),
+        connect_s=CONNECT_OVER_GAP * max(gap_s, HEARTBEAT_S) if started else STARTING_S,
         unheard_s=max(UNHEARD_S, silent_s) if started else STARTING_S,
         ahead=ahead,
     )
