@@ -90,7 +90,7 @@ enum class LinkKind { kNone, kTcp, kSharedMemory };
 
 // Where a message waits at its sender. Bulk messages travel in pieces, one message after the other, at most a few
 // pieces ahead of what the receiver has taken; step messages overtake them between two pieces, wherever those are held
-// on the way, and leave them a fifth of a busy link. A receive takes either. Between the lanes there is no order,
+// on the way, and leave them a ninth of a busy link. A receive takes either. Between the lanes there is no order,
 // within a lane that of sending.
 enum class Lane { kStep, kBulk };
 

@@ -27,7 +27,7 @@ constexpr std::size_t kMostAhead = 4 * held_bytes(kPieceBytes);
 // The receiver tells of what it has taken as soon as it comes to this: before the sender has to stop.
 constexpr std::size_t kTellAt = kMostAhead / 4;
 // Step messages overtake a piece that could go until they come to so many bytes: then it goes before the next one.
-constexpr std::size_t kOvertakeMost = 4 * kPieceBytes;
+constexpr std::size_t kOvertakeMost = 8 * kPieceBytes;
 
 struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x32575745;  // "EWW2"
