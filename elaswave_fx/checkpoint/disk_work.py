@@ -29,12 +29,12 @@ class DiskWork:
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        """For as long as the block lasts, but no longer than `DISK_S`: what takes longer hangs."""
-        before, self._work = self._work, _Work(what, time.monotonic())
+        """For as long as the block lasts, but no longer than `DISK_S`: what takes longer hangs. Blocks do not nest."""
+        self._work = _Work(what, time.monotonic())
         try:
             yield
         finally:
-            self._work = before
+            self._work = None
 
     def progress(self) -> str:
         """What is being done, and for how many seconds, which is another text every second; empty if nothing is."""

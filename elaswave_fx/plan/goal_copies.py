@@ -52,11 +52,6 @@ def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence
     return found
 
 
-def copies_here(have: Sequence[tuple[Rank, ...]]) -> ByBox:
-    """All that there are."""
-    return dict(enumerate(have))
-
-
 def copies_per_stall(plan: Plan) -> float:
     """How long copies of a state need behind the steps of a plan, over how long its parameters would need alone."""
     work, predicted = plan.workload, plan.predicted

@@ -23,7 +23,7 @@ from elaswave_fx.plan.cuts_and_clocks import cut_for_clocks
 from elaswave_fx.plan.derive import make_plan, needed_bytes
 from elaswave_fx.plan.exchange import ExchangeEstimate
 from elaswave_fx.plan.frequency import with_clocks
-from elaswave_fx.plan.goal_copies import copies_for, copies_here, copies_read_anew
+from elaswave_fx.plan.goal_copies import copies_for, copies_read_anew
 from elaswave_fx.plan.lane_candidates import Candidate, places
 from elaswave_fx.plan.objective import AtOnce, Objective
 from elaswave_fx.plan.plan import Goal, Plan
@@ -383,7 +383,7 @@ class LaneSearch:
         boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
         by = CopySources(self._topology, self._have, copies, self._places, sharers=sharers)
         if goal is None:
-            kept = copies_here(self._have) if keeps else copies_read_anew(self._plan.boxes, boxes, self._have)
+            kept = dict(enumerate(self._have)) if keeps else copies_read_anew(self._plan.boxes, boxes, self._have)
             plan = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept))
             return self._with_boxes(lanes, boxes, by) if plan is None and kept else plan
         plan = self._with_boxes(lanes, boxes, by)

@@ -93,11 +93,12 @@ def _replan(
 def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
     """The goals that the same ranks have begun and not reached, with that of the plan before if it is one: memory may
     have room for lanes, and not for copies on the way to them."""
+    aim = before.goal
     if after.ranks != before.ranks:
         return ()
-    aim = before.goal
-    reached_or_on = aim is None or after.goal is not None or after.lanes == aim.lanes
-    return before.given_up if reached_or_on or aim is None else (*before.given_up, aim.reason)
+    if aim is None or after.goal is not None or after.lanes == aim.lanes:
+        return before.given_up
+    return (*before.given_up, aim.reason)
 
 
 def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:

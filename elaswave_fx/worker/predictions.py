@@ -33,12 +33,10 @@ _COLUMNS = 5
 
 
 class Predictions:
-    """Of one rank; of the steps in the newest epoch, for another plan predicts otherwise. Medians are of the last of
-    them."""
+    """Of one rank; of the last steps in the newest epoch, for another plan predicts otherwise."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._steps = 0
         self._steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._pipelines_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._updates_s: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -51,7 +49,6 @@ class Predictions:
         if self._plan is None or plan.epoch != self._plan.epoch:
             self.__init__()
             self._plan = plan
-        self._steps += 1
         self._steps_s.append(seconds)
         self._pipelines_s.append(result.pipeline_seconds)
         timings = result.timings
@@ -74,7 +71,7 @@ class Predictions:
         group.all_gather(rows.view(-1), parts, DISK_S)  # the first rank may still write the model
         if not counts:
             return {}
-        return _report(plan, self._steps, rows.tolist())
+        return _report(plan, len(self._steps_s), rows.tolist())
 
 
 def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def install_epoch(worker: Worker, go: Go, report: Report) -> bool:
     if worker.agent.stop_requested:  # before the epoch was entered: the abort that told of it is over by now
         raise Aborted(f"rank {worker.rank}: epoch {plan.epoch} is over already")
     if plan.terminal_reason:
-        _end_job(worker, plan, saves=not activation.rollback)
+        _end_job(worker, plan, activation)
     boxes = was.boxes, plan.boxes
     # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
     agree = activation.copies_agree and not epoch_start.has_missed(was.epoch, plan.epoch)
@@ -157,17 +157,17 @@ def _resolve_in_flight_step(worker: Worker, activation: Activation, report: Repo
     report(result, certificate)
 
 
-def _end_job(worker: Worker, plan: Plan, saves: bool) -> None:
+def _end_job(worker: Worker, plan: Plan, activation: Activation) -> None:
     """The ranks that are left cannot go on: they save what they have, if this run makes checkpoints, and end.
 
     Raises JobOver.
     """
     worker.join_group(plan)
     worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
-    checkpoints, failed = worker.checkpoints if saves else None, None
-    if checkpoints is not None:
+    failed = None
+    if worker.checkpoints is not None and not activation.rollback:
         with worker.disk_work("writes the last checkpoint"):
-            failed = checkpoints.finish(worker.committed.version)
+            failed = worker.checkpoints.finish(activation.resume.version)
     raise JobOver(f"{plan.terminal_reason}; {failed}" if failed is not None else plan.terminal_reason)
 
 
@@ -217,7 +217,7 @@ def _bytes_behind(worker: Worker) -> int:
 
 
 def _roll_back(worker: Worker, resume: Stamp) -> None:
-    """The state of the checkpoint of that version, or the beginning, which the engine has been set to."""
+    """The state of the checkpoint of that version, or the beginning."""
     native = worker.engine.native
     worker.engine.load_initial()
     path = checkpoint_at(worker, resume.version)

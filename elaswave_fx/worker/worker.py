@@ -145,8 +145,8 @@ class Equipment:
             return STARTING
         now = self.engine.native.progress()
         # Data that is slow, or a disk, is another place every second, and no standstill: its own deadline ends it.
-        at_rest = self.disk_work.progress() or self.code.progress()
-        place = at_rest if now.instruction is None else f"{now.instruction} {now.number}"
+        in_step = now.instruction is not None
+        place = f"{now.instruction} {now.number}" if in_step else self.disk_work.progress() or self.code.progress()
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def _feed(self, plan: Plan, first_step: int) -> InputFeed:

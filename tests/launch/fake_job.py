@@ -28,16 +28,10 @@ from elaswave_fx.launch.local import launch
 from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.metrics import StepReport
 from tests.control import toy_job, toy_planner
+from tests.waiting import await_true
 
 UNITS, SAMPLES = toy_job.UNITS, toy_planner.BATCH
 BAD_STEP = 3
-
-
-def until(holds: Callable[[], bool], at_most_s: float = 30.0) -> None:
-    """Wait for it; after `at_most_s` as if it were so, for nobody is to stand still for ever."""
-    end_s = time.monotonic() + at_most_s
-    while not holds() and time.monotonic() < end_s:
-        time.sleep(0.005)
 
 
 class Trouble:
@@ -60,13 +54,15 @@ class Trouble:
         mode, launcher = self.modes.get(rank), psutil.Process(os.getppid())
         if mode == "detaches unread":
             launcher.suspend()
-            until(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in launcher.children()))
-            detach()
-            launcher.resume()
+            try:
+                await_true(lambda: any(c.status() == psutil.STATUS_ZOMBIE for c in launcher.children()), "one is dead")
+                detach()
+            finally:
+                launcher.resume()
             return
         detach()
         if mode == "killed while nobody reads":
-            until(lambda: launcher.status() == psutil.STATUS_STOPPED)
+            await_true(lambda: launcher.status() == psutil.STATUS_STOPPED, "the launcher is stopped")
             os.kill(os.getpid(), signal.SIGKILL)
 
     def in_step(self, rank: int, step: int) -> None:

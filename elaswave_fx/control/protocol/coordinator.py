@@ -347,10 +347,7 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
         left_out = _was_left_out(state, report)
         return state, (_ack(state, register, rank) if left_out else Send(rank, Over(state.over)),)
     of_this_epoch = report.epoch == register.epoch and rank in register.members
-    if state.phase == STEADY and of_this_epoch:
-        state = replace(state, reports={rank: report})
-        return prepare(state, now_s, _left(rank, report.suspect), ask=NOBODY)
-    if state.phase == PREPARING and of_this_epoch and _is_early(state, report):
+    if of_this_epoch and (state.phase == STEADY or _is_early(state, report)):
         state = replace(state, reports={**state.reports, rank: report})
         return prepare(state, now_s, _left(rank, report.suspect), ask=NOBODY)
     # A rank of an older epoch promises nothing about the present one, unless it was asked.
@@ -363,7 +360,7 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
 
 def _is_early(state: Coordinator, report: Report) -> bool:
     """Whether a rank has left before the version of a planned stop: to that the others come no more."""
-    return state.planned and state.stop_after is not None and report.committed.version < state.stop_after
+    return state.stop_after is not None and report.committed.version < state.stop_after
 
 
 def _left(rank: Rank, suspect: Rank | None) -> Cause:

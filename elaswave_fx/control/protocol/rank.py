@@ -367,9 +367,9 @@ def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Re
     if not state.excluded and (state.clock is None or now_s - state.store_seen_s > state.limits.lease_s / 2):
         actions += (Send(COORDINATOR, ProbeStore(state.rank, now_s)),)
     limits = state.limits
-    since_s = None if not event.orphaned else now_s if state.orphaned_since_s is None else state.orphaned_since_s
-    state = replace(state, orphaned_since_s=since_s)
-    if state.joining and since_s is not None and now_s - since_s > 2 * limits.lease_s:
+    since_s = now_s if state.orphaned_since_s is None else state.orphaned_since_s
+    state = replace(state, orphaned_since_s=since_s if event.orphaned else None)
+    if state.joining and event.orphaned and now_s - since_s > 2 * limits.lease_s:
         nobody = f"no coordinator of the job has answered for {2 * limits.lease_s:g} s: it is over, or out of reach"
         state, more = _end(state, Over(nobody))
         return state, actions + more
