@@ -2,9 +2,9 @@
 
 Messages become lines of the run's files and progress. A worker that is killed or vanishes is lost: the coordinator
 hears of it, and the others go on without it. A worker that says why it cannot go on fails the run, and so does the loss
-of one before all are up, or of the last: the rest is killed. A failure that only follows from another (a lost peer)
-waits `SETTLE_S` for its cause to show. If the launcher itself fails, workers do what they do when it is dead: finish
-their step, save, and end.
+of one before all others are up, or of the last: the rest is killed. A failure that only follows from another (a lost
+peer) waits `SETTLE_S` for its cause to show. If the launcher itself fails, workers do what they do when it is dead:
+finish their step, save, and end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Supervisor:
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
-        self._gone: set[int] = set()  # The coordinator was told of the end of these.
+        self._ended: set[int] = set()  # The processes of these have begun to end.
+        self._gone: set[int] = set()  # The others go on without these.
         self._failures: dict[int, Failure] = {}
         self._lost: dict[int, Failure] = {}  # These are gone, and the others go on.
         self._left: set[int] = set()  # These were told to leave, and have.
@@ -143,8 +144,7 @@ class Supervisor:
     def _on_ready(self, key: selectors.SelectorKey) -> None:
         exited = isinstance(key.fileobj, int)
         if key.data == LIVENESS:
-            for rank in self._liveness.ended():
-                self._on_ending(rank)
+            self._hear_of_ends()
         elif key.data == COORDINATOR:
             self._on_coordinator_exit() if exited else self._on_coordinator_readable()
         elif exited:
@@ -161,10 +161,18 @@ class Supervisor:
         if channel.closed and channel in self._selector.get_map():
             self._selector.unregister(channel)
 
-    def _hear_workers(self) -> None:
-        for rank, child in enumerate(self._children):
-            if not child.channel.closed:
-                self._on_readable(rank)
+    def _others_run(self, lost: int) -> bool:
+        """Whether the agents of all others that live run: before that nothing is committed, and after it these go on.
+
+        It may be so though it was not read here yet, so all ends and all words that there are come first then.
+        """
+        if len(self._detached) < self._spec.ranks:
+            self._hear_of_ends()
+            for rank, child in enumerate(self._children):
+                if not child.channel.closed:
+                    self._on_readable(rank)
+        others = set(range(self._spec.ranks)) - self._ended - {lost}
+        return bool(self._detached) and others <= self._detached
 
     def _on_message(self, rank: int, message: Message) -> None:
         fields = message.fields
@@ -238,6 +246,12 @@ class Supervisor:
             for other in range(self._spec.ranks):
                 self._tell(other, "peers", cards=[self._cards[number] for number in sorted(self._cards)])
 
+    def _hear_of_ends(self) -> None:
+        ending = self._liveness.ended()
+        self._ended.update(ending)
+        for rank in ending:
+            self._on_ending(rank)
+
     def _on_ending(self, rank: int) -> None:
         """The kernel has begun to end the process, which can be waited for when its memory has been given back.
 
@@ -253,8 +267,10 @@ class Supervisor:
 
     def _tell_end(self, rank: int) -> None:
         """The coordinator hears once of the end of a process that the others can go on without."""
-        if rank not in self._gone and not self._is_ending and self._spec.exit_words:
-            self._gone.add(rank)
+        if rank in self._gone or self._is_ending or not self._others_run(rank):
+            return
+        self._gone.add(rank)
+        if self._spec.exit_words:
             self._coordination.exited(rank)
 
     def _on_exit(self, rank: int) -> None:
@@ -262,6 +278,7 @@ class Supervisor:
         child = self._children[rank]
         self._selector.unregister(child.pidfd)
         status = child.reap()
+        self._ended.add(rank)
         if not child.channel.closed:
             self._on_readable(rank)
         self._put_clocks_back(rank)
@@ -288,10 +305,8 @@ class Supervisor:
             self._fail(rank, failure)
 
     def _lose(self, rank: int, failure: Failure) -> None:
-        """Take note that a worker is gone. Before all have met, and their agents run, no job could go on without it."""
-        if len(self._detached) < self._spec.ranks:
-            self._hear_workers()  # the word of another one may have come before this end, and not have been read
-        if len(self._detached) < self._spec.ranks:
+        """Take note that a worker is gone. The others may still have to meet it: then none of them can go on."""
+        if rank not in self._gone and not self._others_run(rank):
             return self._fail(rank, failure)
         self._lost[rank] = failure
         self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})

@@ -49,9 +49,12 @@ class Trouble:
         if mode == "config error":
             raise ConfigError("device=npu: no device answers; nearest valid: cpu")
 
-    def at_detach(self, rank: int, detach: Callable[[], None]) -> None:
+    def at_detach(self, rank: int, others_have: Callable[[], bool], detach: Callable[[], None]) -> None:
         """The launcher may be slow to read: it sees first that one rank has ended, then that others had detached."""
         mode, launcher = self.modes.get(rank), psutil.Process(os.getppid())
+        if mode == "killed when the others run":
+            await_true(others_have, "the others have detached")
+            os.kill(os.getpid(), signal.SIGKILL)
         if mode == "detaches unread":
             launcher.suspend()
             try:
@@ -145,7 +148,15 @@ def job(
         trouble.at_start(context.rank)
         card, cards = context.meet(context.port or 9000 + context.rank)
         rank = FakeRank(context, card, trouble, steps - short, pause_s)
-        trouble.at_detach(context.rank, lambda: context.detach(rank.agent.job_time))
+
+        def others_have() -> bool:
+            return len(list(run_dir.glob("detached-*"))) == ranks - 1
+
+        def detach() -> None:
+            context.detach(rank.agent.job_time)
+            (run_dir / f"detached-{context.rank}").touch()
+
+        trouble.at_detach(context.rank, others_have, detach)
         result = rank.run()
         if result["end"] == "excluded":
             raise Excluded(result["reason"])

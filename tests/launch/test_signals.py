@@ -165,6 +165,15 @@ def test_a_coordinator_of_its_own_serves_workers_without_a_launcher(start: Start
     assert steps == list(range(len(steps))) and len(steps) >= 5
 
 
+def test_a_rank_that_dies_before_it_has_detached_is_lost_when_the_others_have(start: Start, tmp_path: Path) -> None:
+    """They may have gone on without it by the time that its process has ended."""
+    process = start("steps=40", "mode@1=killed when the others run")
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (0, ""), out
+    assert summary_of(tmp_path)["steps"] == 40
+    assert [event["rank"] for event in lines_of(tmp_path / "events.jsonl") if event["kind"] == "left"] == [1]
+
+
 def test_a_launcher_that_is_slow_to_read_takes_no_loss_for_one_before_the_start(start: Start, tmp_path: Path) -> None:
     """It sees the end of a rank before the earlier word of another one, that its agent runs."""
     process = start("ranks=2", "steps=40", "mode@0=killed while nobody reads", "mode@1=detaches unread")
