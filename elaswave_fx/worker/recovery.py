@@ -184,20 +184,22 @@ def _gather_parameters(worker: Worker) -> int:
     """Working copies to every rank that has none that is whole; the bytes that all of them get."""
     native, plan, rank = worker.engine.native, worker.plan, worker.rank
     buckets = worker.artifact.buckets
-    worker.stale &= {index for index, bucket in enumerate(buckets) if rank in plan.groups[bucket.name]}
+    worker.stale = {index for index in worker.stale if rank in plan.groups[buckets[index].name]}
     width = max(1, len(buckets))
     wanted = bytearray(len(plan.ranks) * width)  # rank by rank, a flag per bucket
     for index in worker.stale:
         wanted[plan.ranks.index(rank) * width + index] = 1
     intervals = [(place * width, (place + 1) * width) for place in range(len(plan.ranks))]
     worker.group.all_gather(torch.frombuffer(wanted, dtype=torch.uint8), intervals, TRANSFER_S)
-    takers = [
-        [r for r, flag in zip(plan.ranks, wanted[index::width], strict=True) if flag] for index in range(len(buckets))
-    ]
+    takers: list[list[Rank]] = [[] for _ in buckets]
+    place = wanted.find(1)
+    while place >= 0:  # few, after a planned stop none
+        takers[place % width].append(plan.ranks[place // width])
+        place = wanted.find(1, place + 1)
     native.refresh(takers, TRANSFER_S)
     worker.stale.clear()
     itemsize = plan.workload.work_bytes_per_element
-    return itemsize * sum(bucket.numel * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
+    return itemsize * sum(buckets[index].numel * len(ranks) for index, ranks in enumerate(takers) if ranks)
 
 
 def _start_copies(worker: Worker) -> None:

@@ -18,6 +18,7 @@ from elaswave_fx.plan.copies import bucket_sharers
 from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.lane_candidates import lane_candidates
+from elaswave_fx.plan.lane_search import FEW_RANKS
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, most_memory, plan_lanes, plan_uniform
 from elaswave_fx.plan.replan import replan, wants_move
@@ -174,10 +175,11 @@ def units(plan: Plan) -> dict[Rank, Span]:
 
 
 def shaped(plan: Plan, *lost: int) -> dict[str, list[Plan]]:
-    """All that could be done after a loss, by name, in all sizes of micro-batches."""
+    """All that could be done after a loss, by name, in all sizes of micro-batches; as the planner cuts units, which
+    tries every way where there are few ranks."""
     members = tuple(m for m in plan.topology.members if m.rank not in lost)
     topology = replace(plan.topology, members=members)
-    shaper, found = LaneShaper(plan.workload, topology), {}
+    shaper, found = LaneShaper(plan.workload, topology, len(members) > FEW_RANKS), {}
     for candidate in lane_candidates(plan, topology):
         table = shaper.table(candidate.sketches, 0)
         for size in shaper.sizes(candidate.sketches, plan.workload.micro_batch):
