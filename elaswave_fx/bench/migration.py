@@ -170,7 +170,7 @@ def _migrate(case: Case, mode: str) -> Migrated:
             watched = _Watched(job)
             watched.until(lambda plan: plan.epoch == 0)
             asking = _asking(job, machines[0], case.before)
-            watched.until(lambda plan: are_uniform(plan.lanes, *case.before))
+            watched.until(lambda plan: are_uniform(plan.lanes, *case.before), asking)
             _answer(asking)
             return _watch(case, watched, machines)
 
@@ -192,7 +192,7 @@ def _watch(case: Case, watched: _Watched, machines: Sequence[Host]) -> Migrated:
     before_s = _normal_s(steps[-QUIET:])
     begin, epochs = len(steps) - 1, steps[-1].epoch
     asking = _asking(watched.job, machines[0], case.after)
-    watched.until(lambda plan: are_uniform(plan.lanes, *case.after))
+    watched.until(lambda plan: are_uniform(plan.lanes, *case.after), asking)
     _answer(asking)
     after_s = _normal_s(steps[-QUIET:])
     taken = next(e for e in range(epochs + 1, steps[-1].epoch + 1) if are_uniform(watched.plan(e).lanes, *case.after))
@@ -216,11 +216,12 @@ class _Watched:
             self._plans[epoch] = Plan.from_json(self.job.read(f"plan-{epoch}.json"))
         return self._plans[epoch]
 
-    def until(self, reached: Callable[[Plan], bool]) -> None:
+    def until(self, reached: Callable[[Plan], bool], asking: subprocess.Popen[str] | None = None) -> None:
         """Until a plan with that property has been there for a while, with all its copies. Raises `BenchFailed` when it
-        does not come."""
-        quiet = 0
-        for _ in range(MOST):
+        does not come within `MOST` steps after the command that asks for it has ended."""
+        quiet, left = 0, MOST
+        while left:
+            left -= asking is None or asking.poll() is not None
             self.steps.append(next_step(self.job))
             same = self.steps[-1].epoch == self.steps[-2].epoch
             quiet = quiet + 1 if same and (quiet or self._has_all_copies()) and reached(self.plan()) else 0
