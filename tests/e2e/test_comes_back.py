@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
+from elaswave_fx.plan.plan import Plan
 from tests.e2e.test_leaves import STEPS, end_of, running
 from tests.recovery.harness import Finished, Job, finish, job_config
 from tests.recovery.joining import Joining
@@ -73,6 +74,26 @@ def test_the_last_copies_may_be_those_of_a_rank_that_was_left_out(alone: Finishe
     assert (first["members"], second["members"]) == ([0], [1])
     assert second["back"] == [1] and "rolled_back_to" not in second and second["step"] == first["step"]
     assert "back with what they have: rank 1" in run.console and not run.of_kind("joined")
+
+
+def test_who_comes_back_has_links_to_those_that_went_on(alone: Finished, tmp_path: Path) -> None:
+    """These ended theirs when they went on without it, and what it has was lost with another rank."""
+    stopped = 0
+    with running(tmp_path, (3, 1), "data.transform.sample_s=0.2") as job:
+        boxes = Plan.from_json((job.folder / "plan-0.json").read_text()).boxes
+        shared = next(box for box in boxes if stopped in box.replica_ranks)
+        (lost,) = set(shared.replica_ranks) - {stopped}
+        assert job.signal_rank(stopped, signal.SIGSTOP)
+        job.await_event("agreed")
+        assert job.signal_rank(lost, signal.SIGKILL)
+        job.await_event("detected", 2)
+        assert job.signal_rank(stopped, signal.SIGCONT)
+        job.await_event("agreed", 2)
+        run = end_of(job)
+    assert_same_bits(run, alone)
+    first, second = run.of_kind("agreed")[:2]
+    assert (first["members"], second["members"]) == (*(sorted({0, 1, 2} - {gone}) for gone in (stopped, lost)),)
+    assert second["back"] == [stopped] and "rolled_back_to" not in second and second["step"] == first["step"]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 6.0])
