@@ -22,4 +22,12 @@ def make_sysfs(root: Path, processors: int, sharing: int = 1) -> None:
 def limits(root: Path, number: int) -> tuple[int, int]:
     """The lower and the upper limit of a processor, in kHz."""
     folder = root / f"cpu{number}" / "cpufreq"
-    return int((folder / "scaling_min_freq").read_text()), int((folder / "scaling_max_freq").read_text())
+    return _khz(folder / "scaling_min_freq"), _khz(folder / "scaling_max_freq")
+
+
+def _khz(path: Path) -> int:
+    """Files of the kernel never look empty; this one does for a moment while it is written."""
+    text = path.read_text()
+    while not text:
+        text = path.read_text()
+    return int(text)
