@@ -36,7 +36,7 @@ def coming_and_going(layout: Layout, rounds: int) -> Scenario:
     def check(folder: Path, references: References) -> Finished:
         plain, hurry = job_config(layout, *words), folder / "hurry"
         sample_s = STEP_S / math.ceil(plain.global_batch / layout[0])
-        config = slow_config(hurry, layout, *words, f"data.transform.sample_s={sample_s}")
+        config = slow_config(hurry, layout, *words, f"data.transform.sample_s={sample_s}", may_end=True)
         with Job(config, folder) as job, Joining(job) as joining:
             job.await_step(10)
             held = [_resident_mib(job)]

@@ -59,7 +59,7 @@ def storm(seed: int) -> Scenario:
 
     def check(folder: Path, references: References) -> Finished:
         hurry, struck = folder / "hurry", Struck()
-        config = slow_config(hurry, layout, *words, *_slow(draw, layout, recipe, words), recipe=recipe)
+        config = slow_config(hurry, layout, *words, *_slow(draw, layout, recipe, words), recipe=recipe, may_end=True)
         with Job(config, folder) as job, Joining(job) as joining:
             job.await_step(draw.randint(2, 6))
             for blow, rank in blows:

@@ -41,7 +41,9 @@ def test_a_loss_while_a_disk_takes_long(
         return write(self, tensor_of)
 
     monkeypatch.setattr(ShardFiles, "write", write_late)  # Ranks are forked, and have it too.
-    config = slow_config(tmp_path / "hurry", (3, 2), "steps=30", "checkpoint.every=6", "checkpoint.keep=9")
+    config = slow_config(
+        tmp_path / "hurry", (3, 2), "steps=30", "checkpoint.every=6", "checkpoint.keep=9", may_end=True
+    )
     with Job(config, tmp_path / "run") as job:
         job.await_step(8)
         assert job.signal_rank(2, signal.SIGKILL)
