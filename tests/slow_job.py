@@ -13,7 +13,7 @@ from torch import Tensor
 from elaswave_fx.config.types import Config
 from tests.recovery.harness import job_config
 
-SAMPLE_S, LATE_S = 0.02, 0.5
+SAMPLE_S, LATE_S = 0.02, 0.2
 """Of a sample, until then; and once the job has taken three quarters of its steps, so that it does not end before."""
 
 

@@ -115,7 +115,8 @@ def test_an_operator_without_order_is_refused_by_name_at_every_start(name: str, 
     build_job(config_of(tmp_path, *words), tmp_path / "run")
 
 
-def test_a_start_says_what_a_sample_takes_by_granule(tmp_path: Path) -> None:
+def test_a_start_says_what_a_sample_takes_by_granule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_ALL_S", 60.0)
     number = r"\d+(\.\d+)?"
     (line,) = start(tmp_path, "exact=true")
     wanted = rf"exact: {number} ms a sample at parallel.granule=1 \(this run's\), {number} at 2, {number} at 4"

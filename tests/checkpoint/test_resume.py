@@ -20,6 +20,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
+from tests.waiting import await_true
 
 EVERY = ("checkpoint.every=4", "checkpoint.keep=2")
 
@@ -181,6 +182,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(tmp_path: Path, monkeypatc
     def step_and_stop(training: Training, number: int) -> None:
         if number == 4 and training._worker.rank == 0:
             os.kill(os.getppid(), signal.SIGINT)
+            await_true(lambda: training._worker.context.stop_wanted, "the rank is told to stop")
         step(training, number)
 
     with monkeypatch.context() as patched:

@@ -197,7 +197,13 @@ def test_a_newcomer_has_its_part_in_the_checkpoint_of_the_step_after_which_it_co
         check_files(path, read_manifest(path))
 
 
-BATCH_NORM = ("parallel.granule=4", "global_batch=24", "steps=300", "eval.every=100")
+def assert_nobody_came_or_went(run: Finished) -> None:
+    """Of two ranks. On a busy machine one may have got less to do."""
+    assert run.of_kind("joined") == run.of_kind("detected") == []
+    assert all(event["members"] == [0, 1] for event in run.of_kind("agreed"))
+
+
+BATCH_NORM = ("parallel.granule=4", "global_batch=24", "steps=400", "eval.every=100")
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +326,8 @@ def test_who_cannot_reach_the_checkpoints_is_no_member(alone: Finished, tmp_path
         f"\nerror: {place}: the job's checkpoints go there, and this process cannot write to that folder\n"
     )
     assert_same_bits(run, alone)
-    assert run.of_kind("agreed") == [] and run.of_kind("checkpoint") != []
+    assert_nobody_came_or_went(run)
+    assert run.of_kind("checkpoint") != []
 
 
 def test_who_dies_while_it_gets_ready_costs_nothing(alone: Finished, tmp_path: Path) -> None:
@@ -392,7 +399,7 @@ def test_refusals_leave_the_job_untouched(alone: Finished, tmp_path: Path) -> No
         code, said = end_of(now.join())
         assert code == 2 and "holds no job that runs" in said
     assert_same_bits(run, alone)
-    assert run.of_kind("agreed") == []
+    assert_nobody_came_or_went(run)
     log = (run.folder / "logs" / "coordinator.log").read_text()
     assert "refused: somebody who wants to join: the job is full" in log and "it has torch 1.0" in log
     (line,) = [line for line in log.splitlines() if "token" in line]

@@ -178,9 +178,10 @@ class Attack:
     def read_files(self) -> None:
         """The run directory, and what jobs keep in memory."""
         self._read_below(self.folder)
-        for entry in Path("/dev/shm").iterdir():
-            if entry.stat().st_uid != os.getuid() and entry.name.startswith("elaswave") and self._read_below(entry):
-                self.had.append(f"read {entry}")
+        for entry in Path("/dev/shm").glob("elaswave*"):
+            with contextlib.suppress(FileNotFoundError):  # of a job that has ended
+                if entry.stat().st_uid != os.getuid() and self._read_below(entry):
+                    self.had.append(f"read {entry}")
         for name in ("control", "control/job.json", "control/register.json", "control/coordinator.lock"):
             if self._read(self.folder / name):
                 self.had.append(f"read {name}")
@@ -224,7 +225,7 @@ class Attack:
 
     def reach_the_coordinator(self) -> None:
         """With a greeting as a rank has it, on which a coordinator proves the job's token: it is not even heard."""
-        with socket.socket() as dialer, contextlib.suppress(ConnectionError):
+        with socket.socket() as dialer, contextlib.suppress(ConnectionError, TimeoutError):
             dialer.settimeout(1.0)
             dialer.connect(("127.0.0.1", self.control))
             dialer.send(struct.pack("<I", len(HELLO)) + HELLO)
