@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ def test_a_killed_rank(tmp_path: Path, victim: int, tells: bool) -> None:
         job.signal(victim, signal.SIGKILL)
         results = job.wait()
         check(job, results, {0, 1, 2, 3} - {victim})
-        (detected, *_) = job.events("detected")
-        assert detected["rank"] == victim and detected["epoch"] == 0
+        # One that was paused itself accuses nobody, and may be the first to report.
+        assert victim in [event["rank"] for event in job.events("detected") if event["epoch"] == 0]
         agreed = job.events("agreed")
         assert agreed[0]["members"] == sorted({0, 1, 2, 3} - {victim}) and agreed[0]["steps_redone"] in (0, 1)
         assert job.events("planned")[0]["lines"] == ["moved"]
@@ -90,7 +91,7 @@ def test_steps_go_on_without_a_coordinator(tmp_path: Path) -> None:
 
 
 def test_the_rank_that_writes_the_ledger_dies_at_the_end(tmp_path: Path) -> None:
-    with ToyJob(tmp_path, world=3, steps=100, pause_s=0.01) as job:
+    with ToyJob(tmp_path, world=3, steps=300, pause_s=0.01) as job:
         job.until_committed(5)
         job.kill_coordinator()
         job.until(lambda: all("end" in where for where in job.places()), "all steps, without a coordinator")
@@ -213,7 +214,8 @@ def test_who_is_refused_hears_why_and_the_job_does_not_notice(tmp_path: Path) ->
 
             job.until(is_told, "an answer")
             assert said == [Refused(reason)]
-            assert f"refused: rank {card.number} of 127.0.0.1 port {card.port}: {reason}" in job.logs()
+            line = f"refused: rank {card.number} of 127.0.0.1 port {card.port}: {reason}"
+            job.until(partial(lambda line: line in job.logs(), line), "its line in the log")
             stranger.close()
         check(job, job.wait(), {0, 1})
         assert job.store.read().epoch == 0 and job.events("detected") == []

@@ -252,9 +252,9 @@ def overloaded(layout: Layout, steps: int, hogs: int, timeout_s: float) -> Scena
         with busy(hogs, timeout_s), Job(config, folder) as job:
             run = job.wait(timeout_s)
         assert run.code == 0, f"exit code {run.code}, in {folder}:\n{run.console[-3000:]}"
-        signs = [e for kind in ("detected", "agreed", "left", "stopping") for e in run.of_kind(kind)]
+        signs = [e for kind in ("detected", "left") for e in run.of_kind(kind)]
+        signs += [e for e in run.of_kind("agreed") if e["lost"]]  # Who has less of a processor may get less to do.
         assert not signs, f"{len(signs)} signs of a loss that there was not, first {signs[0]}, in {folder}"
-        assert {line["epoch"] for line in run.metrics} == {0}
         assert_every_step_once(run, steps)
         return run
 
