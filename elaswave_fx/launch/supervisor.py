@@ -65,7 +65,7 @@ class Supervisor:
         self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
         self._ended: set[int] = set()  # The processes of these have begun to end.
-        self._gone: set[int] = set()  # The others go on without these.
+        self._gone: set[int] = set()  # Of these that the others can go on without; the coordinator may have been told.
         self._failures: dict[int, Failure] = {}
         self._lost: dict[int, Failure] = {}  # These are gone, and the others go on.
         self._left: set[int] = set()  # These were told to leave, and have.
@@ -306,7 +306,7 @@ class Supervisor:
 
     def _lose(self, rank: int, failure: Failure) -> None:
         """Take note that a worker is gone. The others may still have to meet it: then none of them can go on."""
-        if rank not in self._gone and not self._others_run(rank):
+        if not self._others_run(rank):
             return self._fail(rank, failure)
         self._lost[rank] = failure
         self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})
