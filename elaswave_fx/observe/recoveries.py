@@ -32,6 +32,7 @@ NORMAL_STEPS = 10
 _PARTS = ("stopped", "agreed", "planned", "edited", "transferred", "resumed")
 _NO_LOSSES = ("slow", "leave", "join")
 _MOST_EARLY = 64
+"""Parts, and times of steps, that are kept because a loss may be read after what followed it."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,9 @@ class _Open:
     redone: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
-    def lost(self, rank: int | None, cause: str, worth: int) -> None:
+    def lost(self, rank: int, cause: str, worth: int) -> None:
         """Take one more sign of a loss. The cause is told by who knows best: the fault, the process's end, the
         others."""
-        if rank is None:
-            return
         if rank not in self.ranks:
             self.ranks.append(rank)
         if worth > self.causes.get(rank, (0, ""))[0]:
@@ -109,7 +108,7 @@ class Recoveries:
         self._last: tuple[_Open, float] | None = None  # the newest recovery that has ended, and when
         self._unexplained: dict[int, _Open] = {}  # by rank: the newest recovery, if nobody has said how that one ended
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
-        self._alive_s: float | None = None
+        self._alive_s: deque[float] = deque(maxlen=_MOST_EARLY)  # when all ranks were alive
         self._open: _Open | None = None
         self._settled: set[int] = set()  # The others have gone on without these ranks.
 
@@ -119,20 +118,19 @@ class Recoveries:
             return
         self._steps_s.append(step_ms / 1e3)
         if alive_at_s is not None:
-            self._alive_s = alive_at_s
+            self._alive_s.append(alive_at_s)
 
     def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> dict[str, Any] | None:
         """Take one event, and return the recovery that ends with it; those that have nothing to do with recovery are
         passed over."""
         if kind == "started":
-            self._alive_s = at_s
+            self._alive_s.append(at_s)
         elif kind == "left" and fields["rank"] in self._unexplained:
             return self._explain(fields["rank"], fields["cause"])
         elif (kind == "fault" and _may_cost_nothing(fields)) or (kind == "left" and fields.get("asked")):
             return None
         elif kind in ("fault", "left", "detected"):
-            self._on_sign(kind, epoch, at_s, fields)
-            return self._take_early(self._open) if self._open is not None else None
+            return self._take_sign(_Part(kind, epoch, at_s, fields))
         elif kind in _PARTS:
             return self._take_part(_Part(kind, epoch, at_s, fields))
         return None
@@ -150,12 +148,33 @@ class Recoveries:
         self._early.append(part)
         return None
 
+    def _take_sign(self, sign: _Part) -> dict[str, Any] | None:
+        """Take a sign of a loss. One of ranks without which the others have gone on already is none of another loss:
+        the entry is told again with the cause that it knows, unless the rank has ended because it was left out."""
+        ranks = _ranks_of(sign)
+        if self._last is not None and ranks and self._settled.issuperset(ranks):
+            now, resumed_s = self._last
+            if sign.kind == "left" or not set(ranks).issubset(now.ranks):
+                return None
+            for rank in ranks:
+                now.lost(rank, *_told(sign))
+            self._closed[-1] = _entry(now, resumed_s)
+            return self._closed[-1]
+        if self._open is None:
+            self._open = _Open(sign.at_s, None, statistics.median(self._steps_s) if self._steps_s else None)
+        now = self._open
+        now.first_s = min(now.first_s, sign.at_s)
+        # Steps that were committed after it may have been read before it.
+        now.alive_s = max((alive_s for alive_s in self._alive_s if alive_s <= now.first_s), default=None)
+        _add_sign(now, sign)
+        return self._take_early(now)
+
     def _take_early(self, now: _Open) -> dict[str, Any] | None:
         """Take what was read before the loss. Parts from before the last sign of life of all are of a planned epoch."""
         began_s = now.first_s if now.alive_s is None else min(now.first_s, now.alive_s)
         early = sorted((part for part in self._early if part.at_s >= began_s), key=lambda part: part.at_s)
-        self._early.clear()
         for part in early:
+            self._early.remove(part)
             entry = self._take(now, part)
             if entry is not None:
                 return entry
@@ -168,30 +187,6 @@ class Recoveries:
             return self._close(now, part)
         self._on_part(now, part)
         return None
-
-    def _on_sign(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> None:
-        if kind == "left" and fields["rank"] in self._settled:
-            return  # It was left out before, and ends now.
-        if self._open is None:
-            self._open = _Open(at_s, self._alive_s, statistics.median(self._steps_s) if self._steps_s else None)
-        now = self._open
-        now.first_s = min(now.first_s, at_s)
-        if kind != "left":  # The launcher, which sees processes end, knows of no epochs.
-            now.lost_in = max(now.lost_in, epoch)
-        if kind == "fault":
-            now.faults_s.setdefault(fields["rank"], at_s)
-            now.lost(fields["rank"], f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", _STRUCK)
-            now.step = fields["step"] if now.step is None else now.step
-        elif kind == "left":
-            now.lost(fields["rank"], fields["cause"], _ENDED)
-        else:
-            now.detected_s = at_s if now.detected_s is None else now.detected_s
-            now.exited.update(fields.get("ranks", ()) if fields.get("exited") else ())
-            for rank in fields.get("ranks") or [fields.get("rank")]:
-                now.lost(rank, fields["cause"], _SEEN)
-                if rank is not None and fields.get("silent_ms") is not None:
-                    sign_s = at_s - fields["silent_ms"] / 1e3
-                    now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
 
     def _on_part(self, now: _Open, part: _Part) -> None:
         kind, fields = part.kind, part.fields
@@ -242,6 +237,37 @@ class Recoveries:
     def unfinished(self) -> dict[str, Any] | None:
         """Return the recovery under way, which has come to no committed step and has no `mttr_ms`."""
         return _entry(self._open, None) if self._open is not None else None
+
+
+def _ranks_of(sign: _Part) -> list[int]:
+    named = sign.fields.get("ranks") or [sign.fields.get("rank")]
+    return [rank for rank in named if rank is not None]
+
+
+def _told(sign: _Part) -> tuple[str, int]:
+    """Return the cause that a sign tells of, and how well whoever tells knows it."""
+    fields = sign.fields
+    if sign.kind == "fault":
+        return f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", _STRUCK
+    return fields["cause"], _ENDED if sign.kind == "left" else _SEEN
+
+
+def _add_sign(now: _Open, sign: _Part) -> None:
+    fields, ranks = sign.fields, _ranks_of(sign)
+    for rank in ranks:
+        now.lost(rank, *_told(sign))
+    if sign.kind != "left":  # The launcher, which sees processes end, knows of no epochs.
+        now.lost_in = max(now.lost_in, sign.epoch)
+    if sign.kind == "fault":
+        now.faults_s.setdefault(fields["rank"], sign.at_s)
+        now.step = fields["step"] if now.step is None else now.step
+    elif sign.kind == "detected":
+        now.detected_s = sign.at_s if now.detected_s is None else now.detected_s
+        now.exited.update(fields.get("ranks", ()) if fields.get("exited") else ())
+        if fields.get("silent_ms") is not None:
+            sign_s = sign.at_s - fields["silent_ms"] / 1e3
+            for rank in ranks:
+                now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
 
 
 def _may_cost_nothing(fault: Mapping[str, Any]) -> bool:

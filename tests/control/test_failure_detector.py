@@ -203,6 +203,17 @@ def test_who_is_accused_or_cut_off_has_less_time_to_report() -> None:
     assert found.finding(Rank(2), 10.6) == Finding(Certainty.SUSPECTED, CauseKind.SILENT, since_s=10.0)
 
 
+def test_who_still_dials_to_a_new_coordinator_is_lost_only_when_it_is_accused_or_had_much_time() -> None:
+    """Rank 3 is dead; rank 2 needs longer than `connect_s` to open its control connection."""
+    began = FailureDetector(replace(LIMITS, unheard_s=10.0), began_s=50.0)
+    for rank in (0, 1):
+        began = began.connected(Rank(rank), 50.1).heartbeat(replace(BEAT, rank=Rank(rank)), 50.1)
+    late = 50.0 + LIMITS.connect_s + 1.1 * LIMITS.accused_s
+    found = began.unreported((Rank(2), Rank(3)), Epoch(0), reports_of(report(0), report(1, 3, suspect=3)), 0.9, late)
+    assert [rank for rank in RANKS if not found.is_alive(rank, late)] == [3]
+    assert found.is_alive(Rank(2), 59.9) and not found.is_alive(Rank(2), 60.1)
+
+
 def test_whoever_the_others_wait_for_counts_as_lost_from_when_it_stood_still() -> None:
     detector = listening()
     for rank in RANKS:

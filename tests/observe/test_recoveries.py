@@ -220,6 +220,32 @@ def test_what_ranks_did_may_be_read_before_the_loss() -> None:
     assert entries[0]["edit_ms"] == 3.0 and entries == 3 * entries[:1]
 
 
+def test_a_loss_may_be_read_after_the_steps_that_followed_it() -> None:
+    """The launcher had no processor while the others went on: the recovery has ended, and is one."""
+    detected = ("detected", 10.004, {"rank": 2, "ranks": [2], "cause": "rank 0 left the step, accusing 2"})
+    left = ("left", 10.3, {"rank": 2, "cause": "rank 2: killed by SIGKILL"})
+    agreed = ("agreed", 10.02, AGREED)
+    for order in ((detected, agreed, left), (left, detected, agreed), (agreed, left, detected)):
+        book = after_steps(20.0, 20.0)
+        tell(book, ("edited", 10.03, {"ms": 3.0}), ("resumed", 10.1, {"step": 12}))
+        for alive_s in (10.12, 10.14):
+            book.step(20.0, alive_s)
+        tell(book, *order)
+        (entry,) = book.entries()
+        assert book.unfinished() is None
+        assert (entry["detect_ms"], entry["mttr_ms"], entry["edit_ms"]) == (1004.0, 1080.0, 3.0)
+
+
+def test_a_fault_that_is_read_after_the_others_have_gone_on_is_the_cause_of_that_recovery() -> None:
+    book = after_steps(20.0)
+    tell(book, ("detected", 10.0, {"rank": 2, "ranks": [2], "cause": "rank 2 is silent"}), ("agreed", 10.01, AGREED))
+    first = book.event("resumed", 1, 10.02, {"step": 12})
+    fault = {"rank": 2, "step": 12, "fault": "stop", "phase": "reduce"}
+    again = book.event("fault", 0, 10.03, fault)
+    assert first is not None and again == {**first, "cause": "stop in step 12, phase reduce"}
+    assert book.entries() == (again,) == Recoveries([first, again]).entries()
+
+
 def test_parts_of_a_planned_epoch_are_not_those_of_a_later_loss() -> None:
     book = after_steps(20.0)
     tell(book, ("agreed", 8.0, {**AGREED, "lost": []}), ("edited", 8.1, {"ms": 9.0}), ("resumed", 8.2, {"step": 9}))

@@ -224,14 +224,15 @@ class FailureDetector:
     def unreported(
         self, missing: Collection[Rank], epoch: Epoch, reports: Mapping[Rank, Report], waited_s: float, now_s: float
     ) -> FailureDetector:
-        """Find ranks that were asked `waited_s` ago, and have not reported: accused or cut off ones by a shorter
-        silence, the others when they let everybody wait for too long and do not get on. Ranks of this `epoch` alone
-        are heard as to whom they accuse."""
+        """Find ranks that were asked `waited_s` ago, and have not reported: by a shorter silence those who are accused,
+        or whose control connection has closed; the others when they let everybody wait for too long and do not get on.
+        Ranks of this `epoch` alone are heard as to whom they accuse. One that has opened no control connection to this
+        coordinator yet may still dial."""
         if waited_s > self.timeouts.stalled_s:
             return self._hung([rank for rank in missing if not self.gets_on(rank, now_s)])
         accused = {heard.heartbeat.suspect for heard in self.heard.values() if heard.heartbeat.epoch == epoch}
         accused |= {report.suspect for report in reports.values() if report.epoch == epoch}
-        accused |= self.cut_off(missing, now_s)
+        accused |= {rank for rank, is_open in self.connections.items() if not is_open}
         blamed = {r for r in missing if r in accused and r not in self.found}
         silent = {r for r in blamed if self._silence_s(r, now_s) > self.timeouts.accused_s}
         return self._finding_of(silent, Certainty.SUSPECTED, CauseKind.SILENT) if silent else self
