@@ -140,8 +140,10 @@ class FileStore:
     def _begun(self, saved: _Saved, plan: str) -> FileStore:
         """This one, with its first files."""
         (self.folder / _RUN).symlink_to(self._run_dir.absolute())
-        self._alive = os.open(self.folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._alive, fcntl.LOCK_EX)  # Somebody who looks for dead jobs may have it for a moment.
+        beside = self.folder / f".{_ALIVE}"
+        self._alive = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._alive, fcntl.LOCK_EX)
+        beside.rename(self.folder / _ALIVE)  # It appears locked: a job whose file nobody has locked is a dead one.
         self.write_plan(saved.register.epoch, plan)
         with self._locked():
             replace_file(self._register, msgspec.json.encode(saved))
