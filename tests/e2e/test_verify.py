@@ -97,7 +97,9 @@ def chain_anew(folder: Path) -> None:
 
 
 def test_a_run_is_as_it_should_be(whole: Finished, alone: Finished) -> None:
-    found = findings(whole.folder, alone.folder, (4, 7))
+    # One of the two is given up if owners move while it is written.
+    kept = min(step for step in (3, 6) if (whole.folder / f"checkpoints/step-{step}").exists())
+    found = findings(whole.folder, alone.folder, (kept + 1, 7))
     assert {check: finding.verdict for check, finding in found.items()} == dict.fromkeys(
         (
             "chain", "cover", "tiles", "fingerprint", "states", "metrics", "summary", "contents", "counts", "keys",
@@ -105,7 +107,7 @@ def test_a_run_is_as_it_should_be(whole: Finished, alone: Finished) -> None:
         ),
         Verdict.HOLDS,
     ), "\n".join(map(str, found.values()))  # fmt: skip
-    assert found["replay"].words.startswith("steps 3 to 7 once more from step-3")
+    assert found["replay"].words.startswith(f"steps {kept} to 7 once more from step-{kept}")
     assert wrong(alone.folder, whole.folder, (0, 0)) == {}
 
 
