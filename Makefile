@@ -17,6 +17,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+# Neighbours go to one process, which makes what they share only once.
+PYTEST := $(RUN) -m pytest --color=$(if $(CI),no,auto) -n $(TEST_PROCESSES) --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check
 NATIVE_BUILD := build/native
 ON_PATH := PATH="$(abspath $(BIN)):$$PATH"
@@ -40,7 +42,11 @@ demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks;
 
 .PHONY: test
 test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
-	$(RUN) -m pytest --color=$(if $(CI),no,auto) -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: $(STAMPS)/ready ## Run the slow tests too
+	$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: chaos
 chaos: $(STAMPS)/ready ## Kill, stop and starve processes of real runs in every way, let ranks join and leave (ARGS='--only host --seed 1')

@@ -447,12 +447,12 @@ def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(even_boxes(PAIR))])
         with pytest.raises(CommError) as caught:
             for step in range(20):
-                take_step(engine, PAIR[rank], step, deadline_s=2.0)
+                take_step(engine, PAIR[rank], step, deadline_s=5.0)
         return engine.holdings().version, str(caught.value)
 
     results = started(2, body).results()
     assert [version for version, _ in results] == [8, 8]
-    assert any("a wait passed its deadline; still awaited: send to rank" in words for _, words in results)
+    assert any("a wait passed its deadline; still awaited: send to rank" in words for _, words in results), results
 
 
 def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
