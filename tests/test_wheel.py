@@ -39,7 +39,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.slow
 def test_wheel_holds_the_package_its_passes_and_its_yaml(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"elaswave_fx"}
@@ -52,7 +51,6 @@ def test_wheel_holds_the_package_its_passes_and_its_yaml(wheel: Path) -> None:
     assert sum(name.startswith("elaswave_fx/_native.") and name.endswith(".so") for name in names) == 1
 
 
-@pytest.mark.slow
 def test_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]

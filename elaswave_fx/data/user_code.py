@@ -27,9 +27,10 @@ Result = TypeVar("Result")
 _LOOK_S = 1.0
 """Between two looks at what the thread is at."""
 
-PATIENCE = 1.25
-"""Deadlines until the parent ends the process, which may say so by itself after one. Ranks that go silent with their
-samples are excluded one after another before that, and all of it shall take no more than three deadlines."""
+_PATIENCE, _PATIENCE_S = 0.25, 5.0
+"""Of a deadline, at least so many seconds, until the parent ends the process, which may say so by itself at the
+deadline, and where it hangs. Ranks that go silent with their samples are excluded one after another before that, and
+all of it shall take no more than three deadlines."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class UserCode:
     def watched(self, place: str, what: str) -> Iterator[None]:
         """Around each call of the user's code, in a job: the deadline counts from here."""
         self._call = _Call(place, what, time.monotonic())
-        watchdog.expect(PATIENCE * self._deadline_s, self._call.overdue(self._deadline_s))
+        patience_s = max(_PATIENCE * self._deadline_s, _PATIENCE_S)
+        watchdog.expect(self._deadline_s + patience_s, self._call.overdue(self._deadline_s))
         try:
             yield
         except ElasWaveError:

@@ -110,6 +110,7 @@ def test_messages(tmp_path: Path) -> None:
     assert re.search(r"1 MB: socket [\d.]+ ms, ours [\d.]+ ms, gloo [\d.]+ ms", shown)
 
 
+@pytest.mark.slow
 def test_pipeline(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "pipeline", "--tiny", "--repeats", "1")
     widths, depths, links = 2, 2, 2
@@ -126,6 +127,7 @@ def test_losses_that_differ_fail_the_pipeline_benchmark() -> None:
         check_losses({"ours": [5.5], "peer": [float("nan")]})
 
 
+@pytest.mark.slow
 def test_startup(tmp_path: Path) -> None:
     _, entries = bench(tmp_path, "startup", "--tiny", "--repeats", "1")
     cold, warm, memory = entries
@@ -174,6 +176,7 @@ def test_parts_of_a_start_are_read_off_what_it_prints() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_copies(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "copies", "--tiny", "--repeats", "1")
     assert [entry["unit"] for entry in entries] == ["ms"] * 5 + ["MiB"] * 2
@@ -183,6 +186,7 @@ def test_copies(tmp_path: Path) -> None:
     assert "bytes of copies per parameter and step" in shown and "more than without copies" in shown
 
 
+@pytest.mark.slow
 def test_exact(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "exact", "--tiny", "--repeats", "1")
     assert [entry["name"] for entry in entries[:2]] == ["16 tokens: granules of 1", "16 tokens: granules of 2"]
@@ -196,6 +200,7 @@ def test_exact(tmp_path: Path) -> None:
     assert "granules to do for 4 are 1." in shown and "memory of a parameter on each rank +4.0 bytes" in shown
 
 
+@pytest.mark.slow
 @needs_torchft
 def test_steady(tmp_path: Path) -> None:
     _, entries = bench(tmp_path, "steady", "--tiny", "--repeats", "1")
@@ -205,6 +210,7 @@ def test_steady(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_torchft
 def test_recovery(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "recovery", "--tiny", "--repeats", "1", "--settings", "4")
@@ -219,6 +225,7 @@ def test_recovery(tmp_path: Path) -> None:
     assert "SIGSTOP: " in shown and "links down: " in shown
 
 
+@pytest.mark.slow
 def test_convergence(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "convergence.svg"
@@ -317,6 +324,7 @@ def test_points_are_spread_evenly_over_a_step() -> None:
     assert phases(4) == [0.125, 0.375, 0.625, 0.875]
 
 
+@pytest.mark.slow
 def test_executor(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "executor", "--tiny", "--repeats", "2")
     assert [entry["name"] for entry in entries] == ["width 64, 32 tokens", "width 64, 32 tokens, inductor"]
@@ -370,6 +378,7 @@ def test_options_that_a_benchmark_does_not_take_are_refused(capsys: pytest.Captu
     assert "must be at least 1" in refused_here("communicator_edit", "--repeats", "0")
 
 
+@pytest.mark.slow
 def test_policies(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "policies", "--tiny")
     names = [entry["name"].removeprefix("2x2, m=2, ") for entry in entries]
@@ -437,6 +446,7 @@ def test_migration(tmp_path: Path) -> None:
         assert re.search(rf"3x1 to 4x1, {mode}: [\d.]+ MB in stops, [\d.]+ MB behind steps; ", shown)
 
 
+@pytest.mark.slow
 def test_frequency(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "frequency", "--tiny", "--repeats", "1")
     names = [entry["name"] for entry in entries]

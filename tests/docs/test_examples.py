@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from tests.marks import slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w*\n(.*?)```", re.DOTALL)
@@ -51,8 +53,8 @@ def test_the_recipe_of_ones_own_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["model.widht=3", "data.samples=10", "parallel.pp=9", "model._target_=mistakes.MeanNet",
-     "optimizer._target_=mistakes.NormedLion"],
+    ["model.widht=3", "data.samples=10", slow("parallel.pp=9"),
+     slow("model._target_=mistakes.MeanNet"), "optimizer._target_=mistakes.NormedLion"],
 )  # fmt: skip
 def test_mistakes_are_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
     write_files("recipes.md", tmp_path)
@@ -72,7 +74,7 @@ def test_the_pass_and_its_test_work(tmp_path: Path) -> None:
 def test_the_pass_runs_from_a_recipe(tmp_path: Path) -> None:
     write_files("passes.md", tmp_path)
     common = ("--config-dir", ".", "recipe=unscaled", f"cache.dir={tmp_path / 'cache'}")
-    done = run(tmp_path, "elaswave_fx.train", *common, "hydra.run.dir=run")
+    done = run(tmp_path, "elaswave_fx.train", *common, "hydra.run.dir=run", "steps=10")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass of yours: drop_unit_scale.DropUnitScale{divisions=false}" in done.stdout
     seen = run(tmp_path, "elaswave_fx.inspect", *common, "out=seen", "passes.dump=graphs")
@@ -86,10 +88,10 @@ def test_the_pass_runs_from_a_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["passes.find_cuts.slak=2", 'passes.pipeline="normalize,find_cutz"',
-     "passes.extra=[{_target_: drop_unit_scale.calls}]",
-     "passes.extra=[{_target_: drop_unit_scale.DropUnitScale, division: false}]",
-     "passes.extra=[{_target_: drop_unit_scale.DropUnitScale, after: normalise}]"],
+    ["passes.find_cuts.slak=2", "passes.extra=[{_target_: drop_unit_scale.calls}]",
+     slow('passes.pipeline="normalize,find_cutz"'),
+     slow("passes.extra=[{_target_: drop_unit_scale.DropUnitScale, division: false}]"),
+     slow("passes.extra=[{_target_: drop_unit_scale.DropUnitScale, after: normalise}]")],
 )  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
     write_files("passes.md", tmp_path)

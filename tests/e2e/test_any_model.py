@@ -76,6 +76,7 @@ def test_trains_as_plain_pytorch_does(name: str, tmp_path: Path) -> None:
         assert_agrees(run, expected)
 
 
+@pytest.mark.slow
 def test_workers_import_what_registers_an_operator(tmp_path: Path) -> None:
     """Through the command: nothing that a worker is forked from has imported the operator before."""
     words = ("parallel.dp=2", "parallel.pp=2")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
 from tests.runs import SMALL
 from tests.waiting import await_true
 
@@ -130,12 +131,12 @@ class Lazy(Net):
 @pytest.mark.parametrize(
     ("data", "model", "words", "error"),
     [
-        ("Negative", "Net", (), "data._target_=bad.Negative: its length cannot be read (ValueError: __len__() should"),
+        slow("Negative", "Net", (), "data._target_=bad.Negative: its length cannot be read (ValueError: __len__()"),
         ("Broken", "Net", (), "data._target_=bad.Broken: sample 0 cannot be read (RuntimeError: no disk)"),
         ("Drawn", "Net", (), "data._target_=bad.Drawn: x of sample 0 is another one when it is read again"),
         ("Data", "Lazy", (), "model=target: layer.weight has no shape yet"),
-        ("Data", "Net", ("resume=loop",), "resume=loop: its symbolic links lead in a circle"),
-        ("Data", "Net", ("checkpoint.dir=file/x",), "checkpoint.dir=FOLDER/file/x: cannot be written"),
+        slow("Data", "Net", ("resume=loop",), "resume=loop: its symbolic links lead in a circle"),
+        slow("Data", "Net", ("checkpoint.dir=file/x",), "checkpoint.dir=FOLDER/file/x: cannot be written"),
         ("Data", "Net", ("recipe=broken", "--config-dir", "."), "FOLDER/recipe/broken.yaml, line 2, column 5: is no"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",

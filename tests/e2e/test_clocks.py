@@ -162,6 +162,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_after_sigkill_of_a_worker(tmp_path: Path) -> None:
     """Its clock stands as before at once, while the other goes on; that of the other at its end."""
     job = Job(tmp_path / "cpu", tmp_path / "run")
@@ -176,6 +177,7 @@ def test_after_sigkill_of_a_worker(tmp_path: Path) -> None:
     assert stand_as_before(job.root)
 
 
+@pytest.mark.slow
 def test_after_sigkill_of_the_coordinator(tmp_path: Path) -> None:
     job = Job(tmp_path / "cpu", tmp_path / "run")
     try:

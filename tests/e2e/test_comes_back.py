@@ -10,6 +10,7 @@ import pytest
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.plan.plan import Plan
 from tests.e2e.test_leaves import STEPS, end_of, running
+from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish, job_config
 from tests.recovery.joining import Joining
 from tests.waiting import await_true
@@ -96,7 +97,7 @@ def test_who_comes_back_has_links_to_those_that_went_on(alone: Finished, tmp_pat
     assert second["back"] == [stopped] and "rolled_back_to" not in second and second["step"] == first["step"]
 
 
-@pytest.mark.parametrize("seconds", [0.5, 6.0])
+@pytest.mark.parametrize("seconds", [0.5, slow(6.0)])
 def test_a_rank_that_is_cut_off_for_a_while(alone: Finished, tmp_path: Path, seconds: float) -> None:
     """Half a second is nothing to anybody; after more than the deadline of silence it comes back as another rank."""
     with running(tmp_path, (2, 1), f"faults=[{{step: 3, rank: 1, kind: cut, seconds: {seconds}}}]") as job:
@@ -113,6 +114,7 @@ def test_a_rank_that_is_cut_off_for_a_while(alone: Finished, tmp_path: Path, sec
     assert "rank 1: fault: cut in step 3, phase any" in run.console
 
 
+@pytest.mark.slow
 def test_a_rank_that_joined_and_was_stopped_comes_back_too(alone: Finished, tmp_path: Path) -> None:
     with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
         newcomer = joining.start()

@@ -29,6 +29,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.versions import versions
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.verify import Wanted, verify
+from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
 from tests.slow_job import slow_config
 from tests.waiting import await_true
@@ -182,6 +183,7 @@ def test_the_job_goes_on_when_only_a_rank_that_joined_is_left(alone: Finished, t
     assert run.of_kind("agreed")[-1]["members"] == [1] and len(run.summary["recoveries"]) == 1
 
 
+@pytest.mark.slow
 def test_a_newcomer_has_its_part_in_the_checkpoint_of_the_step_after_which_it_comes(tmp_path: Path) -> None:
     steps = 200
     with running(tmp_path, (2, 1), f"steps={steps}", "checkpoint.every=1", "checkpoint.keep=3") as now:
@@ -271,6 +273,7 @@ def test_a_rank_joins_from_where_nothing_of_the_job_is(alone: Finished, tmp_path
     assert [event["rank"] for event in run.of_kind("joined")] == [2] and run.summary["recoveries"] == []
 
 
+@pytest.mark.slow
 @apart
 def test_the_model_is_written_where_the_last_rank_is(alone: Finished, tmp_path: Path) -> None:
     """Only a rank is left for which the run directory is a name."""
@@ -290,6 +293,7 @@ def test_the_model_is_written_where_the_last_rank_is(alone: Finished, tmp_path: 
         place.unlink()
 
 
+@pytest.mark.slow
 @apart
 def test_a_rank_that_is_left_alone_begins_again_from_the_tensors_that_it_has_fetched(
     alone: Finished, tmp_path: Path
@@ -314,7 +318,7 @@ def test_a_rank_that_is_left_alone_begins_again_from_the_tensors_that_it_has_fet
 
 
 @apart
-@pytest.mark.parametrize("of_run", [True, False], ids=["RUN/checkpoints", "checkpoint.dir"])
+@pytest.mark.parametrize("of_run", [slow(True), False], ids=["RUN/checkpoints", "checkpoint.dir"])
 def test_who_cannot_reach_the_checkpoints_is_no_member(alone: Finished, tmp_path: Path, of_run: bool) -> None:
     place = tmp_path / ("run" if of_run else "") / "checkpoints"
     words = ("checkpoint.every=200",) if of_run else ("checkpoint.every=200", f"checkpoint.dir={place}")
@@ -344,6 +348,7 @@ def test_who_dies_while_it_gets_ready_costs_nothing(alone: Finished, tmp_path: P
     assert run.of_kind("detected") == [] and [event["rank"] for event in run.of_kind("joined")] == [3]
 
 
+@pytest.mark.slow
 def test_whoever_gets_ready_while_a_rank_is_lost_joins_anew(alone: Finished, tmp_path: Path) -> None:
     """It was told of a rank that it cannot reach any more, for which it tries for some seconds."""
     with running(tmp_path, (3, 1), "data.transform.sample_s=0.06") as now:
@@ -361,7 +366,7 @@ def test_whoever_gets_ready_while_a_rank_is_lost_joins_anew(alone: Finished, tmp
     assert joined["rank"] > 3 and [recovery["ranks"] for recovery in run.summary["recoveries"]] == [[2]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT)], ids=["killed", "Ctrl-C"])
 def test_the_end_of_one_that_has_joined_is_a_loss(alone: Finished, tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, (2, 1)) as now:
         process = now.join()

@@ -24,6 +24,7 @@ from elaswave_fx.plan.tiling import split_micro_batches
 from elaswave_fx.plan.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.loop import run_worker
+from tests.marks import slow
 from tests.plan.samples import lane
 from tests.reference import ReferenceRun, relative_difference
 from tests.runs import Run, reference, run_job, small_config
@@ -198,7 +199,7 @@ def reference_of(recipe: str, *words: str) -> ReferenceRun:
 
 
 @pytest.mark.parametrize("tiling", sorted(UNEVEN))
-@pytest.mark.parametrize("recipe", ["gpt_stdlib", "resnet_digits"])
+@pytest.mark.parametrize("recipe", ["gpt_stdlib", slow("resnet_digits")])
 def test_lanes_of_all_kinds(tiling: str, recipe: str, tmp_path: Path) -> None:
     planner, ranks = UNEVEN[tiling]
     granule = "parallel.granule=4" if recipe == "resnet_digits" else "parallel.granule=1"

@@ -89,6 +89,7 @@ def test_everything_of_the_users_trains_on_four_ranks(tmp_path: Path) -> None:
     assert [lines[0]["lr"], lines[-1]["lr"]] == pytest.approx([0.2, 0.1])
 
 
+@pytest.mark.slow
 def test_a_model_that_returns_only_a_mean_is_refused_by_name(tmp_path: Path) -> None:
     done = train(tmp_path, *ALL, "model._target_=mine.MeanNet")
     assert done.returncode == 2

@@ -11,6 +11,7 @@ from torch import Tensor
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.models.build import build_model
 from elaswave_fx.passes.evaluate import evaluation_agrees
+from tests.marks import slow
 from tests.passes.compiled import assert_bits, assert_same, compile_model, eager, run_native, run_units
 
 VOCABULARY, LENGTH, CLASSES = 32, 12, 4
@@ -30,16 +31,15 @@ def images(samples: int, seed: int) -> dict[str, Tensor]:
     return {"image": image, "label": torch.randint(0, CLASSES, (samples,), generator=generator)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "units"),
     [
-        ("gpt2", {"n_layer": 2, "n_embd": 16, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, 6),
+        slow("gpt2", {"n_layer": 2, "n_embd": 16, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, 6),
         ("llama", {**SIZES, "num_key_value_heads": 1}, 6),
-        ("bert", {**SIZES, **QUIET}, 6),
+        slow("bert", {**SIZES, **QUIET}, 6),
         ("vit", {**SIZES, **QUIET, "image_size": 16, "patch_size": 8, "num_channels": 3}, 5),
-        ("t5", {"num_layers": 2, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}, 11),
-        ("mixtral", {**SIZES, **EXPERTS}, 6),
+        slow("t5", {"num_layers": 2, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}, 11),
+        slow("mixtral", {**SIZES, **EXPERTS}, 6),
         ("convnext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "patch_size": 4}, 4),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

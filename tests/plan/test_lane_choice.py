@@ -14,7 +14,7 @@ from tests.plan.campaign import KINDS, Kind, minimax_cases, try_kind
 from tests.plan.samples import chain, even_lanes, lane
 
 
-@pytest.mark.parametrize(("name", "cases"), [("minimax", 3000), ("shares", 2000), ("choice", 500), ("halves", 12)])
+@pytest.mark.parametrize(("name", "cases"), [("minimax", 1000), ("shares", 600), ("choice", 150), ("halves", 6)])
 def test_no_other_cut_share_or_candidate_is_better(name: str, cases: int) -> None:
     """The slowest stage of a lane is as fast as with any cut that fits, for 8 units and 4 stages of any speeds; no
     other cut and no other share of the granules among up to 6 ranks, in lanes of all shapes, makes a shorter step; and

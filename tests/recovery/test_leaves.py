@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
 from tests.recovery.fault_matrix import Loss
 from tests.recovery.leaves import leaving, leaving_in
 from tests.recovery.references import References
@@ -11,17 +12,17 @@ from tests.recovery.scenarios import Scenario
 
 SCENARIOS = [
     leaving((2, 2), (1,), 1),
-    leaving((3, 2), (0,), 2),
+    slow(leaving((3, 2), (0,), 2)),
     leaving((3, 2), (2, 3), 3),
-    leaving((2, 3), (5,), 4),
+    slow(leaving((2, 3), (5,), 4)),
     leaving((4, 1), (0,), 5),
     leaving((1, 3), (1,), 6),
     leaving((2, 2), (2,), 7, kill=1),
-    leaving((3, 2), (4,), 8, kill=0),
+    slow(leaving((3, 2), (4,), 8, kill=0)),
     leaving((2, 2), (3,), 9, coordinator=True),
-    leaving((1, 3), (0,), 10, coordinator=True),
+    slow(leaving((1, 3), (0,), 10, coordinator=True)),
     leaving_in(Loss((2, 2), 0, "update")),
-    leaving_in(Loss((3, 2), 5, "reduce")),
+    slow(leaving_in(Loss((3, 2), 5, "reduce"))),
     leaving_in(Loss((1, 3), 2, "gather")),
 ]
 

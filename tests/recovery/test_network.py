@@ -19,6 +19,7 @@ import pytest
 from elaswave_fx.bench.namespaces import Host, hosts, missing, silence
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from tests.e2e.test_joins import ROOT, assert_same_bits, config_of
+from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
 from tests.waiting import await_true
 
@@ -38,6 +39,8 @@ CUTS: dict[str, tuple[Sequence[tuple[int, int]], set[int]]] = {
     "from such a rank, in one direction": (((1, 2),), {1, 2}),
 }
 """What is cut, from host to host; and of whom one has to go."""
+
+BOTH_WAYS, HEARD = "off in both directions", "from a rank that the coordinator hears"
 
 ONE_EACH, TWO_EACH = (1, 3), (2, 2)
 """Ranks of a host, and hosts."""
@@ -102,7 +105,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finish(config_of(folder / "hurry", (1, 1)), folder / "run")
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", [cut if cut in (BOTH_WAYS, HEARD) else slow(cut) for cut in CUTS])
 def test_a_silent_cut(cut: str, alone: Finished, tmp_path: Path) -> None:
     ways, suspects = CUTS[cut]
     with spread(tmp_path) as now:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from elaswave_fx.plan.plan import Plan
 from tests.recovery.harness import Finished, Job, job_config
 from tests.recovery.invariants import assert_survived
@@ -31,6 +33,7 @@ def test_lose_and_regain(tmp_path: Path, references: References) -> None:
     assert any(box.owner == 4 for box in last.boxes), f"it owns what it has a copy of, in {run.folder}"
 
 
+@pytest.mark.slow
 def test_storm(tmp_path: Path, references: References) -> None:
     steps, hurry = "steps=400", tmp_path / "hurry"
     with Job(slow_config(hurry, LAYOUT, steps, recipe="storm"), tmp_path / "run") as job:

@@ -28,6 +28,7 @@ SLOW_S = 12.0
 LAYOUT = (2, 2)
 
 
+@pytest.mark.slow
 def test_a_loss_while_a_disk_takes_long(
     tmp_path: Path, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def assert_nobody_left(run: Finished) -> None:
     assert run.of_kind("detected") == [] and run.of_kind("left") == []
 
 
+@pytest.mark.slow
 def test_the_model_is_written_slowly(slow: Callable[..., None], tmp_path: Path) -> None:
     slow(model_file, "save_file", lambda *_: True)
     with Job(job_config(LAYOUT, "steps=30"), tmp_path) as job:
@@ -119,6 +121,7 @@ def test_a_loss_while_a_checkpoint_is_waited_for_is_recovered_from_at_once(
     assert loss["agree_ms"] < 1e3 * SLOW_S / 4, "nobody waits for a disk when the ranks change"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_slowly_to_go_back_to_it(slow: Callable[..., None], tmp_path: Path) -> None:
     slow(recovery, "restore", lambda *words: words[3] == 1)
     with Job(job_config(LAYOUT, "steps=60", "copies.count=0", "checkpoint.every=10"), tmp_path) as job:
