@@ -41,7 +41,7 @@ demo: $(STAMPS)/ready ## Train a GPT on the Python standard library: four ranks;
 	$(RUN) -m elaswave_fx.train recipe=lose_and_regain $(ARGS)
 
 .PHONY: test
-test: $(STAMPS)/ready ## Run all tests (PYTEST_ARGS='-k name' for some)
+test: $(STAMPS)/ready ## Run the tests (PYTEST_ARGS='-k name' for some)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-all
