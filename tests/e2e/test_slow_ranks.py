@@ -38,6 +38,7 @@ def test_a_slow_rank_gets_less_work_with_the_bits_of_one_rank(tmp_path: Path) ->
     assert "rank 1 has a speed of" in after.reason
 
 
+@pytest.mark.slow
 def test_a_rank_without_work_is_tried_and_has_its_share_again_with_the_bits_of_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
