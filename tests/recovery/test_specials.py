@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.bench.links import CannotCut
+from tests.marks import slow
 from tests.recovery.references import References
 from tests.recovery.scenario_registry import specials
 from tests.recovery.scenarios import Scenario
 
+SLOW = ("enduring-", "storm-2-", "checkpointing-2x2-rank1-", "checkpointing-3x2-", "join-3x2-", "stopped-4x1-")
+"""More of what others show."""
 
-@pytest.mark.parametrize("scenario", specials(), ids=lambda scenario: scenario.folder)
+SCENARIOS = [slow(each) if each.folder.startswith(SLOW) else each for each in specials()]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.folder)
 def test_the_run_survives(scenario: Scenario, tmp_path: Path, references: References) -> None:
     try:
         scenario.check(tmp_path, references)
