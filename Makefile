@@ -104,7 +104,7 @@ native-test-plain native-test-address native-test-thread: $(STAMPS)/packages
 	@echo "== $@"
 	$(call configure_torch_free,build/$@)
 	$(ON_PATH) cmake --build build/$@
-	cd build/$@ && $(ON_PATH) ctest --output-on-failure --timeout 120
+	cd build/$@ && $(ON_PATH) ctest --output-on-failure --timeout 300
 
 configure_torch_free = $(ON_PATH) cmake -S native -B $(1) -G Ninja -DELASWAVE_TORCH=OFF -DELASWAVE_TESTS=ON \
   -DELASWAVE_SANITIZE=$(SANITIZE) > /dev/null
