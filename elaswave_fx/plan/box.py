@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, cast
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.topology import Rank
@@ -85,4 +85,4 @@ class Box:
 
 def numbered(boxes: Iterable[Box]) -> Iterator[tuple[BoxId, Box]]:
     """Every box of a plan with its id."""
-    return ((BoxId(index), box) for index, box in enumerate(boxes))
+    return cast("Iterator[tuple[BoxId, Box]]", enumerate(boxes))
