@@ -193,6 +193,6 @@ class _IndexUnpickler(pickle.Unpickler):
 
 def _member(kind: object, name: object) -> enum.Enum:
     """A member of an enumeration, which Python 3.11.0 to 3.11.3 write as an attribute; nothing else is got so."""
-    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
-        return kind.__members__[str(name)]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind[str(name)]
     raise pickle.UnpicklingError(f"{INDEX} names {name} of {kind!r}, which is no part of an index")
