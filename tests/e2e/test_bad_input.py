@@ -131,7 +131,8 @@ class Lazy(Net):
 @pytest.mark.parametrize(
     ("data", "model", "words", "error"),
     [
-        slow("Negative", "Net", (), "data._target_=bad.Negative: its length cannot be read (ValueError: __len__()"),
+        slow("Negative", "Net", (),
+             "data._target_=bad.Negative: its length cannot be read (ValueError: __len__() should"),
         ("Broken", "Net", (), "data._target_=bad.Broken: sample 0 cannot be read (RuntimeError: no disk)"),
         ("Drawn", "Net", (), "data._target_=bad.Drawn: x of sample 0 is another one when it is read again"),
         ("Data", "Lazy", (), "model=target: layer.weight has no shape yet"),

@@ -9,12 +9,16 @@ import pytest
 
 from elaswave_fx.plan.tiling import Lane
 from elaswave_fx.plan.topology import Topology, local_topology
+from tests.marks import slow
 from tests.plan.brute_force import BruteForce, lane_seconds
 from tests.plan.campaign import KINDS, Kind, minimax_cases, try_kind
 from tests.plan.samples import chain, even_lanes, lane
 
+FEWER = [("minimax", 1000), ("shares", 600), ("choice", 150), ("halves", 6)]
+ALL = [("minimax", 3000), ("shares", 2000), ("choice", 500), ("halves", 12)]
 
-@pytest.mark.parametrize(("name", "cases"), [("minimax", 1000), ("shares", 600), ("choice", 150), ("halves", 6)])
+
+@pytest.mark.parametrize(("name", "cases"), [*FEWER, *(slow(*each) for each in ALL)])
 def test_no_other_cut_share_or_candidate_is_better(name: str, cases: int) -> None:
     """The slowest stage of a lane is as fast as with any cut that fits, for 8 units and 4 stages of any speeds; no
     other cut and no other share of the granules among up to 6 ranks, in lanes of all shapes, makes a shorter step; and
