@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +29,9 @@ FOUR = ((4, 1), (2, 2), (1, 4), (3, 1), (1, 3), (2, 1))
 SIXTEEN = ((16, 1), (8, 2), (4, 4), (2, 8), (5, 3), (3, 5))
 """Layouts, dp x pp; the first one is what the job begins with, and comes back at the end."""
 
+ROUNDS = 2
+"""So often a job goes through its layouts: a pause is as long as the machine lets it be just then."""
+
 STEP_S = 0.25
 """Of emulated ranks."""
 
@@ -46,7 +49,7 @@ class Case:
 
     name: str
     workload: Workload
-    layouts: Sequence[tuple[int, int]]
+    layouts: tuple[tuple[int, int], ...]
     words: tuple[str, ...] = ()
 
     def words_of(self, layout: tuple[int, int]) -> tuple[str, ...]:
@@ -66,7 +69,8 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         pauses_ms = [1e3 * each.pause_s for each in switches]
         step_ms = 1e3 * statistics.median(each.step_s for each in switches)
         pause_ms = statistics.median(pauses_ms)
-        parts = {each.name: 1e3 * each.pause_s for each in switches}
+        names = dict.fromkeys(each.name for each in switches)
+        parts = {name: statistics.median(1e3 * s.pause_s for s in switches if s.name == name) for name in names}
         half_ms, count = PAUSE * step_ms, len(switches)
         entries += [
             Entry(
@@ -105,12 +109,12 @@ class Switch:
 
 
 def _switches(case: Case) -> Iterator[Switch]:
-    """Each layout after the other, and the first one again."""
+    """Each layout after the other, and the first one again, `ROUNDS` times."""
     with OwnJob(case.workload, Variant(words=case.words_of(case.layouts[0])), FOREVER) as job:
         for _ in range(BEFORE):
             next_step(job)
         address = JobFile.read(job.folder).address()
-        for before, after in pairwise((*case.layouts, case.layouts[0])):
+        for before, after in pairwise((*(case.layouts * ROUNDS), case.layouts[0])):
             asked_s = time.monotonic()
             with ThreadPoolExecutor(1) as asking:  # ranks report to us meanwhile, and wait when nobody listens
                 answer = asking.submit(ask_to_reshape, address, Wish(*after), ANSWER_S)

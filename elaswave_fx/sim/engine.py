@@ -107,10 +107,10 @@ class Engine:
 
     # --- Epochs ---
 
-    def install(self, epoch: Epoch, assignment: Assignment) -> Wait:
-        """The roles of a new epoch."""
+    def install(self, epoch: Epoch, assignment: Assignment, tile: Tile) -> Wait:
+        """The roles of a new epoch, and what this rank computes."""
         self.epoch = epoch
-        self.tile = next(tile for tile in assignment.tiles if tile.rank == self.rank)
+        self.tile = tile
         self.buckets = {}
         for box_id, box in numbered(assignment.boxes):
             self.buckets.setdefault(box.bucket, []).append(box_id)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elaswave_fx.control.coordinator.plan_cache import Planned
 from elaswave_fx.control.protocol import epoch_start
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.messages import (
@@ -66,6 +67,7 @@ class Surroundings(Protocol):
 
     now: float
     checker: Checker
+    plans: dict[int, Planned]
 
     def send(self, source: Rank, target: Rank, message: object, bulk: bool) -> float | None: ...
     def after(self, seconds: float, rank: Rank, event: object) -> None: ...
@@ -215,6 +217,12 @@ class RankProcess:
         if self._told is not None and self._told.epoch == self.generation and self.aborted is None:
             self._broadcast_abort(self._told.suspect)
 
+    def _take_over(self, activation: Activation) -> Wait:
+        """Its roles, and what its plan, whose text a real rank is sent, has this rank compute."""
+        assignment = activation.assignment
+        tile = self.world.plans[assignment.plan_hash].plan.tile(self.rank)
+        yield from self.engine.install(activation.epoch, assignment, tile)
+
     def _open_links(self, peers: frozenset[Rank]) -> Wait:
         """To members of a new epoch."""
         until_s, mend_s = self.world.now + LINK_S, self.world.now
@@ -306,7 +314,7 @@ class RankProcess:
             return
         boxes = self._boxes = first.assignment.boxes
         kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
-        yield from self.engine.install(first.epoch, first.assignment)
+        yield from self._take_over(first)
         self.engine.load(first.resume, lambda box: self.world.checker.truth[box, first.resume], kept)
         self.engine.start_from_seed(box_id for box_id, box in numbered(boxes) if self.rank in box.readers)
         yield
@@ -413,7 +421,7 @@ class RankProcess:
         self.aborted, engine.epoch = None, activation.epoch
         if protocol.must_leave(self.state, engine.committed.version):
             raise StepFailed(None, "the epoch is over already")
-        yield from engine.install(activation.epoch, activation.assignment)
+        yield from self._take_over(activation)
         self._follow_abort()
         self._boxes, self._was = boxes, (members, activation.epoch)
         agree = activation.copies_agree and not epoch_start.has_missed(was_epoch, activation.epoch)

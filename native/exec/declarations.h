@@ -24,18 +24,26 @@ struct Parameter {
   std::vector<std::int64_t> shape;
   // Of a mutable buffer, whose bytes lie in the bucket from that element on; a parameter has the bucket's.
   std::optional<c10::ScalarType> dtype;
+  bool operator==(const Parameter&) const = default;
 };
 struct TableEntry {  // a constant, frozen parameter, or buffer that nothing changes
   TableId table;
+  bool operator==(const TableEntry&) const = default;
 };
 struct BorderValue {
   ValueId value;
+  bool operator==(const BorderValue&) const = default;
 };
 struct BatchInput {
   std::string name;
+  bool operator==(const BatchInput&) const = default;
 };
-struct SampleKeys {};
-struct StepKeys {};
+struct SampleKeys {
+  bool operator==(const SampleKeys&) const = default;
+};
+struct StepKeys {
+  bool operator==(const StepKeys&) const = default;
+};
 struct Loss {};
 struct Count {};
 struct UpdateValue {

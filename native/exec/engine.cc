@@ -48,6 +48,7 @@ EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
 }
 
 std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at) {
+  const BelowAutogradGuard guard;
   const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
   transfers_.drop();  // of copies that were on their way
   spec_ = std::move(next);
@@ -105,7 +106,10 @@ Engine::GradientTarget Engine::resolve(const GradientBinding& gradient) {
 Engine::ResolvedUnit Engine::resolve(const UnitSpec& unit) {
   ResolvedUnit resolved;
   for (const InputBinding& input : unit.inputs) resolved.inputs.push_back(resolve(input));
-  for (const InputBinding& input : unit.eval_inputs) resolved.eval_inputs.push_back(resolve(input));
+  for (std::size_t i = 0; i < unit.eval_inputs.size(); ++i) {
+    const bool same = i < unit.inputs.size() && unit.inputs[i] == unit.eval_inputs[i];
+    resolved.eval_inputs.push_back(same ? resolved.inputs[i] : resolve(unit.eval_inputs[i]));
+  }
   for (const GradientBinding& gradient : unit.grads) resolved.grads.push_back(resolve(gradient));
   for (const auto* inputs : {&unit.inputs, &unit.eval_inputs}) {
     for (const InputBinding& input : *inputs) {

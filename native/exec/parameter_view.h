@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/strides.h>
 
 #include <cstdint>
 #include <vector>
@@ -17,10 +18,13 @@ inline std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
 }
 
 inline at::Tensor parameter_view(const at::Tensor& flat, const Parameter& parameter) {
-  const std::int64_t numel = numel_of(parameter.shape);
-  if (!parameter.dtype) return flat.narrow(0, parameter.offset, numel).view(parameter.shape);
+  const c10::DimVector strides = c10::contiguous_strides(parameter.shape);
+  const auto view = [&](const at::Tensor& whole, std::int64_t offset) {
+    return whole.as_strided(parameter.shape, strides, whole.storage_offset() + offset);
+  };
+  if (!parameter.dtype) return view(flat, parameter.offset);
   const auto size = static_cast<std::int64_t>(c10::elementSize(*parameter.dtype));
-  return flat.view(*parameter.dtype).narrow(0, parameter.offset * kWordBytes / size, numel).view(parameter.shape);
+  return view(flat.view(*parameter.dtype), parameter.offset * kWordBytes / size);
 }
 
 }  // namespace elaswave::exec

@@ -19,7 +19,7 @@ from elaswave_fx.plan.box import Box, BoxId, Span
 from elaswave_fx.plan.topology import Epoch, Rank
 
 ME, OTHER, THIRD = Rank(0), Rank(1), Rank(2)
-NOTHING = Assignment((ME,), (), (), 0)
+NOTHING = Assignment((ME,), (), 0)
 
 
 def stamp(version: int) -> Stamp:

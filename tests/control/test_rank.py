@@ -63,7 +63,6 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 
 ME, PEER = Rank(0), Rank(1)
@@ -77,9 +76,8 @@ TICK = HeartbeatDue(Progress("forward 3", PEER))
 
 def assignment(members: tuple[Rank, ...] = (ME, PEER)) -> Assignment:
     """Two ranks, each owning one box and holding the other's."""
-    tiles = (Tile(ME, Span(0, 1), (HALF,)), Tile(PEER, Span(0, 1), (REST,)))
     boxes = (Box(0, Span(0, 1), ME, (PEER,)), Box(0, Span(1, 2), PEER, (ME,)))
-    return Assignment(members, tiles, boxes, 1)
+    return Assignment(members, boxes, 1)
 
 
 def activate(epoch: int = 0, ballot: Ballot = BALLOT, resume: Stamp = SEED, rollback: bool = False) -> Activate:

@@ -248,7 +248,7 @@ class ToyRank:
         time.sleep(self.pause_s)
         for held in self.boxes.values():
             held.record = Record(stamp, (), 0)
-        tile = next(tile for tile in self.activation.assignment.tiles if tile.rank == self.rank)
+        tile = toy_planner.tile_of(self.rank, self.activation.assignment)
         flags = STOP_WANTED if self.wants_stop() else 0
         payload = Payload(
             count=ExactTotal.of(tile.sample_count), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags

@@ -25,7 +25,13 @@ def host_of(rank: Rank) -> int:
     return rank // RANKS_PER_HOST
 
 
-def tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
+def tile_of(rank: Rank, assignment: Assignment) -> Tile:
+    """What a member computes."""
+    units = 1 + max(box.bucket for box in assignment.boxes)
+    return next(tile for tile in _tiles_of(assignment.members, units) if tile.rank == rank)
+
+
+def _tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
     """One lane: every second member on the second stage, samples split evenly within a stage."""
     stages = min(units, len(members))
     tiles = []
@@ -41,7 +47,7 @@ def first_assignment(world: int, units: int) -> Assignment:
     """The job at its start: one box per rank, everybody can load the seed."""
     members = tuple(Rank(r) for r in range(world))
     boxes = tuple(Box(b % units, Span(b, b + 1), Rank(0)) for b in range(world))
-    return replan(members, {box_id: members for box_id, _ in numbered(boxes)}, Assignment(members, (), boxes, 0))
+    return replan(members, {box_id: members for box_id, _ in numbered(boxes)}, Assignment(members, boxes, 0))
 
 
 def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment) -> Assignment:
@@ -50,7 +56,7 @@ def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], be
     A box's bucket is that of the unit with the same number.
     """
     units = 1 + max(box.bucket for box in before.boxes)
-    tiles = tiles_of(members, units)
+    tiles = _tiles_of(members, units)
     owned = dict.fromkeys(members, 0)
     kept = dict.fromkeys(members, 0)
     boxes = []
@@ -68,4 +74,4 @@ def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], be
         catching_up = tuple(r for r in holders if r not in have)
         boxes.append(Box(box.bucket, box.span, owner, holders, catching_up, readers))
     fingerprint = hash((members, *((b.owner, b.holders) for b in boxes)))
-    return Assignment(members, tiles, tuple(boxes), fingerprint)
+    return Assignment(members, tuple(boxes), fingerprint)

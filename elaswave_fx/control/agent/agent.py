@@ -345,10 +345,10 @@ class Agent:
         now = time.monotonic()
         state, actions = protocol.step(self._state, event, now)
         self._state = state
-        if state.stop_requested or protocol.may_step(state, now):
-            self._may_step.set()
-        else:
+        if not state.stop_requested and not protocol.may_step(state, now):
             self._may_step.clear()
+        elif not self._may_step.is_set():
+            self._may_step.set()
         for action in actions:
             self._perform(socket, action)
 

@@ -173,7 +173,7 @@ class Planner:
 def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
     from elaswave_fx.plan.plan import plan_hash
 
-    assignment = Assignment(plan.ranks, plan.tiles, plan.boxes, plan_hash(text))
+    assignment = Assignment(plan.ranks, plan.boxes, plan_hash(text))
     return Planned(
         text, assignment, plan.reason, plan, lines, skipped=plan.workload.skipped,
         most_ranks=_most_ranks(plan), ends_job=bool(plan.terminal_reason),

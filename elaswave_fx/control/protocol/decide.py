@@ -110,7 +110,8 @@ def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
 def copies_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume: Stamp) -> bool:
     """Whether all copies that parameters were made of stand at `resume`, and those of a box have one digest."""
     for box_id, box in numbered(assignment.boxes):
-        found = {report.copies.get(box_id) for rank, report in reports.items() if rank in box.local_materializers}
+        made_of = reports.keys() & box.local_materializers
+        found = {reports[rank].copies.get(box_id) for rank in made_of}
         if len(found) > 1 or any(copy is None or copy.stamp != resume for copy in found):
             return False
     return True
@@ -207,6 +208,8 @@ def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> 
 
 def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:
     """Fewest ranks, greedily, without which no two of the rest have a broken link; of equals the highest goes."""
+    if not any(report.broken for report in reports.values()):
+        return frozenset()
     left = set(reports)
     while True:
         broken = {r: sum(o != r and (o in reports[r].broken or r in reports[o].broken) for o in left) for r in left}

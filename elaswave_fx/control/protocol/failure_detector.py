@@ -182,24 +182,22 @@ class FailureDetector:
             return Finding(Certainty.CERTAIN, CauseKind.EXITED, self.signs_s.get(rank))
         if rank in self.found:
             return self.found[rank]
-        limit_s = self.timeouts.silent_s
-        if rank not in self.heard and self.timeouts.unheard_s is not None:
-            limit_s = self.timeouts.unheard_s
-        if self._silence_s(rank, now_s) > limit_s:
+        if self._is_silent(rank, now_s):
             return Finding(Certainty.SUSPECTED, CauseKind.SILENT, self.signs_s.get(rank))
         return None
 
     def is_alive(self, rank: Rank, now_s: float) -> bool:
         """Whether nothing is found against the rank."""
-        return self.finding(rank, now_s) is None
+        return rank not in self.exited and rank not in self.found and not self._is_silent(rank, now_s)
 
     def cut_off(self, ranks: Iterable[Rank], now_s: float) -> frozenset[Rank]:
         """Those of `ranks` without a control connection: it has closed, or was never opened to this coordinator though
         there was time. Of the latter nothing else has come either: they may have died before it began."""
+        limit_s, connections = self.timeouts.connect_s, self.connections
         return frozenset(
             rank
             for rank in ranks
-            if not self.connections.get(rank, self._silence_s(rank, now_s) <= self.timeouts.connect_s)
+            if not (connections[rank] if rank in connections else self._silence_s(rank, now_s) <= limit_s)
         )
 
     def since_s(self, ranks: Iterable[Rank]) -> float | None:
@@ -215,8 +213,10 @@ class FailureDetector:
         """
         unreported = (r for r in members if r not in reports and r not in self.exited)
         suspects = self.cut_off(unreported, now_s)
+        if not suspects:
+            return self
         others = [r for r in members if r not in suspects and self.is_alive(r, now_s)]
-        if not suspects or not others or any(r not in reports for r in others):
+        if not others or any(r not in reports for r in others):
             return self
         evident = {r for r in suspects - self.found.keys() if all(r in reports[other].broken for other in others)}
         return self._finding_of(evident, Certainty.EVIDENT, CauseKind.UNREACHABLE) if evident else self
@@ -271,6 +271,12 @@ class FailureDetector:
     def _finding_of(self, ranks: Collection[Rank], certainty: Certainty, kind: CauseKind) -> FailureDetector:
         new = {rank: Finding(certainty, kind, self.signs_s.get(rank)) for rank in ranks}
         return replace(self, found={**self.found, **new})
+
+    def _is_silent(self, rank: Rank, now_s: float) -> bool:
+        limit_s = self.timeouts.silent_s
+        if rank not in self.heard and self.timeouts.unheard_s is not None:
+            limit_s = self.timeouts.unheard_s
+        return self._silence_s(rank, now_s) > limit_s
 
     def _silence_s(self, rank: Rank, now_s: float) -> float:
         """Counted from when this coordinator could have heard the rank."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
 from elaswave_fx.plan.box import Box, BoxId, Span
-from elaswave_fx.plan.tiling import Tile
 from elaswave_fx.plan.topology import Epoch, Rank
 
 Version = NewType("Version", int)
@@ -107,13 +106,12 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What control needs of the epoch's Plan: who computes and who keeps what, and the hash of the plan's text.
+    """What control needs of the epoch's Plan: who its ranks are, who keeps what, and the hash of the plan's text.
 
     The place of a box in `boxes` is its BoxId.
     """
 
     members: tuple[Rank, ...]
-    tiles: tuple[Tile, ...]
     boxes: tuple[Box, ...]
     plan_hash: int
 
