@@ -64,12 +64,14 @@ def lets_go_at_once(
 class Rules:
     """What the simulator runs: the commit machine `without` some of its guards, and the coordinator's decision.
     `store_is_read`: for a rank that asks what the store says; else the coordinator answers with what it knows.
-    `leavers_wait`: until the planner can spare them."""
+    `leavers_wait`: until the planner can spare them. `misses_are_seen`: by a rank, of epochs that were over before it
+    had entered them; else it takes itself for one that comes from the epoch before."""
 
     without: tuple[str, ...] = ()
     decide: Decide = decide
     store_is_read: bool = True
     leavers_wait: bool = True
+    misses_are_seen: bool = True
 
 
 SOUND = Rules()
@@ -90,4 +92,5 @@ BUGS: Mapping[str, Rules] = {
     "unreachable_taken_for_dead": Rules(decide=waits_for_nobody),
     "store_vouched_for_unread": Rules(store_is_read=False),
     "leaver_with_the_last_copy": Rules(decide=lets_go_at_once, leavers_wait=False),
+    "missed_epoch_not_seen": Rules(misses_are_seen=False),
 }

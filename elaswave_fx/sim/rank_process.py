@@ -47,6 +47,7 @@ from elaswave_fx.control.protocol.rank_state import (
 from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.plan.box import Box, BoxId, numbered
 from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.sim.bugs import Rules
 from elaswave_fx.sim.checker import Checker
 from elaswave_fx.sim.engine import Engine
 from elaswave_fx.sim.frames import Abort, Frame, Wishes
@@ -93,10 +94,10 @@ class Wake:
 class RankProcess:
     """One rank. Methods that the world calls: `start`, `handle`. `ended`: the process is over by itself."""
 
-    def __init__(self, world: Surroundings, state: RankState, without: tuple[str, ...]) -> None:
-        self.world, self.state = world, state
+    def __init__(self, world: Surroundings, state: RankState, rules: Rules) -> None:
+        self.world, self.state, self._rules = world, state, rules
         self.rank = state.rank
-        self.engine = Engine(self.rank, self, world.checker, without)
+        self.engine = Engine(self.rank, self, world.checker, rules.without)
         self.ended: str | None = None
         self.left = False  # it was told to leave, and has
         self.hangs = self.update_will_fail = False
@@ -410,6 +411,8 @@ class RankProcess:
         boxes, joins = activation.assignment.boxes, not self._boxes
         before = self._boxes or boxes
         (was_members, was_epoch), members = self._was, frozenset(activation.assignment.members)
+        if not self._rules.misses_are_seen:
+            was_epoch = Epoch(activation.epoch - 1)
         elsewhere = not joins and epoch_start.is_elsewhere(engine.committed, was_epoch, activation)
         yield from self._open_links(epoch_start.anew(was_members, was_epoch, members, activation.epoch))
         if not elsewhere:

@@ -170,7 +170,7 @@ class World:
 
     def start_rank(self, state: RankState, first: Activation | None) -> None:
         """A process of the first epoch, or one that asks to join."""
-        body = RankProcess(self, state, self.rules.without)
+        body = RankProcess(self, state, self.rules)
         self.processes[state.rank] = Process(body)
         body.start(first)
         self.push(self.now + HEARTBEAT_S * self.random.random(), state.rank, HeartbeatDue(STARTING), state.rank)
