@@ -431,7 +431,7 @@ def test_join(tmp_path: Path) -> None:
 def test_switch(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "switch", "--tiny")
     half, restart = entries
-    assert half["runs"] == 2 and half["ours"] == restart["ours"] and restart["peer"] > 100
+    assert half["runs"] == 4 and half["ours"] == restart["ours"] and restart["peer"] > 100
     assert set(half["parts"]) == {"2x1 to 1x2", "1x2 to 2x1"}
     assert "2 ranks, 2x1 to 1x2: a wish " in shown
 
