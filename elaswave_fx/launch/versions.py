@@ -1,6 +1,6 @@
 """What has to be the same wherever a job has ranks.
 
-versions()  ->  {"control": "1", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
+versions()  ->  {"control": "4", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
 }
 
 std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at) {
-  const BelowAutogradGuard guard;
   const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
   transfers_.drop();  // of copies that were on their way
   spec_ = std::move(next);
@@ -77,6 +76,7 @@ void Engine::link(const EngineSpec& spec) {
 }
 
 void Engine::apply(const commit::Actions& roles) {
+  const BelowAutogradGuard guard;
   transfers_.set_members(spec_.world);
   buckets_.install(spec_.buckets);
   updates_.install(spec_.buckets, spec_.updates, spec_.granule);

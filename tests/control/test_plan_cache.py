@@ -122,7 +122,7 @@ def test_the_real_planner_reads_what_it_wrote() -> None:
     planner = Planner(copies=1)
     before = planner.read(plan.to_json())
     held = {box_id: tuple(r for r in box.replica_ranks if r != 2) for box_id, box in numbered(before.assignment.boxes)}
-    assert before.assignment.members == plan.ranks
+    assert (before.assignment.members, before.plan.tiles) == (plan.ranks, plan.tiles)
     assert before.assignment.boxes == plan.boxes and before.assignment.plan_hash == plan_hash(plan.to_json())
     after = planner.replan(before, (Rank(0), Rank(1), Rank(3)), held)
     assert after.assignment.members == (0, 1, 3) and planner.read(after.text).assignment == after.assignment

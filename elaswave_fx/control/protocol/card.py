@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.plan.topology import Rank
 
-CONTROL_VERSION = "3"
+CONTROL_VERSION = "4"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
 other."""
 
