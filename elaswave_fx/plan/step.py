@@ -55,7 +55,7 @@ class StepProgram:
 
 
 def step_program(plan: Planned, rank: Rank) -> StepProgram:
-    """The training step of a rank: its schedule, reductions as soon as they can start, vote, update, gather.
+    """The training step of a rank: its schedule, reductions as soon as they hold nobody up, vote, update, gather.
 
     Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
     last.
@@ -184,7 +184,9 @@ class _Lowering:
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
-        """Units descending; a gradient leaves after the last unit that adds to it, a bucket is reduced likewise.
+        """Units descending; a gradient leaves after the last unit that adds to it. A bucket is reduced likewise, but not
+        before the last gradient has left: the stage before waits for that, and on the same link it would come after all
+        that the exchange sends.
 
         Gradients of values are made by whole backward passes and by their first halves.
         """
@@ -193,8 +195,9 @@ class _Lowering:
             if self._values[hop.value].has_grad:
                 sent = self._transfer("SEND", hop, GRADIENT, mb, hop.source)
                 after[self._first_consumer(hop.value)].append(sent)
-        for unit, buckets in self._buckets_of.items() if reduce else ():
-            after[unit] += [("REDUCE", bucket) for bucket in buckets]
+        left = min(after, default=self._tile.units.hi)
+        for unit, buckets in sorted(self._buckets_of.items(), reverse=True) if reduce else ():
+            after[min(unit, left)] += [("REDUCE", bucket) for bucket in buckets]
         units, name = self._tile.units, _BACKWARD[kind]
         instructions: list[Instruction] = [(name, unit, mb) for unit in range(units.hi - 1, units.lo - 1, -1)]
         for unit in sorted(after):  # the last ones first, so that what comes before keeps its place

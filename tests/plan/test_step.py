@@ -36,13 +36,22 @@ def only(program: StepProgram, *opcodes: str) -> list[tuple[str | int, ...]]:
     return [i for i in program.instructions if i[0] in opcodes]
 
 
-def test_buckets_are_reduced_as_soon_as_they_are_done_and_updated_in_order_of_use() -> None:
-    plan = plan_uniform(chain(4), local_topology(4), Parallel(2, 2))
-    program = step_program(plan, Rank(1))
-    last = program.instructions[-13:]
-    assert [i for i in program.instructions if i[0] == "REDUCE"] == [("REDUCE", 3), ("REDUCE", 4), ("REDUCE", 2)]
-    assert program.instructions.index(("REDUCE", 3)) < program.instructions.index(("BACKWARD", 2, 3))
-    assert last[-1] == ("SNAPSHOT",)
+def test_buckets_are_reduced_as_soon_as_they_are_done_where_no_gradient_leaves() -> None:
+    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(0))
+    codes = [i[0] for i in only(program, "BACKWARD", "REDUCE")]
+    assert codes[-5:] == ["BACKWARD", "REDUCE", "BACKWARD", "REDUCE", "REDUCE"]
+
+
+def test_no_bucket_is_reduced_before_the_last_gradient_has_left() -> None:
+    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(1))
+    codes = [i[0] for i in only(program, "BACKWARD", "REDUCE", "SEND")]
+    assert codes[-8:] == ["BACKWARD", "BACKWARD", "SEND", "SEND", "SEND", "REDUCE", "REDUCE", "REDUCE"]
+
+
+def test_buckets_are_updated_in_order_of_use() -> None:
+    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(1))
+    assert only(program, "REDUCE") == [("REDUCE", 3), ("REDUCE", 4), ("REDUCE", 2)]
+    assert program.instructions[-1] == ("SNAPSHOT",)
     assert only(program, "VOTE", "UPDATE", "GATHER") == [
         ("VOTE",),
         ("UPDATE", 2),
