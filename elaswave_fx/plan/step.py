@@ -184,9 +184,9 @@ class _Lowering:
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
-        """Units descending; a gradient leaves after the last unit that adds to it. A bucket is reduced likewise, but not
-        before the last gradient has left: the stage before waits for that, and on the same link it would come after all
-        that the exchange sends.
+        """Units descending; a gradient leaves after the last unit that adds to it. A bucket is reduced likewise, but
+        not before the last gradient has left: the stage before waits for that, and on the same link it would come after
+        all that the exchange sends.
 
         Gradients of values are made by whole backward passes and by their first halves.
         """
