@@ -101,7 +101,7 @@ def _cases(is_tiny: bool) -> tuple[Case, ...]:
     stages = replace(lanes, layers=6, width=480)
     return (
         Case(lanes, (3, 1), (4, 1), CABLE_BYTES_PER_S, 72.0),
-        Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 17.5),
+        Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 20.0),
     )
 
 
