@@ -363,7 +363,7 @@ class RankProcess:
         certificate, self.engine.certificate = self.engine.certificate, None
         assert certificate is not None
         leaves = protocol.must_leave(self.state, certificate.stamp.version)
-        self._say(Committed(certificate, leaves), wakes=False)
+        self._say(Committed(certificate, self.world.now, leaves), wakes=False)
         if self._catching:
             arrived = self._catching - frozenset(BoxId(box) for box in self.engine.machine.catching_up)
             self._catching -= arrived

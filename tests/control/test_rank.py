@@ -132,7 +132,7 @@ def answers(actions: list[Action]) -> list[object]:
 def test_a_version_of_before_a_rollback_is_no_commit_of_the_epoch_after_it() -> None:
     """A second loss comes before the rank has entered that epoch, in which its version is the next one again."""
     rank = Driver()
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     held = holdings(FIRST)
     rank.feed(StepLeft(held, None))
     rank.feed(activate(1, rollback=True))
@@ -143,7 +143,7 @@ def test_a_version_of_before_a_rollback_is_no_commit_of_the_epoch_after_it() -> 
 
 def test_commits_are_told_until_the_ledger_has_them() -> None:
     rank = Driver()
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     assert rank.beat().lines == (certificate(),) and rank.beat().version == 1
     rank.feed(Ack(Term(1), Epoch(0), True, Version(1)))
     assert rank.beat().lines == ()
@@ -151,7 +151,7 @@ def test_commits_are_told_until_the_ledger_has_them() -> None:
 
 def test_a_rank_that_is_not_the_first_hands_its_lines_in_when_it_has_finished() -> None:
     rank = Driver(member(PEER, LIMITS, activate(rollback=True).activation, 0.0))
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     assert rank.beat().lines == ()
     (said,) = rank.feed(Closing(finished=True))
     assert isinstance(said, Send) and isinstance(said.message, Heartbeat) and said.message.lines == (certificate(),)
@@ -159,9 +159,9 @@ def test_a_rank_that_is_not_the_first_hands_its_lines_in_when_it_has_finished() 
 
 def test_a_commit_out_of_order_or_without_a_vote_is_a_bug_of_ours() -> None:
     with pytest.raises(AssertionError, match="in flight is"):
-        Driver().feed(Committed(certificate(2)))
+        Driver().feed(Committed(certificate(2), 0.0))
     with pytest.raises(AssertionError, match="votes of"):
-        Driver().feed(Committed(certificate(1, (ME,))))
+        Driver().feed(Committed(certificate(1, (ME,)), 0.0))
 
 
 def test_a_rank_pauses_before_its_next_step_while_store_or_ledger_are_out_of_reach() -> None:
@@ -178,7 +178,7 @@ def test_a_rank_pauses_before_its_next_step_while_store_or_ledger_are_out_of_rea
     assert may_step(rank.state, 3.1), "an answer that was overtaken takes nothing back"
     for version in (1, 2, 3):
         assert may_step(rank.state, 1.2)
-        rank.feed(Committed(certificate(version)))
+        rank.feed(Committed(certificate(version), 0.0))
     assert not may_step(rank.state, 1.2)
     rank.feed(Ack(Term(1), Epoch(0), True, Version(1)))
     assert may_step(rank.state, 1.2)
@@ -284,14 +284,14 @@ def test_a_planned_stop_comes_after_its_version() -> None:
     rank = Driver()
     assert rank.feed(Prepare(BALLOT, Version(1))) == [] and not must_leave(rank.state, Version(0))
     assert must_leave(rank.state, Version(1)), "the main thread, which is ahead of this machine"
-    assert rank.feed(Committed(certificate())) == [Interrupt("epoch 0 ends with version 1")]
+    assert rank.feed(Committed(certificate(), 0.0)) == [Interrupt("epoch 0 ends with version 1")]
     assert report_in(rank.feed(StepLeft(replace(holdings(), committed=FIRST), None))).committed == FIRST
 
 
 def test_a_rank_that_leaves_after_the_last_step_by_itself_calls_nobody_off() -> None:
     rank = Driver()
     rank.feed(Prepare(BALLOT, Version(1)))
-    assert rank.feed(Committed(certificate(), leaves=True)) == []
+    assert rank.feed(Committed(certificate(), 0.0, leaves=True)) == []
     assert must_leave(rank.state, Version(1))
     assert report_in(rank.feed(StepLeft(replace(holdings(), committed=FIRST), None))).committed == FIRST
 
@@ -351,7 +351,7 @@ def test_an_excluded_rank_learns_it_within_a_step_and_falls_silent(news: Ack | S
     rank = Driver()
     reason = "the job went on without rank 0"
     assert rank.feed(news) == [Interrupt(reason)] and must_leave(rank.state, Version(0))
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     actions = rank.feed(StepLeft(holdings(), PEER))
     assert answers(actions) == [Excluded(reason)] and not rank.sent(Prepared)
     assert rank.feed(TICK) == []
@@ -366,7 +366,7 @@ def test_when_the_job_is_over_the_rank_that_waits_is_told() -> None:
 def test_a_rank_that_has_finished_waits_for_the_ledger_but_not_for_ever() -> None:
     flushed, in_vain = Driver(), Driver()
     for rank in (flushed, in_vain):
-        rank.feed(Committed(certificate()))
+        rank.feed(Committed(certificate(), 0.0))
         rank.feed(Closing(finished=True), 1.0)
         assert not rank.state.closed
     flushed.feed(Ack(Term(1), Epoch(0), True, Version(1)), 1.0)
@@ -377,21 +377,21 @@ def test_a_rank_that_has_finished_waits_for_the_ledger_but_not_for_ever() -> Non
 
 def test_a_rank_that_ends_without_having_finished_just_falls_silent() -> None:
     rank = Driver()
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     assert rank.feed(Closing(finished=False)) == [] and rank.state.closed
 
 
 def test_a_step_is_measured_from_commit_to_commit_of_an_epoch() -> None:
     rank = Driver()
-    rank.feed(Committed(certificate(1)), 40.0)
+    rank.feed(Committed(certificate(1), 40.0), 40.2)
     assert rank.beat(41.0).step_s is None, "what passed until the first commit was a start"
-    rank.feed(Committed(certificate(2)), 42.5)
+    rank.feed(Committed(certificate(2), 42.5), 42.5)
     assert rank.beat(43.0).step_s == 2.5
     rank.feed(StepLeft(holdings(Stamp(Version(2), Epoch(0))), PEER), 44.0)
     rank.feed(activate(1, resume=Stamp(Version(2), Epoch(0))), 90.0)
     stamp = Stamp(Version(3), Epoch(1))
     votes = tuple(vote._replace(stamp=stamp) for vote in certificate(3).votes)
-    rank.feed(Committed(Certificate(stamp, votes)), 91.0)
+    rank.feed(Committed(Certificate(stamp, votes), 91.0), 91.0)
     assert rank.beat(91.5).step_s == 2.5, "nor is a recovery a step"
 
 
@@ -436,7 +436,7 @@ def test_who_is_told_to_leave_says_so_for_as_long_as_it_is_a_member() -> None:
 def test_who_has_left_ends_in_order_and_says_that_it_is_gone() -> None:
     rank = Driver()
     rank.feed(LeaveAsked(5.0))
-    rank.feed(Committed(certificate()))
+    rank.feed(Committed(certificate(), 0.0))
     rank.feed(Prepare(BALLOT, Version(1)))
     rank.feed(StepLeft(holdings(FIRST), None))
     (left,) = answers(rank.feed(Ack(Term(1), Epoch(1), False, Version(1))))

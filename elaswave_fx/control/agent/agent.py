@@ -209,7 +209,7 @@ class Agent:
         # The thread learns of it with its next event. It keeps a stop for later first and looks at what was said then,
         # and `stop_requested` reads that stop after this: one of the two sees the other.
         self._version = certificate.stamp.version
-        self._said.append(Committed(certificate, leaves=self.stop_requested))
+        self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
     def caught_up(self, boxes: frozenset[BoxId]) -> None:
         """The copies of these boxes have arrived and are in step."""

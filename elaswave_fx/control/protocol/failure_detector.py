@@ -298,8 +298,7 @@ def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool, s
     steps = tuple(steps_s)
     silent_s = max(SILENT_FLOOR_S, SILENT_OVER_GAP * gap_s)
     # A stop is announced so far ahead that news of a heartbeat, and the answer, have arrived by then: after the step in
-    # flight, where enough of that is left. Steps are measured where news of them is heard, so the shortest one is not
-    # to be believed, unless it is what makes a stop come later.
+    # flight, where enough of that is left, even if it is as short as the shortest one.
     late_s = max(gap_s, HEARTBEAT_S)
     left_s = max(0.0, min(steps) - since_s - late_s) if steps else 0.0
     ahead = 1 + math.ceil(max(0.0, 3 * late_s - left_s) / max(statistics.median(steps), 1e-4)) if steps else 1

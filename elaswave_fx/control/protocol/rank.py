@@ -75,9 +75,6 @@ LINES_PER_HEARTBEAT = 256
 FLUSH_S = 10.0
 """How long a rank that has finished waits for the ledger to have the last steps."""
 
-HEARD_AT_ONCE_S = 1e-3
-"""Between news of two commits, of which the first had waited."""
-
 
 def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankState:
     """A rank that the job starts with, in its first epoch."""
@@ -261,7 +258,7 @@ def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
     itself is not, for that would end the step at ranks that are still in it."""
     if state.excluded:
         return state, ()  # the others have decided what becomes of it
-    state = replace(_measure_step(state, now_s), progress_s=now_s)
+    state = replace(_measure_step(state, event.at_s), progress_s=now_s)
     state = _commit(state, event.certificate)
     after = state.stop_after
     ends = after is not None and state.committed.version >= after
@@ -270,13 +267,12 @@ def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
     return state, ()
 
 
-def _measure_step(state: RankState, now_s: float) -> RankState:
-    """What passes until the first commit of an epoch, a start or a recovery, is no step. Of commits that are heard at
-    once, for their news has waited, nobody can tell how long the later one took."""
-    if state.commit_s is None or now_s - state.commit_s < HEARD_AT_ONCE_S:
-        return replace(state, commit_s=now_s)
-    step_s = now_s - state.commit_s
-    return replace(state, commit_s=now_s, step_s=step_s, slowest_s=max(state.slowest_s, step_s))
+def _measure_step(state: RankState, at_s: float) -> RankState:
+    """What passes until the first commit of an epoch, a start or a recovery, is no step."""
+    if state.commit_s is None:
+        return replace(state, commit_s=at_s)
+    step_s = at_s - state.commit_s
+    return replace(state, commit_s=at_s, step_s=step_s, slowest_s=max(state.slowest_s, step_s))
 
 
 def _commit(state: RankState, certificate: Certificate) -> RankState:

@@ -129,10 +129,12 @@ class HeartbeatDue:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The main thread has committed a step; it says so of every one, in order. `leaves`: it had heard by then that the
-    epoch ends with this step, and so leaves by itself."""
+    """The main thread has committed a step, at `at_s` of the rank's clock; it says so of every one, in order, and is
+    heard with what comes next. `leaves`: it had heard by then that the epoch ends with this step, and so leaves by
+    itself."""
 
     certificate: Certificate
+    at_s: float
     leaves: bool = False
 
 
