@@ -395,6 +395,13 @@ def test_a_step_is_measured_from_commit_to_commit_of_an_epoch() -> None:
     assert rank.beat(91.5).step_s == 2.5, "nor is a recovery a step"
 
 
+def test_a_step_is_as_long_as_it_took_though_it_is_heard_of_later() -> None:
+    rank = Driver()
+    for version, at_s in ((1, 40.0), (2, 40.03), (3, 40.05)):
+        rank.feed(Committed(certificate(version), at_s), 40.2)
+    assert rank.beat(40.2).step_s == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize("orphaned", [True, False])
 def test_a_rank_without_launcher_that_makes_no_progress_ends_itself(orphaned: bool) -> None:
     rank, tick = Driver(), replace(TICK, orphaned=orphaned)
