@@ -253,14 +253,14 @@ class World:
         return self.goal is not None and self.register.committed.version >= self.goal
 
     def _turn(self) -> None:
-        at_s, _, target, event, sender, generation = heappop(self.queue)
+        at_s, sequence, target, event, sender, generation = heappop(self.queue)
         self.now = at_s
         if generation >= 0:
             if generation != self.network.generation(sender, target):
                 return  # lost with the link
             until = self.network.silent_until(sender, target)
-            if until > at_s:
-                return self.push(until, target, event, sender, generation)
+            if until > at_s:  # it keeps its place among those that wait: a link does not change their order
+                return heappush(self.queue, (until, sequence, target, event, sender, generation))
         if target == STORE:
             return self._at_store(event, sender)
         if target == COORDINATOR:

@@ -158,6 +158,11 @@ def test_a_copy_that_leads_to_no_known_commit_saves_no_job() -> None:
     assert outcome.violation is None and outcome.said["over"] == 1
 
 
+def test_a_link_keeps_its_order_while_it_is_silent() -> None:
+    """A vote waits for the end of one silence, and the next one for the end of another, which is later."""
+    assert run_schedule(200263).violation is None
+
+
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
 def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""
