@@ -183,6 +183,8 @@ class StepMachine:
     @property
     def catching_up(self) -> list[BoxId]: ...
     @property
+    def far_behind(self) -> list[BoxId]: ...
+    @property
     def holdings(self) -> list[tuple[int, int, int, bool]]:
         """States that are here: (box, version, digest, whether the record of the step in flight is here)."""
     @property
@@ -322,8 +324,9 @@ class HeldBox:
 class Holdings:
     """What a rank has, for whoever decides what comes after a failure.
 
-    `catching_up`: boxes that are to be kept here, but whose state has not arrived. `pending`: a step was left after
-    this rank had voted; `votes` are those that came.
+    `catching_up`: boxes that are to be kept here, but of which the copy does not count yet; `far_behind`: those of them
+    of which it will not after the next step either. `pending`: a step was left after this rank had voted; `votes` are
+    those that came.
     """
 
     @property
@@ -332,6 +335,8 @@ class Holdings:
     def boxes(self) -> list[HeldBox]: ...
     @property
     def catching_up(self) -> list[BoxId]: ...
+    @property
+    def far_behind(self) -> list[BoxId]: ...
     @property
     def stale_buckets(self) -> list[int]: ...
     @property

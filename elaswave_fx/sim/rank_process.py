@@ -27,9 +27,9 @@ from elaswave_fx.control.protocol.messages import (
 )
 from elaswave_fx.control.protocol.rank_state import (
     Answer,
-    CaughtUp,
     Closing,
     Committed,
+    CopiesClose,
     Decision,
     Event,
     Go,
@@ -113,7 +113,7 @@ class RankProcess:
         self._busy: object = None
         self._awaits: Callable[[], Rank | None] = lambda: None
         self._phase = "starting"
-        self._catching: frozenset[BoxId] = frozenset()
+        self._far_behind: frozenset[BoxId] = frozenset()
         self._damaged: frozenset[BoxId] = frozenset()
         self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
         self._wishes: dict[Rank, frozenset[int]] = {}
@@ -364,11 +364,11 @@ class RankProcess:
         assert certificate is not None
         leaves = protocol.must_leave(self.state, certificate.stamp.version)
         self._say(Committed(certificate, self.world.now, leaves), wakes=False)
-        if self._catching:
-            arrived = self._catching - frozenset(BoxId(box) for box in self.engine.machine.catching_up)
-            self._catching -= arrived
-            if arrived:
-                self._say(CaughtUp(arrived), wakes=True)
+        if self._far_behind:
+            close = self._far_behind - frozenset(BoxId(box) for box in self.engine.machine.far_behind)
+            self._far_behind -= close
+            if close:
+                self._say(CopiesClose(close), wakes=True)
 
     def _recover(self, failed: StepFailed) -> Wait:
         engine = self.engine
@@ -441,7 +441,7 @@ class RankProcess:
         yield from self._gather_parameters(activation)
         self._stale.clear()
         yield from engine.replicate(epoch_start.copies_due(boxes))
-        self._catching = frozenset(BoxId(box) for box in engine.machine.catching_up)
+        self._far_behind = frozenset(BoxId(box) for box in engine.machine.catching_up)
         self._damaged = frozenset()
 
     def _resolve_in_flight_step(self, activation: Activation, was: Epoch) -> Wait:

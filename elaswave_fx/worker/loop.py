@@ -238,10 +238,11 @@ class Training:
         self._committed(result)
         if worker.catching_up:
             held = worker.engine.native.holdings()
-            arrived = worker.catching_up - frozenset(held.catching_up)
-            worker.catching_up -= arrived
-            if arrived:
-                worker.agent.caught_up(arrived)
+            close = worker.far_behind - frozenset(held.far_behind)
+            worker.far_behind -= close
+            worker.catching_up &= frozenset(held.catching_up)
+            if close:
+                worker.agent.copies_are_close(close)
             if not worker.catching_up:
                 worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
 

@@ -53,7 +53,8 @@ class Worker:
     """One rank. What is assigned anew with every epoch comes last.
 
     `committed`: the newest step that is known to be committed. `stale`: buckets (indices) whose working copy is not
-    whole. `catching_up`: boxes whose base is on its way. `damaged`: boxes found to have other bytes than were written.
+    whole. `catching_up`: boxes of which the copy does not count yet; `far_behind`: those of them of which it will not
+    after the next step either. `damaged`: boxes found to have other bytes than were written.
     """
 
     config: Config
@@ -78,6 +79,7 @@ class Worker:
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
     catching_up: frozenset[BoxId] = frozenset()
+    far_behind: frozenset[BoxId] = frozenset()
     damaged: set[BoxId] = field(default_factory=set)
 
     @property

@@ -201,6 +201,7 @@ void bind_questions(py::class_<StepMachine>& machine) {
       .def("record_awaited", [](const M& self, I box) { return self.record_awaited(BoxId(box)); })
       .def("is_behind", [](const M& self, I box) { return self.is_behind(BoxId(box)); })
       .def_property_readonly("catching_up", [](const M& self) { return numbers_of(self.catching_up()); })
+      .def_property_readonly("far_behind", [](const M& self) { return numbers_of(self.far_behind()); })
       .def_property_readonly("holdings", &holdings)
       .def("parameters_ready", [](const M& self, I bucket) { return self.parameters_ready(BucketId(bucket)); })
       .def("stale", [](const M& self, I bucket) { return self.stale(BucketId(bucket)); })

@@ -229,6 +229,7 @@ void bind_state(py::module_& module) {
       .def_readonly("version", &exec::Holdings::version)
       .def_readonly("boxes", &exec::Holdings::boxes)
       .def_readonly("catching_up", &exec::Holdings::catching_up)
+      .def_readonly("far_behind", &exec::Holdings::far_behind)
       .def_readonly("stale_buckets", &exec::Holdings::stale_buckets)
       .def_readonly("pending", &exec::Holdings::pending)
       .def_property_readonly("votes", [](const exec::Holdings& self) { return bytes_of(self.votes); })

@@ -148,8 +148,10 @@ class StepMachine {
   bool state_must_come(BoxId box) const;
   // Whether the state of the box is on its way, or records are that are still lacking.
   bool is_behind(BoxId box) const;
-  // Boxes that this rank owns or holds and will not vouch for in the next step.
+  // Boxes that this rank owns or holds and will not vouch for in the next step; and those of them for which it will not
+  // in the step after that either, for their owners have not been told that the copies are close, nor are in the next.
   std::vector<BoxId> catching_up() const;
+  std::vector<BoxId> far_behind() const;
   std::vector<Holding> holdings() const;
   // Whether the working copy is that of version(): not stale, and nothing of it on its way.
   bool parameters_ready(BucketId bucket) const;
@@ -223,6 +225,9 @@ class StepMachine {
   void ask_anew(Actions& actions, Box& box, Copy& copy) const;
   bool agrees(const Box& box, const StateTag& owners);
   bool has_caught_up(const Box& box) const;
+  bool is_catching_up(const Box& box) const;
+  bool is_close(const Box& box, bool all_came) const;
+  bool all_came() const;
   bool lacks_records(const Box& box) const;
   void vouch_if_caught_up(Box& box);
   void tell_owners(Actions& actions);

@@ -27,8 +27,16 @@ bool StepMachine::is_behind(BoxId id) const { return is_in(at(id), Stage::kDue) 
 std::vector<BoxId> StepMachine::catching_up() const {
   std::vector<BoxId> found;
   for (const Box& box : boxes_) {
-    const bool here = box.state && (!is_behind(id_of(box)) || has_caught_up(box));
-    if (keeps(box) && !here) found.push_back(id_of(box));
+    if (is_catching_up(box)) found.push_back(id_of(box));
+  }
+  return found;
+}
+
+std::vector<BoxId> StepMachine::far_behind() const {
+  const bool all = all_came();
+  std::vector<BoxId> found;
+  for (const Box& box : boxes_) {
+    if (is_catching_up(box) && !is_close(box, all)) found.push_back(id_of(box));
   }
   return found;
 }

@@ -127,6 +127,11 @@ bool StepMachine::has_caught_up(const Box& box) const {
   return is_in(box, Stage::kBehind) && copy_of(box, rank_)->prompt && !lacks_records(box);
 }
 
+// Whether this rank, which keeps the box, will not vouch for it in the next step.
+bool StepMachine::is_catching_up(const Box& box) const {
+  return keeps(box) && !(box.state && (!is_behind(id_of(box)) || has_caught_up(box)));
+}
+
 // Between two steps.
 void StepMachine::vouch_if_caught_up(Box& box) {
   if (!is_in(box, Stage::kBehind) || !guards_.copy_has_caught_up.allows(has_caught_up(box))) return;
@@ -136,16 +141,22 @@ void StepMachine::vouch_if_caught_up(Box& box) {
 
 // Between two steps: of the copies that are close behind, if votes may begin to wait for their records.
 void StepMachine::tell_owners(Actions& actions) {
-  const bool all_came =
-      std::none_of(boxes_.begin(), boxes_.end(), [this](const Box& box) { return is_in(box, Stage::kDue); });
+  const bool all = all_came();
   for (Box& box : boxes_) {
-    if (!is_in(box, Stage::kBehind)) continue;
-    Copy& copy = *copy_of(box, rank_);
-    const bool long_here = version_ - copy.since >= kApart;
-    if (copy.told || box.state->version + 1 < version_ || !(all_came || long_here)) continue;
-    copy.told = true;
+    if (!is_close(box, all) || std::exchange(copy_of(box, rank_)->told, true)) continue;
     act(actions, Kind::kTellClose, box, box.roles.owner);
   }
+}
+
+bool StepMachine::all_came() const {
+  return std::none_of(boxes_.begin(), boxes_.end(), [this](const Box& box) { return is_in(box, Stage::kDue); });
+}
+
+// Whether its owner has been told that the copy is close, or is told at the beginning of the next step.
+bool StepMachine::is_close(const Box& box, bool all_came) const {
+  if (!is_in(box, Stage::kBehind)) return false;
+  const Copy& copy = *copy_of(box, rank_);
+  return copy.told || (box.state->version + 1 >= version_ && (all_came || version_ - copy.since >= kApart));
 }
 
 // --- At both ends

@@ -153,6 +153,7 @@ Holdings Engine::holdings() const {
     found.boxes.push_back({each.box, each.state.digest, each.recorded});
   }
   found.catching_up = machine_.catching_up();
+  found.far_behind = machine_.far_behind();
   found.stale_buckets = machine_.stale_buckets();
   found.pending = machine_.pending();
   found.votes = votes_;

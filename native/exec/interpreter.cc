@@ -200,7 +200,9 @@ void Engine::execute(const Step& step, bool train) {
       transfers_.reap();
       return values_.send(step);
     case OpCode::kForward:
-      return forward(step, train);
+      forward(step, train);
+      if (train) shards_.advance();
+      return;
     case OpCode::kBackward:
       backward(step);
       return shards_.advance();

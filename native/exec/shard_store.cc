@@ -336,6 +336,7 @@ ExactTotal ShardStore::wait_ready() {
   for (Part& part : parts_) {
     while (!part.here) {
       transfers_.wait(part.receives);
+      hear_answers();  // of holders; whether the record of this sum goes with the step
       take_part(part);
     }
   }

@@ -43,10 +43,7 @@ void ShardStore::send_state(Copy& copy, comm::Lane lane) {
 }
 
 void ShardStore::send_states() {
-  for (Copy& copy : copies_under_way_) {
-    std::erase_if(copy.late, [this](const auto& record) { return are_done(record.second); });
-  }
-  if (!copies_under_way_.empty()) hear_answers();
+  hear_answers();
   std::size_t under_way = 0;
   for (Copy& copy : copies_under_way_) {
     while (!copy.sends.empty() && transfers_.test(copy.sends.back())) copy.sends.pop_back();
@@ -69,6 +66,7 @@ void ShardStore::send_states() {
 
 void ShardStore::hear_answers() {
   for (auto copy = copies_under_way_.begin(); copy != copies_under_way_.end();) {
+    std::erase_if(copy->late, [this](const auto& record) { return are_done(record.second); });
     if (transfers_.arrived(copy->answered) && transfers_.test(copy->answered)) {  // most never say more
       copy->close = *copy->answer.const_data_ptr<std::int64_t>() == kClose;
       if (!copy->close) {

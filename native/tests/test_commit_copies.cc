@@ -63,11 +63,13 @@ TEST(a_new_holder_catches_up_behind_the_steps) {
   late.cluster.bulk_is_held = true;
   late.steps(5);
   CHECK(!late.holder.state(box(0)) && late.holder.catching_up() == std::vector{box(0)});
+  CHECK(late.holder.far_behind() == late.holder.catching_up());
   CHECK_EQUAL(late.count(Kind::kSendLateRecord), 5);
   late.cluster.bulk_is_held = false;
   late.cluster.deliver();
   CHECK(late.equal() && late.holder.is_behind(box(0)));
   CHECK(late.holder.catching_up() == std::vector{box(0)});  // no vote of its own has said so yet
+  CHECK(late.holder.far_behind().empty());                  // but after the next step it is
   // One step at whose begin it says that it is close, and whose record comes promptly. From the next on it vouches.
   CHECK_EQUAL(late.steps_until_caught_up(), 1);
   CHECK(late.equal() && late.count(Kind::kTellClose) == 1 && late.count(Kind::kAskState) == 0);
@@ -126,13 +128,16 @@ TEST(a_holder_says_that_it_is_close_when_all_its_states_have_come_or_much_later)
     };
     for (int i = 0; i < 8; ++i) step();
     CHECK_EQUAL(late.count(Kind::kTellClose), 0);
+    CHECK_EQUAL(late.holder.far_behind().size(), 2);
     if (comes) {
       late.cluster.perform(rank(1), late.holder.state_arrived(box(1), *late.owner.state(box(1)), true));
+      CHECK(late.holder.far_behind().empty());
       step();
       CHECK_EQUAL(late.count(Kind::kTellClose), 2);
     } else {
       for (int i = 0; i < StepMachine::kApart - 8; ++i) step();
       CHECK_EQUAL(late.count(Kind::kTellClose), 0);
+      CHECK(late.holder.far_behind() == std::vector{box(1)});
       step();
       CHECK_EQUAL(late.count(Kind::kTellClose), 1);
     }

@@ -26,9 +26,9 @@ from elaswave_fx.control.protocol.rank import FLUSH_S, joiner, may_step, member,
 from elaswave_fx.control.protocol.rank_state import (
     Action,
     Answer,
-    CaughtUp,
     Closing,
     Committed,
+    CopiesClose,
     EndProcess,
     Event,
     Excluded,
@@ -202,7 +202,7 @@ def test_the_heartbeat_says_where_the_engine_is_and_whether_all_copies_are_there
     rank.feed(StepLeft(replace(holdings(), complete=frozenset({MINE})), None))
     beat = rank.beat()
     assert (beat.phase, beat.awaited, beat.complete) == (STOPPED, None, False)
-    rank.feed(CaughtUp(frozenset({THEIRS})))
+    rank.feed(CopiesClose(frozenset({THEIRS})))
     assert rank.beat().complete
 
 

@@ -231,7 +231,7 @@ class ToyRank:
                     value = (value * 31 + v) % (1 << 61)
                 self.boxes[box] = Box(value, self.committed)
                 self.missing.discard(box)
-                self.agent.caught_up(frozenset({box}))
+                self.agent.copies_are_close(frozenset({box}))
         if not self.missing:
             (self.folder / f"whole-{self.rank}-{self.activation.epoch}").touch()
 

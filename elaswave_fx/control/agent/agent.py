@@ -48,9 +48,9 @@ from elaswave_fx.control.protocol.rank import FLUSH_S
 from elaswave_fx.control.protocol.rank_state import (
     Action,
     Answer,
-    CaughtUp,
     Closing,
     Committed,
+    CopiesClose,
     Decision,
     EndProcess,
     Event,
@@ -89,7 +89,7 @@ LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
 It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
-_Said = Committed | StepLeft | CaughtUp | Closing | Told
+_Said = Committed | StepLeft | CopiesClose | Closing | Told
 
 
 class Agent:
@@ -211,9 +211,9 @@ class Agent:
         self._version = certificate.stamp.version
         self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
-    def caught_up(self, boxes: frozenset[BoxId]) -> None:
-        """The copies of these boxes have arrived and are in step."""
-        self._say_to_thread(CaughtUp(boxes))
+    def copies_are_close(self, boxes: frozenset[BoxId]) -> None:
+        """The copies of these boxes have arrived, and are in step after the next one, if they are not yet."""
+        self._say_to_thread(CopiesClose(boxes))
 
     def hand_back(self, begins: bool = True) -> None:
         """The main thread hands the model back from now on, or does not any more: there are no steps between which a

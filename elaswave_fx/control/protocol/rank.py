@@ -37,9 +37,9 @@ from elaswave_fx.control.protocol.messages import (
 from elaswave_fx.control.protocol.rank_state import (
     Action,
     Answer,
-    CaughtUp,
     Closing,
     Committed,
+    CopiesClose,
     EndProcess,
     Event,
     Excluded,
@@ -283,7 +283,7 @@ def _commit(state: RankState, certificate: Certificate) -> RankState:
     return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes=())
 
 
-def _on_caught_up(state: RankState, event: CaughtUp, now_s: float) -> Result:
+def _on_copies_close(state: RankState, event: CopiesClose, now_s: float) -> Result:
     return replace(state, complete=state.complete | event.boxes), ()
 
 
@@ -432,7 +432,7 @@ def _end(state: RankState, end: Excluded | Left | Over) -> Result:
 _EVENTS: dict[type, Callable[..., Result]] = {
     HeartbeatDue: _on_heartbeat_due,
     Committed: _on_committed,
-    CaughtUp: _on_caught_up,
+    CopiesClose: _on_copies_close,
     StepLeft: _on_step_left,
     Closing: _on_closing,
     LinksDown: _on_links_down,

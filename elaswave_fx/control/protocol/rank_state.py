@@ -139,8 +139,8 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """The copies of these boxes have arrived and are in step."""
+class CopiesClose:
+    """The copies of these boxes have arrived, and are in step after the next one, if they are not yet."""
 
     boxes: frozenset[BoxId]
 
@@ -207,7 +207,7 @@ Action = Send | Interrupt | Answer | MendLinks | EndProcess
 Event = (
     HeartbeatDue
     | Committed
-    | CaughtUp
+    | CopiesClose
     | StepLeft
     | Closing
     | LinksDown
@@ -226,8 +226,8 @@ Event = (
 class RankState:
     """One rank. Dictionaries are never changed in place.
 
-    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step; `stopped`: the
-    epoch is over for this rank. `joining`: a process that has never been a member and asks to be one.
+    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step or close;
+    `stopped`: the epoch is over for this rank. `joining`: a process that has never been a member and asks to be one.
     Of a step that was left: `copies`, `records`, `votes`; `suspect`, whom the rank accuses; `broken`, peers without a
     link; `report_owed`, when the coordinator is to hear of it.
     Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
