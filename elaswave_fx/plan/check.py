@@ -368,7 +368,7 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
     """By rank the elements that come to it, and bytes that it needs until all are there: states and three records of
-    each; of what it sends 4 MiB and one more of the states, which are written anew meanwhile, and records of nine
+    each; of what it sends 4 MiB and one more of the states, which are written anew meanwhile, and records of five
     steps."""
     work = plan.workload
     awaited: Counter[Rank] = Counter()
@@ -381,7 +381,7 @@ def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
         for rank in box.catching_up:
             awaited[rank] += elements
             needed[rank] += state + 3 * record
-            needed[box.owner] += 9 * record
+            needed[box.owner] += 5 * record
             sent[box.owner].append(state)
     for rank, sizes in sent.items():
         needed[rank] += min(sum(sizes), 2**22 + max(sizes))

@@ -22,7 +22,7 @@ from elaswave_fx.words import size_text
 EXPECTED_RECORDS = 2
 """Records of a box that a rank expects at once while it catches up (`kExpectedAhead` in native/commit/machine.h)."""
 
-LATE_RECORDS = 8
+LATE_RECORDS = 4
 """Records of a box that an owner has sent behind its state may be so many steps late at its vote (`kLateSteps` in
 native/exec/state_copies.cc). That of the next step is made before the next vote."""
 

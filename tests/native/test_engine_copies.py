@@ -348,7 +348,7 @@ def granules(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
 
 def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callable[..., Ranks]) -> None:
     """Bulk that nobody receives is before it and the records behind it, for as many steps as these may be late."""
-    boxes, late, most = even_boxes(PAIR), 9, 500
+    boxes, late, most = even_boxes(PAIR), 5, 500
 
     def all_agree(endpoint: Any, rank: int, mine: bool) -> bool:
         said, heard = torch.tensor([int(mine)]), torch.empty(1, dtype=torch.int64)
@@ -380,7 +380,7 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
     assert {n: d for n, (d, _) in first[3].items()} == {n: d for n, (d, _) in second[3].items()}
 
 
-@pytest.mark.parametrize("late", range(3, 8))
+@pytest.mark.parametrize("late", range(1, 4))
 def test_records_of_copies_that_begin_one_after_the_other_do_not_wait_for_each_others_votes(
     model: Model, late: int, started: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,15 +443,16 @@ def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=even_boxes(PAIR))
         engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
-        endpoint.send(1 - rank, 99, torch.full((1 << 20,), rank), bulk=True)  # which nobody receives
+        blocking = endpoint.send(1 - rank, 99, torch.full((1 << 20,), rank), bulk=True)  # which nobody receives
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(even_boxes(PAIR))])
         with pytest.raises(CommError) as caught:
             for step in range(20):
                 take_step(engine, PAIR[rank], step, deadline_s=5.0)
+        del blocking  # it was under way until now
         return engine.holdings().version, str(caught.value)
 
     results = started(2, body).results()
-    assert [version for version, _ in results] == [8, 8]
+    assert [version for version, _ in results] == [4, 4]
     assert any("a wait passed its deadline; still awaited: send to rank" in words for _, words in results), results
 
 

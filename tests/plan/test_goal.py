@@ -216,7 +216,7 @@ def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, RankNews]:
     ("first", "news", "is_reached"),
     [
         (change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5)), None, False),
-        (change(job(1, 3, 5, 4, room=1.1, elements=20000), *range(4)), None, False),
+        (change(job(1, 3, 5, 4, room=1.08, elements=20000), *range(4)), None, False),
         (*slow_rank(job(2, 2, 5, 3, room=1.5, elements=200_000), 2_457_600), True),
     ],
 )
