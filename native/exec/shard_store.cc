@@ -161,7 +161,9 @@ void ShardStore::reduce(BucketId bucket) {
   gradients_[bucket.index()] =
       updates_.changes(bucket) ? updates_.part(bucket, transfers_.rank()) : buckets_.gradient(bucket);
   perform(machine_.bucket_reduced(bucket));
-  advance();
+  take_parts();
+  // Who computes with the bucket is at the end of its units: more states would be in the way of what the vote waits for.
+  if (!machine_.reads(bucket)) send_states();
 }
 
 void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
@@ -189,11 +191,15 @@ void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
 }
 
 void ShardStore::advance() {
+  take_parts();
+  send_states();
+}
+
+void ShardStore::take_parts() {
   for (Part& part : parts_) {
     const auto done = [this](const comm::Transfer& each) { return transfers_.test(each); };
     if (!part.here && std::all_of(part.receives.begin(), part.receives.end(), done)) take_part(part);
   }
-  send_states();
 }
 
 // What was awaited of a part is here; residuals follow if there are any.

@@ -81,7 +81,7 @@ class ShardStore {
   void set_hyper(const Hyper& hyper);
 
   void reduce(BucketId bucket);
-  // Takes what has arrived of gradients; never blocks.
+  // Takes what has arrived of gradients, and sends states; never blocks.
   void advance();
   // Waits for all sums and records. Returns the sum of squares of the gradient of the boxes that this rank owns.
   ExactTotal wait_ready();
@@ -126,6 +126,10 @@ class ShardStore {
     at::Tensor record, header;
     std::vector<comm::Transfer> transfers;
   };
+  struct RecordBehind {  // to be sent in bulk, of the step that leads to `version`
+    std::int64_t version;
+    at::Tensor record, header;
+  };
   // A state that another rank shall hold. In bulk, one after the other, each as it is when its turn comes: so what is
   // held for them here is bounded, and few records are made while one is under way.
   struct Copy {
@@ -136,6 +140,7 @@ class ShardStore {
     at::Tensor answer;  // a word, of the holder
     comm::Transfer answered;
     bool close = false;  // said the last answer
+    std::vector<RecordBehind> unsent;
     // The records behind it, by the version that they lead to, until they were sent; votes have waited for those up to
     // `awaited`.
     std::map<std::int64_t, std::vector<comm::Transfer>> late;
@@ -170,6 +175,7 @@ class ShardStore {
   void perform(const commit::Action& action);
   void send_part(commit::BoxRange boxes, RankId owner);
   void expect_part(commit::BoxRange boxes, RankId reader);
+  void take_parts();
   void take_part(Part& part);
   const at::Tensor& part_of(BoxId first, RankId reader) const;
   void merge(Part& part);
@@ -199,6 +205,7 @@ class ShardStore {
   void send_late_record(BoxId box, RankId holder, comm::Lane lane);
   void expect_late_record(BoxId box, RankId owner);
   void take_late_record(BoxId box);
+  void send_records_behind();
   void await_late_sends();
   void forget_copies();
   void drop_state(BoxId box);

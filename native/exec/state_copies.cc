@@ -78,7 +78,7 @@ void ShardStore::hear_answers() {
       expect_answer(*copy);
     }
     // What is sent with the step would overtake what is still under way in bulk.
-    if (copy->close && copy->late.empty()) machine_.copy_is_close(copy->box, copy->holder);
+    if (copy->close && copy->unsent.empty() && copy->late.empty()) machine_.copy_is_close(copy->box, copy->holder);
     ++copy;
   }
 }
@@ -177,16 +177,26 @@ void ShardStore::send_late_record(BoxId id, RankId holder, comm::Lane lane) {
   const at::Tensor record = at(id).gradient.to(record_type(id), false, /*copy=*/true);
   const at::Tensor header = empty_header(1);
   write_header(header, 0, *machine_.state(id), digest_of_record(record), lane == comm::Lane::kStep);
-  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
-  const std::vector<comm::Transfer> sends = {send_copy(record, holder, tag, lane),
-                                             send_copy(header, holder, tag | 1, lane)};
   if (lane == comm::Lane::kBulk) {
     const auto copy = std::ranges::find_if(copies_under_way_,
                                            [&](const Copy& each) { return each.box == id && each.holder == holder; });
-    std::vector<comm::Transfer>& late = copy->late[machine_.version() + 1];
-    late.insert(late.end(), sends.begin(), sends.end());
-  } else {
-    sends_.insert(sends_.end(), sends.begin(), sends.end());
+    copy->unsent.push_back({machine_.version() + 1, record, header});
+    return;
+  }
+  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
+  sends_.push_back(send_copy(record, holder, tag, lane));
+  sends_.push_back(send_copy(header, holder, tag | 1, lane));
+}
+
+// After the step's own messages: on a link of their own they do not overtake these, but share the way out of the host.
+void ShardStore::send_records_behind() {
+  for (Copy& copy : copies_under_way_) {
+    const std::uint64_t tag = tag_of(kLateRecordTag, copy.box.index());
+    for (const RecordBehind& each : std::exchange(copy.unsent, {})) {
+      std::vector<comm::Transfer>& late = copy.late[each.version];
+      late.push_back(send_copy(each.record, copy.holder, tag, comm::Lane::kBulk));
+      late.push_back(send_copy(each.header, copy.holder, tag | 1, comm::Lane::kBulk));
+    }
   }
 }
 
@@ -216,6 +226,7 @@ void ShardStore::take_late_record(BoxId id) {
 // other copies; so it grows for all of them from the same version on. The last record of a copy that is close is waited
 // for in its own step.
 void ShardStore::await_late_sends() {
+  send_records_behind();
   const bool states = !copies_due_.empty() ||
                       std::ranges::any_of(copies_under_way_, [](const Copy& copy) { return !copy.sends.empty(); });
   for (Copy& copy : copies_under_way_) {
