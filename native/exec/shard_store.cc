@@ -162,7 +162,8 @@ void ShardStore::reduce(BucketId bucket) {
       updates_.changes(bucket) ? updates_.part(bucket, transfers_.rank()) : buckets_.gradient(bucket);
   perform(machine_.bucket_reduced(bucket));
   take_parts();
-  // Who computes with the bucket is at the end of its units: more states would be in the way of what the vote waits for.
+  // Who computes with the bucket is at the end of its units: more states would be in the way of what the vote waits
+  // for.
   if (!machine_.reads(bucket)) send_states();
 }
 

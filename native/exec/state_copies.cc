@@ -12,8 +12,9 @@ namespace {
 // States under way to other ranks may have so many bytes in all; one may be larger.
 constexpr std::size_t kCopiedAtOnce = std::size_t{4} << 20;
 constexpr std::int64_t kClose = 1, kAskedAnew = 2;  // the word on a copy
-// Records that are sent behind states may be so many steps late. Each has its memory, so more make fewer copies at once;
-// few states are under way at a time, so records that are later than that wait for a link that has no room for them.
+// Records that are sent behind states may be so many steps late. Each has its memory, so more make fewer copies at
+// once; few states are under way at a time, so records that are later than that wait for a link that has no room for
+// them.
 constexpr std::int64_t kLateSteps = 4;
 
 std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
