@@ -26,6 +26,7 @@ from typing import Any
 
 _CLONE_NEWNET = 0x40000000
 _NOBODY = "02:00:00:00:ff:ff"
+_PREFIX = "elaswave-"
 _COUNT = itertools.count()
 
 
@@ -74,7 +75,8 @@ def missing(tools: Sequence[str] = ("ip",)) -> str | None:
 def hosts(count: int, bytes_per_s: float | None = None) -> Iterator[tuple[Host, ...]]:
     """So many hosts, which reach each other, and nothing else. They go with the block, whatever still runs there.
     `bytes_per_s`: what the cable of each carries, in each direction; None: as much as the machine can."""
-    prefix = f"elaswave-{os.getpid()}-{next(_COUNT)}"
+    _clear_away()
+    prefix = f"{_PREFIX}{os.getpid()}-{next(_COUNT)}"
     switch = f"{prefix}-switch"
     found = tuple(Host(f"{prefix}-{n}", f"10.77.0.{n + 1}", f"02:00:00:00:00:{n + 1:02x}") for n in range(count))
     with ExitStack() as namespaces:
@@ -96,6 +98,15 @@ def hosts(count: int, bytes_per_s: float | None = None) -> Iterator[tuple[Host, 
         for one, other in itertools.permutations(found, 2):
             heal(one, other)
         yield found
+
+
+def _clear_away() -> None:
+    """What processes have left behind that were killed."""
+    listed = subprocess.run(["ip", "-j", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for each in json.loads(listed or "[]"):
+        owner = each["name"].removeprefix(_PREFIX).split("-")[0]
+        if each["name"].startswith(_PREFIX) and owner.isdecimal() and not os.path.exists(f"/proc/{owner}"):
+            _ip("netns", "delete", each["name"])
 
 
 def silence(one: Host, other: Host) -> None:
