@@ -246,11 +246,17 @@ class World:
         if self.now > self.quiet_from + LIMIT_S or self.count > MOST_EVENTS:
             ranks = [(e.rank, e.epoch, e.committed.version) for e in self._living()]
             raise Violation(f"no progress: {self.register.committed} in epoch {self.register.epoch}; ranks {ranks}")
-        if not any(p.alive for rank, p in self.processes.items() if rank >= 0):
+        if all(self._has_ended(rank) for rank in self.processes if rank >= 0):
             return True
         if self.goal is None and self.armed and self.now > self.quiet_from:
             self.goal = max(QUIET_STEPS + self.register.committed.version, self.least)
         return self.goal is not None and self.register.committed.version >= self.goal
+
+    def _has_ended(self, rank: Rank) -> bool:
+        """Once all members have ended, the launcher ends who was left out and hangs."""
+        process = self.processes[rank]
+        hangs = isinstance(process.body, RankProcess) and process.body.hangs
+        return not process.alive or (hangs and rank not in self.register.members)
 
     def _turn(self) -> None:
         at_s, sequence, target, event, sender, generation = heappop(self.queue)

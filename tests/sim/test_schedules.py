@@ -163,6 +163,11 @@ def test_a_link_keeps_its_order_while_it_is_silent() -> None:
     assert run_schedule(200263).violation is None
 
 
+def test_a_job_that_is_over_does_not_wait_for_one_that_was_left_out_and_hangs() -> None:
+    outcome = run_schedule(1_060_196)
+    assert outcome.violation is None and outcome.said["over"] == 1
+
+
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
 def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""
