@@ -253,10 +253,9 @@ class World:
         return self.goal is not None and self.register.committed.version >= self.goal
 
     def _has_ended(self, rank: Rank) -> bool:
-        """Once all members have ended, the launcher ends who was left out and hangs."""
+        """Or hangs: the launcher ends it once all others have ended."""
         process = self.processes[rank]
-        hangs = isinstance(process.body, RankProcess) and process.body.hangs
-        return not process.alive or (hangs and rank not in self.register.members)
+        return not process.alive or (isinstance(process.body, RankProcess) and process.body.hangs)
 
     def _turn(self) -> None:
         at_s, sequence, target, event, sender, generation = heappop(self.queue)
