@@ -63,7 +63,7 @@ def missing(tools: Sequence[str] = ("ip",)) -> str | None:
     for tool in tools:
         if shutil.which(tool) is None:
             return f"`{tool}` of iproute2 is not installed"
-    trial = f"elaswave-trial-{os.getpid()}"
+    trial = f"{_PREFIX}{os.getpid()}-trial"
     made = subprocess.run(["ip", "netns", "add", trial], check=False, capture_output=True, text=True)
     if made.returncode != 0:
         return f"no network namespaces here: {made.stderr.strip()}"
@@ -73,7 +73,8 @@ def missing(tools: Sequence[str] = ("ip",)) -> str | None:
 
 @contextmanager
 def hosts(count: int, bytes_per_s: float | None = None) -> Iterator[tuple[Host, ...]]:
-    """So many hosts, which reach each other, and nothing else. They go with the block, whatever still runs there.
+    """So many hosts, which reach each other, and nothing else. They go with the block, whatever still runs there; those
+    of a process that was killed go with the next ones.
     `bytes_per_s`: what the cable of each carries, in each direction; None: as much as the machine can."""
     _clear_away()
     prefix = f"{_PREFIX}{os.getpid()}-{next(_COUNT)}"
@@ -106,7 +107,8 @@ def _clear_away() -> None:
     for each in json.loads(listed or "[]"):
         owner = each["name"].removeprefix(_PREFIX).split("-")[0]
         if each["name"].startswith(_PREFIX) and owner.isdecimal() and not os.path.exists(f"/proc/{owner}"):
-            _ip("netns", "delete", each["name"])
+            # Another process may clear away, too.
+            subprocess.run(["ip", "netns", "delete", each["name"]], check=False, capture_output=True)
 
 
 def silence(one: Host, other: Host) -> None:

@@ -237,15 +237,19 @@ class Engine:
             if (state := self.machine.state(box)) is None:
                 continue  # its update has failed since
             behind = self.machine.state_leaves(box, holder)
-            self._given.send(holder, StateOf(self.epoch, box, self.content[box], *state), None)
+            self._given.send_state(holder, StateOf(self.epoch, box, self.content[box], *state))
             self._do(behind)
             for answer in (StateAsked, CopyClose):
                 self._expected[answer, box, holder] = 1
             yield from self.perform()
 
+    def send_late_records(self) -> None:
+        """Those of the step, after its own messages."""
+        self._given.send_records(self.flight.version)
+
     def awaits_bulk(self) -> bool:
         """Whether late records are under way that the vote waits for."""
-        return self._given.vote_waits(self.flight.version)
+        return self._given.vote_waits()
 
     def leave(self) -> Wait:
         """Leave the step; updates that a commit demands are done."""
@@ -431,11 +435,11 @@ class Engine:
         self._around.send(peer, ParametersOf(self.epoch, boxes[0], tuple(self.content[box] for box in boxes)))
 
     def _send_state(self, box: BoxId, peer: Rank) -> None:
-        self._given.due.append((box, peer))
+        self._given.make_due((box, peer))
 
     def _send_late_record(self, box: BoxId, peer: Rank) -> None:
         record, version = self._record_of(box)
-        self._given.send(peer, LateRecordOf(self.epoch, box, record, version, prompt=False), version + 1)
+        self._given.keep_record(peer, LateRecordOf(self.epoch, box, record, version, prompt=False))
 
     def _send_prompt_record(self, box: BoxId, peer: Rank) -> None:
         self._around.send(peer, LateRecordOf(self.epoch, box, *self._record_of(box), prompt=True))

@@ -7,13 +7,14 @@ The main thread is the worker's loop and recovery without their tensors: what th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elaswave_fx.control.coordinator.plan_cache import Planned
 from elaswave_fx.control.protocol import epoch_start
 from elaswave_fx.control.protocol import rank as protocol
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
@@ -29,7 +30,6 @@ from elaswave_fx.control.protocol.rank_state import (
     Answer,
     Closing,
     Committed,
-    CopiesClose,
     Decision,
     Event,
     Go,
@@ -113,7 +113,7 @@ class RankProcess:
         self._busy: object = None
         self._awaits: Callable[[], Rank | None] = lambda: None
         self._phase = "starting"
-        self._far_behind: frozenset[BoxId] = frozenset()
+        self._coming = ComingCopies()
         self._damaged: frozenset[BoxId] = frozenset()
         self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
         self._wishes: dict[Rank, frozenset[int]] = {}
@@ -343,6 +343,7 @@ class RankProcess:
         yield from engine.send_copies()
         engine.reduce()
         yield from self._wait("reduce", engine.machine.ready_to_vote, machine_awaits)
+        engine.send_late_records()
         while engine.awaits_bulk():
             yield from self.sleep(BULK_LOOK_S)
             self._check_members()
@@ -364,11 +365,11 @@ class RankProcess:
         assert certificate is not None
         leaves = protocol.must_leave(self.state, certificate.stamp.version)
         self._say(Committed(certificate, self.world.now, leaves), wakes=False)
-        if self._far_behind:
-            close = self._far_behind - frozenset(BoxId(box) for box in self.engine.machine.far_behind)
-            self._far_behind -= close
-            if close:
-                self._say(CopiesClose(close), wakes=True)
+        if self._coming.behind:
+            machine, before = self.engine.machine, self._coming
+            self._coming = before.seen(_boxes(machine.catching_up), _boxes(machine.far_behind))
+            if self._coming != before:
+                self._say(self._coming, wakes=True)
 
     def _recover(self, failed: StepFailed) -> Wait:
         engine = self.engine
@@ -441,7 +442,7 @@ class RankProcess:
         yield from self._gather_parameters(activation)
         self._stale.clear()
         yield from engine.replicate(epoch_start.copies_due(boxes))
-        self._far_behind = frozenset(BoxId(box) for box in engine.machine.catching_up)
+        self._coming = self._coming.anew(_boxes(engine.machine.catching_up))
         self._damaged = frozenset()
 
     def _resolve_in_flight_step(self, activation: Activation, was: Epoch) -> Wait:
@@ -482,6 +483,10 @@ class RankProcess:
 
     def _missing_wish(self, members: tuple[Rank, ...]) -> Rank | None:
         return next((member for member in members if member not in self._wishes), None)
+
+
+def _boxes(numbers: Iterable[int]) -> frozenset[BoxId]:
+    return frozenset(BoxId(number) for number in numbers)
 
 
 @dataclass(frozen=True, eq=False)

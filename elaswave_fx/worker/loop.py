@@ -131,7 +131,7 @@ class Training:
 
     def _has_lost_state(self) -> bool:
         """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
-        return not self._worker.catching_up.issuperset(self._worker.engine.native.holdings().catching_up)
+        return not self._worker.coming.behind.issuperset(self._worker.engine.native.holdings().catching_up)
 
     def _go_on(self) -> Mapping[str, Any]:
         worker = self._worker
@@ -236,15 +236,19 @@ class Training:
         if self._fault is not None and self._fault.step <= step:
             self._fault = None  # The step has no such phase here: the launcher will miss it.
         self._committed(result)
-        if worker.catching_up:
-            held = worker.engine.native.holdings()
-            close = worker.far_behind - frozenset(held.far_behind)
-            worker.far_behind -= close
-            worker.catching_up &= frozenset(held.catching_up)
-            if close:
-                worker.agent.copies_are_close(close)
-            if not worker.catching_up:
-                worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
+        if worker.coming.behind:
+            self._look_at_coming_copies()
+
+    def _look_at_coming_copies(self) -> None:
+        worker = self._worker
+        held = worker.engine.native.holdings()
+        coming = worker.coming.seen(frozenset(held.catching_up), frozenset(held.far_behind))
+        if coming == worker.coming:
+            return
+        worker.coming = coming
+        worker.agent.copies_come(coming)
+        if not coming.behind:
+            worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
 
     def _wants_to_stop(self) -> bool:
         worker = self._worker

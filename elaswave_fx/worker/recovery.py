@@ -206,7 +206,7 @@ def _start_copies(worker: Worker) -> None:
     """States to new holders, which travel behind the coming steps."""
     native = worker.engine.native
     native.replicate(epoch_start.copies_due(worker.plan.boxes))
-    worker.catching_up = worker.far_behind = frozenset(native.holdings().catching_up)
+    worker.coming = worker.coming.anew(frozenset(native.holdings().catching_up))
 
 
 def _bytes_behind(worker: Worker) -> int:

@@ -19,6 +19,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
 from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.rank_state import STARTING
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
@@ -53,8 +54,7 @@ class Worker:
     """One rank. What is assigned anew with every epoch comes last.
 
     `committed`: the newest step that is known to be committed. `stale`: buckets (indices) whose working copy is not
-    whole. `catching_up`: boxes of which the copy does not count yet; `far_behind`: those of them of which it will not
-    after the next step either. `damaged`: boxes found to have other bytes than were written.
+    whole. `coming`: copies that do not count yet. `damaged`: boxes found to have other bytes than were written.
     """
 
     config: Config
@@ -78,8 +78,7 @@ class Worker:
     clock: RankClock | None = None
     started: bool = False  # the state that the run begins with is in place
     stale: set[int] = field(default_factory=set)
-    catching_up: frozenset[BoxId] = frozenset()
-    far_behind: frozenset[BoxId] = frozenset()
+    coming: ComingCopies = field(default_factory=ComingCopies)
     damaged: set[BoxId] = field(default_factory=set)
 
     @property

@@ -149,7 +149,8 @@ class StepMachine {
   // Whether the state of the box is on its way, or records are that are still lacking.
   bool is_behind(BoxId box) const;
   // Boxes that this rank owns or holds and will not vouch for in the next step; and those of them for which it will not
-  // in the step after that either, for their owners have not been told that the copies are close, nor are in the next.
+  // in the step after that either: when the next one has begun, their owners will not know that the copies are close.
+  // Of the others it may, if their owners hear it before they sum, and nothing is late.
   std::vector<BoxId> catching_up() const;
   std::vector<BoxId> far_behind() const;
   std::vector<Holding> holdings() const;
@@ -226,7 +227,7 @@ class StepMachine {
   bool agrees(const Box& box, const StateTag& owners);
   bool has_caught_up(const Box& box) const;
   bool is_catching_up(const Box& box) const;
-  bool is_close(const Box& box, bool all_came) const;
+  bool is_close(const Box& box, bool all) const;
   bool all_came() const;
   bool lacks_records(const Box& box) const;
   void vouch_if_caught_up(Box& box);

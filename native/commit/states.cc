@@ -143,7 +143,10 @@ void StepMachine::vouch_if_caught_up(Box& box) {
 void StepMachine::tell_owners(Actions& actions) {
   const bool all = all_came();
   for (Box& box : boxes_) {
-    if (!is_close(box, all) || std::exchange(copy_of(box, rank_)->told, true)) continue;
+    if (!is_close(box, all)) continue;
+    Copy& copy = *copy_of(box, rank_);
+    if (copy.told) continue;
+    copy.told = true;
     act(actions, Kind::kTellClose, box, box.roles.owner);
   }
 }
@@ -153,10 +156,10 @@ bool StepMachine::all_came() const {
 }
 
 // Whether its owner has been told that the copy is close, or is told at the beginning of the next step.
-bool StepMachine::is_close(const Box& box, bool all_came) const {
+bool StepMachine::is_close(const Box& box, bool all) const {
   if (!is_in(box, Stage::kBehind)) return false;
   const Copy& copy = *copy_of(box, rank_);
-  return copy.told || (box.state->version + 1 >= version_ && (all_came || version_ - copy.since >= kApart));
+  return copy.told || (box.state->version + 1 >= version_ && (all || version_ - copy.since >= kApart));
 }
 
 // --- At both ends

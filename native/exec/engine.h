@@ -113,7 +113,7 @@ struct Holdings {
   std::int64_t version = 0;             // steps committed
   std::vector<Box> boxes;               // that have their state here
   std::vector<BoxId> catching_up;       // this rank shall keep them, and does not vouch for them yet
-  std::vector<BoxId> far_behind;        // and those of them for which it will not after the next step either
+  std::vector<BoxId> far_behind;        // those of them for which it will not after the next step either
   std::vector<BucketId> stale_buckets;  // whose working copy is not whole
   bool pending = false;                 // a step was left after this rank had voted
   Votes votes;  // of the step that was left last: the own one, if it was cast, and those that came

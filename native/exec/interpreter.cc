@@ -156,6 +156,7 @@ void Engine::run(const StepList& list, StepResult* result) {
       if (!runs_unit(step.code)) continue;
       if (!pipeline_begin) pipeline_begin = begin + duration_of(transfers_.wait_seconds() - waited);
       result->pipeline_seconds = seconds_since(*pipeline_begin);
+      shards_.advance();
     }
     place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {
@@ -200,18 +201,13 @@ void Engine::execute(const Step& step, bool train) {
       transfers_.reap();
       return values_.send(step);
     case OpCode::kForward:
-      forward(step, train);
-      if (train) shards_.advance();
-      return;
+      return forward(step, train);
     case OpCode::kBackward:
-      backward(step);
-      return shards_.advance();
+      return backward(step);
     case OpCode::kBackwardInputs:
-      backward_inputs(step);
-      return shards_.advance();
+      return backward_inputs(step);
     case OpCode::kBackwardWeights:
-      backward_weights(step);
-      return shards_.advance();
+      return backward_weights(step);
     case OpCode::kReduce:
       return shards_.reduce(step.bucket());
     case OpCode::kVote:

@@ -162,7 +162,7 @@ void ShardStore::reduce(BucketId bucket) {
       updates_.changes(bucket) ? updates_.part(bucket, transfers_.rank()) : buckets_.gradient(bucket);
   perform(machine_.bucket_reduced(bucket));
   take_parts();
-  // Who computes with the bucket is at the end of its units: more states would be in the way of what the vote waits
+  // Who computes with the bucket sends states after its units: at their end they are in the way of what the vote waits
   // for.
   if (!machine_.reads(bucket)) send_states();
 }

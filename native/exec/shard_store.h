@@ -139,10 +139,10 @@ class ShardStore {
     std::size_t bytes = 0;
     at::Tensor answer;  // a word, of the holder
     comm::Transfer answered;
-    bool close = false;  // said the last answer
-    std::vector<RecordBehind> unsent;
-    // The records behind it, by the version that they lead to, until they were sent; votes have waited for those up to
-    // `awaited`.
+    bool close = false;                // said the last answer
+    std::vector<RecordBehind> unsent;  // of the step, until its own messages have been sent
+    // The records behind it that are under way, by the version that they lead to, until they were sent; votes have
+    // waited for those up to `awaited`.
     std::map<std::int64_t, std::vector<comm::Transfer>> late;
     std::int64_t awaited = 0;
   };

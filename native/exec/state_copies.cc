@@ -12,9 +12,8 @@ namespace {
 // States under way to other ranks may have so many bytes in all; one may be larger.
 constexpr std::size_t kCopiedAtOnce = std::size_t{4} << 20;
 constexpr std::int64_t kClose = 1, kAskedAnew = 2;  // the word on a copy
-// Records that are sent behind states may be so many steps late. Each has its memory, so more make fewer copies at
-// once; few states are under way at a time, so records that are later than that wait for a link that has no room for
-// them.
+// Records that are sent behind states may be so many steps late. Each takes memory, so if more might be late, fewer
+// copies had room at once. Few states are under way at a time: records that are later wait for a link without room.
 constexpr std::int64_t kLateSteps = 4;
 
 std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
@@ -225,8 +224,9 @@ void ShardStore::take_late_record(BoxId id) {
 // Before the vote. What is waited for grows by as many versions as have a place at the holder, which looks after each
 // step: else both would wait for each other. Copies share a lane, in which a record without a place keeps back those of
 // other copies; so it grows for all of them from the same version on. The last record of a copy that is close is waited
-// for in its own step.
+// for in its own step, if the version has grown so far by then.
 void ShardStore::await_late_sends() {
+  hear_answers();
   send_records_behind();
   const bool states = !copies_due_.empty() ||
                       std::ranges::any_of(copies_under_way_, [](const Copy& copy) { return !copy.sends.empty(); });

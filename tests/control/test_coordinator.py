@@ -580,6 +580,25 @@ def leaving_job(rank: int) -> Driver:
     return job
 
 
+@pytest.mark.parametrize("leave", [Leave.NO, Leave.WHEN_SPARED])
+def test_a_stop_is_announced_when_copies_are_close_but_they_are_there_when_somebody_leaves(leave: Leave) -> None:
+    job, everybody = Driver(), tuple(map(Rank, range(WORLD)))
+
+    def when_there(register: Register, leaving: Mapping[Rank, Leave], there: bool) -> Following | None:
+        return Following(everybody, "other lanes") if there else None
+
+    job.state = replace(job.state, find_following=when_there)
+    for complete, close in ((False, False), (False, True), (True, True)):
+        for rank in everybody:
+            job.heartbeat(
+                rank, complete=complete or rank > 0, close=close or rank > 0, leave=leave if rank else Leave.NO
+            )
+        job.feed(Tick())
+        assert (job.asked() != set()) is (complete or (close and leave is Leave.NO))
+        if job.asked():
+            break
+
+
 def test_who_was_told_to_leave_goes_at_a_planned_stop_and_is_no_loss() -> None:
     job = leaving_job(2)
     assert job.asked() == {0, 1, 2, 3}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
@@ -28,7 +29,6 @@ from elaswave_fx.control.protocol.rank_state import (
     Answer,
     Closing,
     Committed,
-    CopiesClose,
     EndProcess,
     Event,
     Excluded,
@@ -202,8 +202,13 @@ def test_the_heartbeat_says_where_the_engine_is_and_whether_all_copies_are_there
     rank.feed(StepLeft(replace(holdings(), complete=frozenset({MINE})), None))
     beat = rank.beat()
     assert (beat.phase, beat.awaited, beat.complete) == (STOPPED, None, False)
-    rank.feed(CopiesClose(frozenset({THEIRS})))
-    assert rank.beat().complete
+    assert not beat.close
+    rank.feed(ComingCopies(frozenset({THEIRS}), frozenset()))
+    assert (rank.beat().complete, rank.beat().close) == (False, True)
+    rank.feed(ComingCopies(frozenset({THEIRS}), frozenset({THEIRS})))
+    assert not rank.beat().close, "it was of no use, and comes anew"
+    rank.feed(ComingCopies())
+    assert rank.beat().complete and rank.beat().close
 
 
 # --- A loss

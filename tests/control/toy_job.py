@@ -30,6 +30,7 @@ from elaswave_fx.control.coordinator.plan_cache import Held, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol.card import Card, Conditions
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.speed_meter import Expected
 from elaswave_fx.control.protocol.trials import SlowRanks
@@ -231,7 +232,8 @@ class ToyRank:
                     value = (value * 31 + v) % (1 << 61)
                 self.boxes[box] = Box(value, self.committed)
                 self.missing.discard(box)
-                self.agent.copies_are_close(frozenset({box}))
+                missing = frozenset(self.missing)
+                self.agent.copies_come(ComingCopies(missing, missing))
         if not self.missing:
             (self.folder / f"whole-{self.rank}-{self.activation.epoch}").touch()
 

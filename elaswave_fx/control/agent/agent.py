@@ -32,6 +32,7 @@ from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol import rank as protocol
 from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.clock import job_time
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
 from elaswave_fx.control.protocol.messages import (
     Ack,
@@ -50,7 +51,6 @@ from elaswave_fx.control.protocol.rank_state import (
     Answer,
     Closing,
     Committed,
-    CopiesClose,
     Decision,
     EndProcess,
     Event,
@@ -68,7 +68,7 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
-from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, BoxId, Certificate, Version
+from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, Certificate, Version
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import answer_soon
@@ -89,7 +89,7 @@ LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
 It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
-_Said = Committed | StepLeft | CopiesClose | Closing | Told
+_Said = Committed | StepLeft | ComingCopies | Closing | Told
 
 
 class Agent:
@@ -211,9 +211,9 @@ class Agent:
         self._version = certificate.stamp.version
         self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
-    def copies_are_close(self, boxes: frozenset[BoxId]) -> None:
-        """The copies of these boxes have arrived, and are in step after the next one, if they are not yet."""
-        self._say_to_thread(CopiesClose(boxes))
+    def copies_come(self, coming: ComingCopies) -> None:
+        """What is still to come of copies has changed."""
+        self._say_to_thread(coming)
 
     def hand_back(self, begins: bool = True) -> None:
         """The main thread hands the model back from now on, or does not any more: there are no steps between which a

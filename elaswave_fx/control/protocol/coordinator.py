@@ -414,7 +414,9 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     if queue and state.may_join(register, queue):
         return prepare(state, now_s, Cause(CauseKind.JOIN, queue, after=after), ask=EVERYBODY, stop_after=after)
     leaving = {heartbeat.rank: heartbeat.leave for heartbeat in here if heartbeat.leave}
-    following = state.find_following(register, leaving, all(heartbeat.complete for heartbeat in here))
+    # Who leaves takes its copies along, so that those of others have to be there; else it does if they are close.
+    there = all(heartbeat.complete or (heartbeat.close and not leaving) for heartbeat in here)
+    following = state.find_following(register, leaving, there)
     if following is None:
         return _keep_back(state, register, leaving)
     going = frozenset(members) - frozenset(following.members)

@@ -47,7 +47,7 @@ class Following:
 
 
 FindFollowing = Callable[[Register, Mapping[Rank, Leave], bool], Following | None]
-"""(…, who was told to leave, whether all copies are complete) -> the next plan, which has been made then. None: the
+"""(…, who was told to leave, whether all copies will be there at a stop) -> the next plan, which has been made then. None: the
 present one can stay."""
 
 

@@ -41,7 +41,7 @@ class CauseKind(StrEnum):
     LEAVE = "leaving"
     """Ranks that were told to leave are needed no more, or have waited for it too long."""
     MOVE = "owners move"
-    """All copies are complete, so boxes and units can go where they are wanted, or get copies there."""
+    """All copies are complete by then, so boxes and units can go where they are wanted, or get copies there."""
 
 
 @dataclass(frozen=True, slots=True)

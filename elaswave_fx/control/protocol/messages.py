@@ -47,9 +47,9 @@ class Leave(StrEnum):
 class Heartbeat:
     """Rank to coordinator: where I am, whom I await, whom I accuse; `joining` from a rank outside the epoch.
 
-    `complete`: every box I should keep is there, or will be after the next step, unless something goes wrong. `lines`:
-    certificates that the ledger may not have. `step_s`: how long my last step took, from commit to commit; None before
-    the second commit. Deadlines follow from it, also those of a coordinator that has just begun.
+    `complete`: every box I should keep is there. `lines`: certificates that the ledger may not have. `step_s`: how long
+    my last step took, from commit to commit; None before the second commit. Deadlines follow from it, also those of a
+    coordinator that has just begun. `close`: every box is there, or will be after the next step, which is no promise.
     """
 
     rank: Rank
@@ -63,6 +63,7 @@ class Heartbeat:
     lines: tuple[Certificate, ...]
     step_s: float | None = None
     leave: Leave = Leave.NO
+    close: bool = False
 
 
 @dataclass(frozen=True, slots=True)

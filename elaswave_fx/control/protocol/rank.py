@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.clock import nearer, of_round_trip
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.epoch_start import has_missed
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
@@ -39,7 +40,6 @@ from elaswave_fx.control.protocol.rank_state import (
     Answer,
     Closing,
     Committed,
-    CopiesClose,
     EndProcess,
     Event,
     Excluded,
@@ -123,6 +123,7 @@ def heartbeat(state: RankState) -> Heartbeat:
         state.certificates[:LINES_PER_HEARTBEAT] if writes else (),
         state.step_s,
         state.leave,
+        not state.joining and not state.far,
     )
 
 
@@ -154,12 +155,14 @@ def install(state: RankState, activation: Activation) -> RankState:
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
     copies, records = _leading_to(state, activation)
+    complete = kept if activation.rollback else kept.intersection(copies)
     return replace(
         state,
         epoch=activation.epoch,
         members=activation.assignment.members,
         kept=kept,
-        complete=kept if activation.rollback else kept.intersection(copies),
+        complete=complete,
+        far=kept - complete,
         stopped=False,
         joining=False,
         committed=activation.resume,
@@ -283,8 +286,8 @@ def _commit(state: RankState, certificate: Certificate) -> RankState:
     return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes=())
 
 
-def _on_copies_close(state: RankState, event: CopiesClose, now_s: float) -> Result:
-    return replace(state, complete=state.complete | event.boxes), ()
+def _on_coming_copies(state: RankState, event: ComingCopies, now_s: float) -> Result:
+    return replace(state, complete=state.kept - event.behind, far=event.far), ()
 
 
 def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
@@ -303,6 +306,7 @@ def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
         records=holdings.records,
         votes=tuple(vote for vote in votes if vote.stamp.version == state.next_version),
         complete=holdings.complete,
+        far=state.kept - holdings.complete,
     )
     paused = state.was_paused or now_s - state.tick_s > state.limits.paused_s
     accused = event.suspect if event.suspect in state.members and not paused else None
@@ -432,7 +436,7 @@ def _end(state: RankState, end: Excluded | Left | Over) -> Result:
 _EVENTS: dict[type, Callable[..., Result]] = {
     HeartbeatDue: _on_heartbeat_due,
     Committed: _on_committed,
-    CopiesClose: _on_copies_close,
+    ComingCopies: _on_coming_copies,
     StepLeft: _on_step_left,
     Closing: _on_closing,
     LinksDown: _on_links_down,

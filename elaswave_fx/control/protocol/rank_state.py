@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.clock import ClockOffset
+from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
@@ -139,13 +140,6 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiesClose:
-    """The copies of these boxes have arrived, and are in step after the next one, if they are not yet."""
-
-    boxes: frozenset[BoxId]
-
-
-@dataclass(frozen=True, slots=True)
 class StepLeft:
     """The main thread has left its step, because it lost `suspect` or was told to, and waits for an answer."""
 
@@ -207,7 +201,7 @@ Action = Send | Interrupt | Answer | MendLinks | EndProcess
 Event = (
     HeartbeatDue
     | Committed
-    | CopiesClose
+    | ComingCopies
     | StepLeft
     | Closing
     | LinksDown
@@ -226,8 +220,9 @@ Event = (
 class RankState:
     """One rank. Dictionaries are never changed in place.
 
-    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step or close;
-    `stopped`: the epoch is over for this rank. `joining`: a process that has never been a member and asks to be one.
+    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step; `far`, those
+    whose copy will not be after the next step either; `stopped`: the epoch is over for this rank. `joining`: a process
+    that has never been a member and asks to be one.
     Of a step that was left: `copies`, `records`, `votes`; `suspect`, whom the rank accuses; `broken`, peers without a
     link; `report_owed`, when the coordinator is to hear of it.
     Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
@@ -247,6 +242,7 @@ class RankState:
     members: tuple[Rank, ...] = ()
     kept: frozenset[BoxId] = frozenset()
     complete: frozenset[BoxId] = frozenset()
+    far: frozenset[BoxId] = frozenset()
     stopped: bool = True
     joining: bool = True
     committed: Stamp = SEED
