@@ -47,8 +47,8 @@ class Following:
 
 
 FindFollowing = Callable[[Register, Mapping[Rank, Leave], bool], Following | None]
-"""(…, who was told to leave, whether all copies will be there at a stop) -> the next plan, which has been made then. None: the
-present one can stay."""
+"""(…, who was told to leave, whether all copies will be there at a stop) -> the next plan, which has been made then.
+None: the present one can stay."""
 
 
 WhyNeeded = Callable[[Register, Rank], str | None]
