@@ -13,7 +13,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from tests.runs import Run, run_job, small_config
 
-STEPS, SLOW_FROM = 160, 3
+STEPS, SLOW_FROM = 240, 3
 
 
 def with_the_bits_of_one_rank(folder: Path, steps: int, slow: str) -> Run:
