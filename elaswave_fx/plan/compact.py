@@ -95,6 +95,12 @@ class UnitRanks(Sequence[Rank]):
     def __len__(self) -> int:
         return self._until[-1]
 
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, UnitRanks) and self._groups is other._groups
+        return same and self._places == other._places
+
+    __hash__ = None  # type: ignore[assignment]
+
     @overload
     def __getitem__(self, number: int) -> Rank: ...
     @overload

@@ -69,11 +69,13 @@ def deal_owners(workload: Workload, runs: Sequence[Sequence[Rank]]) -> list[Box]
     """
     boxes: list[Box] = []
     owned: Counter[Rank] = Counter()
-    of_stage: defaultdict[tuple[int, Rank, Rank], Counter[Rank]] = defaultdict(Counter)
+    # Units that the same ranks run follow each other.
+    stages = list(itertools.accumulate(unit > 0 and ranks != runs[unit - 1] for unit, ranks in enumerate(runs)))
+    of_stage: defaultdict[int, Counter[Rank]] = defaultdict(Counter)
     for index, bucket in enumerate(workload.buckets):
         spans = (Span(0, bucket.numel),) if bucket.whole else cut_bucket(bucket.numel, workload.least_elements)
         ranks = runs[bucket.users[0]]
-        here = of_stage[len(ranks), ranks[0], ranks[len(ranks) - 1]]  # enough to tell which units the same ranks run
+        here = of_stage[stages[bucket.users[0]]]
         each, rest = divmod(len(spans), len(ranks))
         longer = list(itertools.islice((rank for rank in ranks if not owned[rank]), rest))
         if len(longer) < rest:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import ALIGNMENT, BOXES, cut_bucket, fatal_losses, least_elements, with_readers
+from elaswave_fx.plan.copies import (
+    ALIGNMENT,
+    BOXES,
+    cut_bucket,
+    deal_owners,
+    fatal_losses,
+    least_elements,
+    with_readers,
+)
 from elaswave_fx.plan.cost import Bucket
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.describe import fatal_words
@@ -60,6 +68,13 @@ def test_few_losses_at_once_are_fatal_and_all_ranks_hold_as_much(dp: int, pp: in
     assert max(held.values()) - min(held.values()) <= max(owned) - min(owned) + max(len(b.span) for b in plan.boxes)
     odd_ring = 3 * pp if dp % 2 else 0
     assert len(fatal_losses(plan.boxes)) == (dp * pp - odd_ring) // 2 + odd_ring
+
+
+def test_stages_with_equal_first_and_last_ranks_are_dealt_apart() -> None:
+    """Each bucket has two boxes: who has got none of its own stage's buckets gets one of the next."""
+    runs = [tuple(map(Rank, ranks)) for ranks in (*[(0, 2, 4)] * 3, *[(0, 3, 4)] * 2, (1, 3, 5))]
+    boxes = deal_owners(chain(6), runs)
+    assert {box.owner for box in boxes if box.bucket in (3, 4)} == {0, 3, 4}
 
 
 def test_losses_that_cost_the_state_are_those_of_all_copies() -> None:
