@@ -284,7 +284,7 @@ def slowed(layout: Layout, rank: int) -> Scenario:
 
     def check(folder: Path, references: References) -> Finished:
         words = (f"steps={SLOWED_STEPS}", "global_batch=12", "eval.every=0")
-        fault = f"faults=[{{step: {cases.FIRST_STEP}, rank: {rank}, kind: slow, speed: 0.05, steps: {SLOW_STEPS}}}]"
+        fault = f"faults=[{{step: {cases.FIRST_STEP}, rank: {rank}, kind: slow, speed: 0.03, steps: {SLOW_STEPS}}}]"
         run = finish(job_config(layout, *words, fault), folder)
         assert_survived(run, references.of(job_config(layout, *words)), set())
         assert run.summary["recoveries"] == [], run.folder
