@@ -96,8 +96,9 @@ class UnitRanks(Sequence[Rank]):
         return self._until[-1]
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, UnitRanks) and self._groups is other._groups
-        return same and self._places == other._places
+        if not isinstance(other, UnitRanks):
+            return NotImplemented
+        return self._groups is other._groups and self._places == other._places
 
     __hash__ = None  # type: ignore[assignment]
 
