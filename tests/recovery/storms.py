@@ -123,7 +123,7 @@ def _strike(job: Job, joining: Joining, struck: Struck, blow: str, rank: int | N
                 await_true(lambda: job.ended or newcomer.has_ended or newcomer.rank in joining.members(), "it joins")
         case "kill newcomer" if last is not None:
             last.kill()
-        case "dismiss newcomer" if last is not None and last.rank in joining.members():
+        case "dismiss newcomer" if last is not None and not last.was_told and last.rank in joining.members():
             last.tell_to_leave()
         case _:
             pass  # There is nobody any more, or not yet.
