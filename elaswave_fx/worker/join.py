@@ -95,7 +95,7 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
         raise Unreachable(f"the ranks of the job cannot be reached from here ({error})") from error
     say(f"rank {context.rank} is ready, and asks to become a member")
     joins()
-    agent = start_agent(config, context, has)
+    agent = start_agent(config, context, has, say)
     context.relay.tell = agent.tell
     context.detach(agent.job_time)
     go = agent.wait()

@@ -6,7 +6,7 @@ WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -184,11 +184,12 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     )  # fmt: skip
 
 
-def start_agent(config: Config, context: WorkerContext, has: Equipment) -> Agent:
-    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave."""
+def start_agent(config: Config, context: WorkerContext, has: Equipment, say: Callable[[str], None]) -> Agent:
+    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave. `say(line)`: for who looks
+    at this process alone."""
     agent = Agent(
         has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
-        lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S),
+        lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S), say=say,
         is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None, foresee=has.foresight.expect,
     )  # fmt: skip
     agent.start()
@@ -221,7 +222,7 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     plan = Plan.from_json(context.build.plan)
     has = equip(config, context, plan.topology)
     engine = start_engine(config, context, has, plan, context.first.resume)
-    agent = start_agent(config, context, has)
+    agent = start_agent(config, context, has, partial(print, flush=True))
     context.detach(agent.job_time)
     worker = make_worker(config, context, has, engine, agent, plan, context.first.resume)
     worker.begin_epoch(plan)

@@ -153,7 +153,7 @@ class ToyRank:
         self.socket.settimeout(0.005)
         self.agent = Agent(
             card, first, address, home, interrupt=self._interrupt, progress=self._progress,
-            lost=self._links_down, mend=lambda: None,
+            lost=self._links_down, mend=lambda: None, say=print,
         )  # fmt: skip
 
     def _interrupt(self, reason: str) -> None:

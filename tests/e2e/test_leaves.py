@@ -94,3 +94,4 @@ def test_who_is_told_twice_is_lost(alone: Finished, tmp_path: Path) -> None:
     assert run.code == 0 and run.losses == alone.losses, run.console
     assert [recovery["ranks"] for recovery in run.summary["recoveries"]] == [[1]] and run.summary["left"] == []
     assert run.of_kind("agreed")[-1]["members"] == [0]
+    assert "was told to leave once more: it ends at once" in (run.folder / "logs" / "rank-1.log").read_text()

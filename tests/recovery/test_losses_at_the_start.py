@@ -25,10 +25,12 @@ def hold_up_the_late_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Its agent never starts; each of the others leaves a file when it has detached."""
     start, detach = worker.start_agent, WorkerContext.detach
 
-    def start_or_wait(config: Config, context: WorkerContext, has: worker.Equipment) -> Agent:
+    def start_or_wait(
+        config: Config, context: WorkerContext, has: worker.Equipment, say: Callable[[str], None]
+    ) -> Agent:
         if context.rank == LATE:
             time.sleep(10 * WAIT_S)
-        return start(config, context, has)
+        return start(config, context, has, say)
 
     def detach_and_tell(self: WorkerContext, job_time: Callable[[float], float]) -> None:
         detach(self, job_time)

@@ -116,8 +116,8 @@ class Agent:
         lost: Callable[[], Iterable[int]],
         mend: Callable[[], None],
         is_cut: Callable[[], bool] | None = None,
+        say: Callable[[str], None],
         foresee: Callable[[str, Version], None] = lambda plan, version: None,
-        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._card, self._address, self._home = card, address, home
         self._interrupt, self._progress, self._foresee, self._say = interrupt, progress, foresee, say
