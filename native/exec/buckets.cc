@@ -27,13 +27,13 @@ void Buckets::install(const std::vector<BucketSpec>& specs) {
   for (std::size_t i = 0; i < specs.size(); ++i) {
     Bucket& bucket = buckets_[i];
     bucket.spec = specs[i];
-    bucket.regions.clear();
-    bucket.accumulator = at::Tensor();
     const bool read = machine_.reads(BucketId::at(i));
     if (read && !bucket.work.defined()) {
       bucket.work = device_empty({bucket.spec.numel}, bucket.spec.dtype);
     } else if (!read) {
       bucket.work = at::Tensor();
+      bucket.accumulator = at::Tensor();
+      bucket.regions.clear();
     }
   }
 }

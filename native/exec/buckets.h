@@ -24,7 +24,8 @@ class Buckets {
       : machine_(machine), transfers_(transfers), exact_(exact) {}
 
   // The same buckets with the roles of now, which the machine has taken over. There is a working copy of what this rank
-  // reads any box of; one that was there before stays, a new one has no content. Regions are forgotten.
+  // reads any box of; one that was there before stays, a new one has no content. Regions stay with it: those that are
+  // prepared for no more are zero in every sum.
   void install(const std::vector<BucketSpec>& specs);
   std::size_t size() const { return buckets_.size(); }
   std::optional<BucketId> find(const std::string& name) const;

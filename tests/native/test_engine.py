@@ -16,6 +16,7 @@ from elaswave_fx.errors import ExecError
 from elaswave_fx.plan.box import Box, Span
 from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineValue
 from elaswave_fx.plan.topology import Rank
+from tests.native import tiny
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,
@@ -232,6 +233,43 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
         return equal and all(torch.equal(fresh.read(name), engine.read(name)) for name in BUCKETS)
 
     assert started(2, body).results() == [True, True]
+
+
+def test_a_unit_that_runs_elsewhere_by_another_plan_leaves_nothing_in_sums(
+    model: Model, started: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket with a matrix of each of two units, both on each rank, then one on each: as if it had always been so."""
+    bindings = tiny.unit_bindings()
+    own, bias0 = ("param", 0, tiny.MATRIX, (WIDTH, WIDTH)), ("param", 1, 0, (WIDTH,))
+    x = ("input", "x")
+    bindings[0] |= {"inputs": (x, own, bias0, ("keys",)), "eval_inputs": (x, own, bias0), "grads": (own, bias0)}
+    monkeypatch.setattr(tiny, "unit_bindings", lambda: bindings)
+    monkeypatch.setitem(tiny.BUCKETS, "tied", (2 * tiny.MATRIX, (0, 2)))
+    both, apart = TILINGS["data parallel"], TILINGS["pipeline"]
+    boxes = [
+        tiny.Box(name, 0, numel, rank) for (name, (numel, _)), rank in zip(tiny.BUCKETS.items(), (0, 0, 1), strict=True)
+    ]
+
+    def body(rank: int, endpoint: Any, _: Connection) -> Any:
+        engine = make_engine(model, both, rank, endpoint, boxes=boxes)
+        take_step(engine, both[rank], 0)
+        engine.sync(TEST_TIMEOUT_S)
+        fresh = make_engine(model, apart, rank, endpoint, boxes=boxes)
+        fresh.install(make_spec(model, apart, rank, boxes=boxes), restart_at=1)
+        for number, box in enumerate(boxes):
+            state = engine.read(number)
+            if box.owner == rank and state is not None:
+                fresh.load(number, state.master, state.state)
+        fresh.refresh(everybody(apart), TEST_TIMEOUT_S)
+        assert engine.install(make_spec(model, apart, rank, boxes=boxes)) == []
+        for each in (engine, fresh):
+            take_step(each, apart[rank], 1)
+            each.sync(TEST_TIMEOUT_S)
+        return owned(engine, apart, rank, boxes), owned(fresh, apart, rank, boxes)
+
+    for masters, expected in started(2, body).results():
+        assert masters.keys() == expected.keys() and masters
+        assert all(torch.equal(masters[name], expected[name]) for name in expected)
 
 
 def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, started: Callable[..., Ranks]) -> None:
