@@ -374,6 +374,12 @@ class PreparedSpec:
     """A spec that an engine has read, which takes it over once."""
 
 @final
+class BucketMemory:
+    """What a rank computes with of a bucket, made before it reads it; for any thread."""
+
+    def __init__(self, numel: int, dtype: str, exact: bool) -> None: ...
+
+@final
 class Engine:
     """One rank's state and the interpreter of its step program. One thread at a time, but for `progress`."""
 
@@ -386,7 +392,12 @@ class Engine:
         version: int = 0,
     ) -> None: ...
     def prepare(self, spec: EngineSpec | PlainData, tensors: Mapping[str, Tensor] = {}) -> PreparedSpec: ...
-    def install(self, spec: EngineSpec | PlainData | PreparedSpec, restart_at: int | None = None) -> list[int]: ...
+    def install(
+        self,
+        spec: EngineSpec | PlainData | PreparedSpec,
+        restart_at: int | None = None,
+        memories: Mapping[int, BucketMemory] = {},
+    ) -> list[int]: ...
     def step(
         self, step_index: int, inputs: Mapping[str, Tensor], hyper: Sequence[Sequence[float]], options: StepOptions
     ) -> StepResult: ...

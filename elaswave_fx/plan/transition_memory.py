@@ -192,11 +192,27 @@ def _record_bytes(workload: Workload, box: Box) -> int:
     return GRADIENT_BYTES * len(box.span) * times
 
 
+def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
+    """Buckets of parameters that a rank comes to compute with, for which there is memory, gradients included, beside
+    all that it has `before`: all of them or none. Of buffers there is little."""
+    work = plan.workload
+    new = [number for number in _new_buckets(before, plan, rank) if not work.buckets[number].whole]
+    more = (work.work_bytes_per_element + work.sum_bytes) * sum(work.buckets[number].numel for number in new)
+    limit = before.topology.member(rank).memory_bytes
+    return new if limit is None or before.predicted.ranks[rank].memory_bytes + more <= limit else []
+
+
 def _new_parameters(before: Plan, plan: Plan, rank: Rank) -> int:
     """Bytes of the working copies of what a rank reads for the first time."""
-    work = plan.workload
-    new = (b for b in work.buckets if rank in plan.groups[b.name] and rank not in before.groups[b.name])
-    return work.work_bytes_per_element * sum(bucket.numel for bucket in new)
+    buckets = plan.workload.buckets
+    return plan.workload.work_bytes_per_element * sum(buckets[n].numel for n in _new_buckets(before, plan, rank))
+
+
+def _new_buckets(before: Plan, plan: Plan, rank: Rank) -> list[int]:
+    return [
+        number for number, bucket in enumerate(plan.workload.buckets)
+        if rank in plan.groups[bucket.name] and rank not in before.groups[bucket.name]
+    ]  # fmt: skip
 
 
 def wave_words(planned: Sequence[Box], made: Sequence[Box], short: Short | None) -> str:

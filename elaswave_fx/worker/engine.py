@@ -27,6 +27,7 @@ from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.engine_spec import UPDATE, EngineJob, engine_spec
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.transition_memory import made_ahead
 from elaswave_fx.program.artifact import Artifact, Binding
 from elaswave_fx.program.operators import import_modules
 
@@ -59,7 +60,7 @@ class RankEngine:
         self.plan = plan  # the one that is in force
         self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._constants = {**constants, **self._invariants(constants)}
-        self._foreseen: tuple[Plan, _Spec | _Prepared] | None = None
+        self._foreseen: _Foreseen | None = None
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
@@ -70,14 +71,13 @@ class RankEngine:
                 self.native.load(bucket.name, initial.bucket(bucket))
 
     def foresee(self, plan: Plan) -> None:
-        """Make what `install` will tell the runtime of the plan; for any thread, at any time."""
-        self._foreseen = plan, self._spec(plan)
+        """Make what `install` will give the runtime for the plan; for any thread, at any time."""
+        self._foreseen = _Foreseen(plan, self._spec(plan), self._memories(plan))
 
     def prepare(self) -> None:
         """Have the runtime read what was foreseen, if something was; between two steps."""
         if self._foreseen is not None:
-            plan, spec = self._foreseen
-            self._foreseen = plan, self._prepared(spec)
+            self._foreseen = self._foreseen._replace(spec=self._prepared(self._foreseen.spec))
 
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
@@ -86,8 +86,9 @@ class RankEngine:
         `restart_at`: all state goes; what is loaded then counts as that after so many steps.
         """
         foreseen, self._foreseen = self._foreseen, None
-        spec = foreseen[1] if foreseen is not None and foreseen[0] is plan else self._spec(plan)
-        stale = self.native.install(self._prepared(spec).data, restart_at=restart_at)
+        if foreseen is None or foreseen.plan is not plan:
+            foreseen = _Foreseen(plan, self._spec(plan), {})
+        stale = self.native.install(self._prepared(foreseen.spec).data, restart_at, foreseen.memories)
         self.plan = plan
         return frozenset(stale)
 
@@ -95,6 +96,13 @@ class RankEngine:
         kernels = self._kernels(plan, self._rank) if self._kernels is not None else None
         spec = engine_spec(self._job, plan, self._rank, kernels)
         return _Spec(_native.PlainData(spec), spec.tables)
+
+    def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
+        """What units that come to this rank compute with."""
+        numels = [bucket.numel for bucket in self._job.artifact.buckets]
+        dtype, exact = self._job.artifact.work_dtype, plan.workload.exact
+        made = made_ahead(self.plan, plan, self._rank)
+        return {index: _native.BucketMemory(numels[index], dtype, exact) for index in made}
 
     def _prepared(self, spec: _Spec | _Prepared) -> _Prepared:
         if isinstance(spec, _Prepared):
@@ -150,6 +158,14 @@ class _Prepared(NamedTuple):
     """An engine spec that the runtime has read."""
 
     data: _native.PreparedSpec
+
+
+class _Foreseen(NamedTuple):
+    """What a plan takes to be installed, as far as it is made; `memories`: by bucket."""
+
+    plan: Plan
+    spec: _Spec | _Prepared
+    memories: Mapping[int, _native.BucketMemory]
 
 
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:

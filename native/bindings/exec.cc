@@ -16,6 +16,7 @@
 #include "bindings/bindings.h"
 #include "bindings/plain_data.h"
 #include "exec/engine.h"
+#include "exec/names.h"
 #include "exec/read_program.h"
 
 namespace py = pybind11;
@@ -95,11 +96,14 @@ PreparedSpec prepare(Engine& engine, const py::handle& spec, const exec::Tensors
   return {engine.prepare(DataOf(spec).get(), tensors)};
 }
 
-std::vector<BucketId> install(Engine& engine, const py::handle& spec, std::optional<std::int64_t> restart_at) {
-  if (!py::isinstance<PreparedSpec>(spec)) return engine.install(engine.prepare(DataOf(spec).get(), {}), restart_at);
+std::vector<BucketId> install(Engine& engine, const py::handle& spec, std::optional<std::int64_t> restart_at,
+                              const exec::BucketMemories& memories) {
+  if (!py::isinstance<PreparedSpec>(spec)) {
+    return engine.install(engine.prepare(DataOf(spec).get(), {}), restart_at, memories);
+  }
   std::optional<exec::EngineSpec> prepared = std::exchange(py::cast<PreparedSpec&>(spec).spec, std::nullopt);
   if (!prepared) throw ExecError("install: this spec has been taken over before");
-  return engine.install(std::move(*prepared), restart_at);
+  return engine.install(std::move(*prepared), restart_at, memories);
 }
 
 // A vote is bytes in Python: only the ledger looks into it.
@@ -254,13 +258,20 @@ void bind_engine(py::module_& module) {
   py::class_<PlainData>(module, "PlainData", "A spec as the engine reads it, made before it is needed; any thread.")
       .def(py::init([](const py::handle& object) { return PlainData{plain_data(object)}; }), py::arg("object"));
   py::class_<PreparedSpec>(module, "PreparedSpec", "A spec that an engine has read; it takes it over once.");
+  py::class_<exec::BucketMemory>(module, "BucketMemory",
+                                 "What a rank computes with of a bucket, made before it reads it; any thread.")
+      .def(py::init([](std::int64_t numel, const std::string& dtype, bool exact) {
+             return exec::BucketMemory(numel, exec::dtype_from(dtype), exact);
+           }),
+           py::arg("numel"), py::arg("dtype"), py::arg("exact"), Released());
   py::class_<Engine>(
       module, "Engine",
       "One rank's state and the interpreter of its step program. One thread at a time; see exec/engine.h.")
       .def(py::init(&make_engine), py::arg("spec"), py::arg("endpoint").none(true), py::arg("programs"),
            py::arg("tensors"), py::arg("version") = 0)
       .def("prepare", &prepare, py::arg("spec"), py::arg("tensors") = exec::Tensors())
-      .def("install", &install, py::arg("spec"), py::arg("restart_at") = py::none())
+      .def("install", &install, py::arg("spec"), py::arg("restart_at") = py::none(),
+           py::arg("memories") = exec::BucketMemories())
       .def("step", &Engine::step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("options"),
            Released())
       .def("evaluate", &Engine::evaluate, py::arg("step_index"), py::arg("inputs"), py::arg("deadline_s"), Released())

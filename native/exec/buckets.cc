@@ -12,6 +12,8 @@
 namespace elaswave::exec {
 namespace {
 
+at::ScalarType sum_dtype(bool exact) { return exact ? at::kDouble : at::kFloat; }
+
 void expect_slice(const std::string& name, const char* what, const at::Tensor& tensor, std::int64_t numel) {
   const bool fits = tensor.defined() && tensor.dim() == 1 && tensor.numel() == numel && tensor.is_contiguous();
   if (!fits) {
@@ -22,18 +24,32 @@ void expect_slice(const std::string& name, const char* what, const at::Tensor& t
 
 }  // namespace
 
-void Buckets::install(const std::vector<BucketSpec>& specs) {
+BucketMemory::BucketMemory(std::int64_t numel, at::ScalarType dtype, bool exact)
+    : work(device_zeros({numel}, dtype)), accumulator(device_zeros({numel}, sum_dtype(exact))) {}
+
+void Buckets::check(const BucketMemories& memories) const {
+  for (const auto& [id, memory] : memories) {
+    if (id.index() >= size()) throw ExecError("there is no bucket " + std::to_string(id.value()) + " to have memory");
+    const BucketSpec& bucket = spec(id);
+    if (memory.work.numel() != bucket.numel || memory.work.scalar_type() != bucket.dtype ||
+        memory.accumulator.scalar_type() != sum_dtype(exact_)) {
+      throw ExecError("bucket " + bucket.name + ": the memory made for it is for another one");
+    }
+  }
+}
+
+void Buckets::install(const std::vector<BucketSpec>& specs, BucketMemories memories) {
   buckets_.resize(specs.size());
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    Bucket& bucket = buckets_[i];
-    bucket.spec = specs[i];
-    const bool read = machine_.reads(BucketId::at(i));
-    if (read && !bucket.work.defined()) {
-      bucket.work = device_empty({bucket.spec.numel}, bucket.spec.dtype);
-    } else if (!read) {
-      bucket.work = at::Tensor();
-      bucket.accumulator = at::Tensor();
+  for (const BucketId id : all_ids<BucketId>(size())) {
+    Bucket& bucket = at(id);
+    bucket.spec = specs[id.index()];
+    if (!machine_.reads(id)) {
+      bucket.memory = BucketMemory();
       bucket.regions.clear();
+    } else if (!bucket.memory.work.defined()) {
+      const auto made = memories.find(id);
+      bucket.memory =
+          made != memories.end() ? std::move(made->second) : BucketMemory(bucket.spec.numel, bucket.spec.dtype, exact_);
     }
   }
 }
@@ -46,7 +62,7 @@ std::optional<BucketId> Buckets::find(const std::string& name) const {
 }
 
 at::Tensor Buckets::parameter(const Parameter& parameter) const {
-  return parameter_view(at(parameter.bucket).work, parameter);
+  return parameter_view(work(parameter.bucket), parameter);
 }
 
 std::size_t Buckets::add_region(const Parameter& parameter) {
@@ -55,8 +71,7 @@ std::size_t Buckets::add_region(const Parameter& parameter) {
   for (std::size_t i = 0; i < bucket.regions.size(); ++i) {
     if (bucket.regions[i].offset == offset && bucket.regions[i].numel == numel) return i;
   }
-  if (!bucket.accumulator.defined()) bucket.accumulator = zeros(bucket);
-  bucket.regions.push_back({offset, numel, parameter_view(bucket.accumulator, parameter)});
+  bucket.regions.push_back({offset, numel, parameter_view(bucket.memory.accumulator, parameter)});
   return bucket.regions.size() - 1;
 }
 
@@ -97,10 +112,6 @@ void Buckets::accumulate(BucketId id, std::size_t region, const at::Tensor& grad
   }
 }
 
-at::Tensor Buckets::zeros(const Bucket& bucket) const {
-  return device_zeros({bucket.spec.numel}, exact_ ? at::kDouble : at::kFloat);
-}
-
 Residuals Buckets::residuals(BucketId id, std::int64_t lo, std::int64_t hi) const {
   Residuals found;
   std::copy_if(at(id).residuals.begin(), at(id).residuals.end(), std::back_inserter(found),
@@ -110,23 +121,22 @@ Residuals Buckets::residuals(BucketId id, std::int64_t lo, std::int64_t hi) cons
 
 at::Tensor Buckets::gradient(BucketId id) {
   Bucket& bucket = at(id);
-  if (!bucket.work.defined()) return {};
-  if (!bucket.accumulator.defined()) bucket.accumulator = zeros(bucket);
+  if (!bucket.memory.work.defined()) return {};
   for (Region& region : bucket.regions) {
     if (!region.written) region.view.zero_();
   }
-  return bucket.accumulator;
+  return bucket.memory.accumulator;
 }
 
 void Buckets::write(BucketId id, std::int64_t lo, const at::Tensor& master) {
   Bucket& bucket = at(id);
-  if (bucket.work.defined()) bucket.work.narrow(0, lo, master.numel()).copy_(master);
+  if (bucket.memory.work.defined()) bucket.memory.work.narrow(0, lo, master.numel()).copy_(master);
 }
 
 void Buckets::receive_part(BucketId id, commit::BoxRange boxes, std::int64_t lo, std::int64_t numel, RankId owner,
                            std::uint64_t tag) {
   Bucket& bucket = at(id);
-  bucket.gathers.push_back(transfers_.receive(bucket.work.narrow(0, lo, numel), owner, tag));
+  bucket.gathers.push_back(transfers_.receive(bucket.memory.work.narrow(0, lo, numel), owner, tag));
   bucket.gathered.push_back(boxes);
 }
 
@@ -156,14 +166,14 @@ void Buckets::abandon_gathers() {
 
 void Buckets::set_work(BucketId id, const at::Tensor& value) {
   Bucket& bucket = at(id);
-  if (!bucket.work.defined()) {
+  if (!bucket.memory.work.defined()) {
     throw ExecError("bucket " + bucket.spec.name + ": rank " + std::to_string(transfers_.rank().value()) +
                     " has no working copy of it");
   }
   expect_slice(bucket.spec.name, "work", value, bucket.spec.numel);
   wait_gathers(bucket);
   wait_sends(id);
-  bucket.work.copy_(value);
+  bucket.memory.work.copy_(value);
   machine_.load_parameters(id);
 }
 

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,16 @@
 
 namespace elaswave::exec {
 
+// What a rank computes with of a bucket that it reads. Made before it does, by any thread, it is there to be written at
+// once: the pages of fresh memory come one by one, which takes the longer the more a rank is given.
+struct BucketMemory {
+  BucketMemory() = default;
+  BucketMemory(std::int64_t numel, at::ScalarType dtype, bool exact);
+  at::Tensor work;         // the working copy, flat, in the bucket's type
+  at::Tensor accumulator;  // of gradients, flat
+};
+using BucketMemories = std::map<BucketId, BucketMemory>;
+
 class Buckets {
  public:
   Buckets(commit::StepMachine& machine, TensorTransfers& transfers, bool exact)
@@ -25,13 +36,15 @@ class Buckets {
 
   // The same buckets with the roles of now, which the machine has taken over. There is a working copy of what this rank
   // reads any box of; one that was there before stays, a new one has no content. Regions stay with it: those that are
-  // prepared for no more are zero in every sum.
-  void install(const std::vector<BucketSpec>& specs);
+  // prepared for no more are zero in every sum. `memories`: of new ones, for which it was made; it is made for others.
+  void install(const std::vector<BucketSpec>& specs, BucketMemories memories);
+  // Throws ExecError for memory of another size or type than the buckets have.
+  void check(const BucketMemories& memories) const;
   std::size_t size() const { return buckets_.size(); }
   std::optional<BucketId> find(const std::string& name) const;
   const BucketSpec& spec(BucketId bucket) const { return at(bucket).spec; }
   // The whole working copy, flat, written in place; undefined where no box of it is read.
-  const at::Tensor& work(BucketId bucket) const { return at(bucket).work; }
+  const at::Tensor& work(BucketId bucket) const { return at(bucket).memory.work; }
 
   // The parameter as a view of the working copy.
   at::Tensor parameter(const Parameter& parameter) const;
@@ -72,8 +85,7 @@ class Buckets {
   };
   struct Bucket {
     BucketSpec spec;
-    at::Tensor work;
-    at::Tensor accumulator;  // flat; parameters without a region stay zero
+    BucketMemory memory;  // in the sum, parameters without a region stay zero
     Residuals residuals;
     std::vector<Region> regions;
     std::vector<comm::Transfer> gathers, gather_sends;
@@ -83,8 +95,6 @@ class Buckets {
   Bucket& at(BucketId bucket) { return buckets_[bucket.index()]; }
   const Bucket& at(BucketId bucket) const { return buckets_[bucket.index()]; }
   void wait_gathers(Bucket& bucket);
-  at::Tensor zeros(const Bucket& bucket) const;
-
   commit::StepMachine& machine_;
   TensorTransfers& transfers_;
   bool exact_;

@@ -36,7 +36,7 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
   shards_.set_record_type(spec_.record_dtype);
   link(spec_);
   machine_.restart(version);
-  apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)));
+  apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)), {});
 }
 
 EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
@@ -47,11 +47,13 @@ EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
   return next;
 }
 
-std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at) {
+std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at,
+                                      BucketMemories memories) {
+  buckets_.check(memories);
   const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
   transfers_.drop();  // of copies that were on their way
   spec_ = std::move(next);
-  apply(roles);
+  apply(roles, std::move(memories));
   if (restart_at) shards_.perform(machine_.restart(*restart_at));
   return machine_.stale_buckets();
 }
@@ -75,10 +77,10 @@ void Engine::link(const EngineSpec& spec) {
   }
 }
 
-void Engine::apply(const commit::Actions& roles) {
+void Engine::apply(const commit::Actions& roles, BucketMemories memories) {
   const BelowAutogradGuard guard;
   transfers_.set_members(spec_.world);
-  buckets_.install(spec_.buckets);
+  buckets_.install(spec_.buckets, std::move(memories));
   updates_.install(spec_.buckets, spec_.updates, spec_.granule);
   shards_.install(spec_.boxes);
   shards_.perform(roles);

@@ -157,9 +157,9 @@ class Engine {
   EngineSpec prepare(const Data& spec, const Tensors& tensors);
   // Another plan, between steps, with no transfer of a step under way and no step pending: roles, groups, units,
   // schedule. Copies on their way are given up. What stays as it was is left alone; a state without a role is dropped.
-  // `next`: what `prepare` gave. `restart_at`: all state goes, to be loaded as it was after so many steps. Returns the
-  // buckets whose working copy is stale or new.
-  std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at);
+  // `next`: what `prepare` gave. `restart_at`: all state goes, to be loaded as it was after so many steps. `memories`:
+  // see `Buckets::install`. Returns the buckets whose working copy is stale or new.
+  std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at, BucketMemories memories = {});
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
   // inputs after grad_scale. Throws as said above.
@@ -213,7 +213,7 @@ class Engine {
   // engine.cc
   Names names() const;
   void link(const EngineSpec& spec);
-  void apply(const commit::Actions& roles);
+  void apply(const commit::Actions& roles, BucketMemories memories);
   ResolvedUnit resolve(const UnitSpec& unit);
   ResolvedInput resolve(const InputBinding& input) const;
   GradientTarget resolve(const GradientBinding& gradient);

@@ -285,7 +285,9 @@ def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, 
         engine.prepare(make_spec(model, pipeline, rank, boxes=boxes))
         taken.append(take_step(engine, pipeline[rank], 1))
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(next_one)
+        numels = [numel for numel, _ in BUCKETS.values()]
+        made = {bucket: _native.BucketMemory(numel, "float32", False) for bucket, numel in enumerate(numels)}
+        engine.install(next_one, memories=made)
         with pytest.raises(ExecError, match="this spec has been taken over before"):
             engine.install(next_one)
         engine.refresh(everybody(pair), TEST_TIMEOUT_S)
@@ -294,6 +296,26 @@ def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, 
 
     for losses in started(2, body).results():
         assert losses == pytest.approx(reference(3).losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("memories", "message"),
+    [
+        ({3: (WIDTH, "float32", False)}, "there is no bucket 3"),
+        ({1: (WIDTH + 1, "float32", False)}, "bucket bias0: the memory made for it is for another one"),
+        ({1: (WIDTH, "bfloat16", False)}, "bucket bias0: the memory made for it"),
+        ({1: (WIDTH, "float32", True)}, "bucket bias0: the memory made for it"),
+    ],
+)
+def test_memory_that_is_for_another_bucket(
+    model: Model, memories: dict[int, tuple[int, str, bool]], message: str
+) -> None:
+    """It is refused before anything has changed."""
+    engine = make_engine(model, ALONE, 0)
+    made = {bucket: _native.BucketMemory(*each) for bucket, each in memories.items()}
+    with pytest.raises(ExecError, match=message):
+        engine.install(make_spec(model, ALONE, 0), memories=made)
+    assert_trained([(train(engine, ALONE[0], 2), owned(engine, ALONE, 0))], reference(2))
 
 
 # --- Buffer updates: running mean of what unit 0 sees, one granule per micro-batch.

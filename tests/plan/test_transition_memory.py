@@ -25,6 +25,7 @@ from elaswave_fx.plan.transition_memory import (
     Needs,
     Short,
     first_wave,
+    made_ahead,
     needed_without_copies,
     room_for_copies,
     transition_memory,
@@ -112,6 +113,20 @@ def test_parameters_of_new_readers_are_counted_for_the_stop() -> None:
         }
         assert found == {rank: gained.get(rank, 0) for rank in after.ranks}
     assert any(Transition.of(a, b).gained for a, b in pairwise(plans))
+
+
+def test_memory_is_made_ahead_for_units_that_come_if_a_rank_has_it_beside_what_it_has() -> None:
+    changes = pairwise([square(), *carried_out(square(), Wish(4, 1))])
+    before, plan = next(change for change in changes if Transition.of(*change).gained)
+    rank, units = next(iter(Transition.of(before, plan).gained.items()))
+    found = made_ahead(before, plan, rank)
+    assert [plan.workload.buckets[number].users[0] for number in found] == sorted(units)
+    takes = before.predicted.ranks[rank].memory_bytes + 2 * 4 * sum(plan.workload.buckets[n].numel for n in found)
+    for limit, made in ((takes, found), (takes - 1, [])):
+        members = [replace(m, memory_bytes=limit) if m.rank == rank else m for m in before.topology.members]
+        bound = replace(before, topology=replace(before.topology, members=tuple(members)))
+        assert made_ahead(bound, plan, rank) == made
+    assert made_ahead(plan, plan, rank) == []
 
 
 def test_a_wave_has_first_what_has_fewest_copies() -> None:
