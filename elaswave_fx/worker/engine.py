@@ -99,10 +99,9 @@ class RankEngine:
 
     def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
         """What units that come to this rank compute with."""
-        numels = [bucket.numel for bucket in self._job.artifact.buckets]
-        dtype, exact = self._job.artifact.work_dtype, plan.workload.exact
+        dtype, work = self._job.artifact.work_dtype, plan.workload
         made = made_ahead(self.plan, plan, self._rank)
-        return {index: _native.BucketMemory(numels[index], dtype, exact) for index in made}
+        return {index: _native.BucketMemory(work.buckets[index].numel, dtype, work.exact) for index in made}
 
     def _prepared(self, spec: _Spec | _Prepared) -> _Prepared:
         if isinstance(spec, _Prepared):

@@ -19,8 +19,8 @@
 
 namespace elaswave::exec {
 
-// What a rank computes with of a bucket that it reads. Made before it does, by any thread, it is there to be written at
-// once: the pages of fresh memory come one by one, which takes the longer the more a rank is given.
+// What a rank computes with of a bucket that it reads, written once, for the pages of fresh memory come one by one, and
+// that takes the longer the more a rank is given. Any thread makes it, so that it is there before the rank reads it.
 struct BucketMemory {
   BucketMemory() = default;
   BucketMemory(std::int64_t numel, at::ScalarType dtype, bool exact);
@@ -95,6 +95,7 @@ class Buckets {
   Bucket& at(BucketId bucket) { return buckets_[bucket.index()]; }
   const Bucket& at(BucketId bucket) const { return buckets_[bucket.index()]; }
   void wait_gathers(Bucket& bucket);
+
   commit::StepMachine& machine_;
   TensorTransfers& transfers_;
   bool exact_;
