@@ -62,8 +62,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as 3x1 to 4x1."""
-        return f"{self.before[0]}x{self.before[1]} to {self.after[0]}x{self.after[1]}"
+        """Such as 3x1 to 4x1, width 352."""
+        (dp, pp), (next_dp, next_pp) = self.before, self.after
+        return f"{dp}x{pp} to {next_dp}x{next_pp}, width {self.workload.width}"
 
     def variant(self, mode: str, host: Host) -> Variant:
         """How the job is started."""
@@ -92,7 +93,8 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 
 
 def _cases(is_tiny: bool) -> tuple[Case, ...]:
-    """A lane more, whose rank gets all parameters; and a stage more, for which units move at every border."""
+    """A lane more, whose rank gets all parameters; and a stage more, for which units move at every border, of a model
+    and of one that has twice as many parameters, and does twice as much for each sample."""
     lanes = Workload(
         layers=4, width=352, heads=8, seq_len=16, global_batch=12, ranks=RANKS, micro_batch=MICRO_BATCH, clip_norm=None
     )
@@ -102,6 +104,7 @@ def _cases(is_tiny: bool) -> tuple[Case, ...]:
     return (
         Case(lanes, (3, 1), (4, 1), CABLE_BYTES_PER_S, 72.0),
         Case(stages, (1, 3), (1, 4), CABLE_BYTES_PER_S, 20.0),
+        Case(replace(stages, width=680), (1, 3), (1, 4), CABLE_BYTES_PER_S, 40.0),
     )
 
 
