@@ -440,11 +440,11 @@ def test_switch(tmp_path: Path) -> None:
 def test_migration(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "migration", "--tiny")
     stall, longest = entries
-    name = stall["name"].removesuffix(": exposed stall, background against blocking")
-    assert re.fullmatch(r"3x1 to 4x1, width \d+", name) and stall["target"] == 5.0
+    case = "3x1 to 4x1, width 16"
+    assert stall["name"] == f"{case}: exposed stall, background against blocking" and stall["target"] == 5.0
     assert longest["ours"] >= 1.0 and longest["peer"] == 2.0
     for mode in ("background", "blocking"):
-        assert re.search(rf"{name}, {mode}: [\d.]+ MB in stops, [\d.]+ MB behind steps; ", shown)
+        assert re.search(rf"{case}, {mode}: [\d.]+ MB in stops, [\d.]+ MB behind steps; ", shown)
 
 
 @pytest.mark.slow
