@@ -8,12 +8,14 @@ their coordinator start one.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.service import run_coordinator
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.stop import WARNINGS
 
 
 def main(words: list[str]) -> int:
@@ -23,6 +25,8 @@ def main(words: list[str]) -> int:
     if len(words) != 1 or words[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
+    for number in WARNINGS:  # Ranks save and end; they need it for as long as that takes.
+        signal.signal(number, signal.SIG_IGN)
     try:
         spec = JobFile.read(Path(words[0])).spec()
     except ConfigError as error:

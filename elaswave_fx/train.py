@@ -32,7 +32,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     from elaswave_fx.launch.local import launch
 
     config = job.config
-    _refuse_torchrun()
+    _refuse_copies()
     start = find_start(config, job.run_dir)
     writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
     check_faults(config.faults, config.parallel.ranks, config.steps, first_step=start.step)
@@ -71,14 +71,18 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     )
 
 
-def _refuse_torchrun() -> None:
+def _refuse_copies() -> None:
     """Refuse to be one of many: each would start all ranks."""
     from elaswave_fx.errors import ConfigError
+    from elaswave_fx.launch.copies import started_copies
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ:
+    copies = started_copies(os.environ)
+    if copies is not None:
+        many = "several" if copies.count is None else str(copies.count)
         raise ConfigError(
-            "train starts its ranks itself, and was started by torchrun or the like (LOCAL_RANK is set); "
-            f"nearest valid: python -m elaswave_fx.train parallel.dp={os.environ['WORLD_SIZE']}"
+            f"train starts its ranks itself, and {copies.launcher} has started it {many} times ({copies.told}): each "
+            f"would train the whole job; nearest valid: one task of python -m elaswave_fx.train "
+            f"parallel.dp={copies.count or 'RANKS'}"
         )
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
@@ -28,6 +30,7 @@ from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
 from elaswave_fx.launch.process import outlive_parent
+from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.plan.topology import Rank
@@ -107,6 +110,7 @@ class WorkerContext:
         self._conditions = conditions
         self._job_time: Callable[[float], float] = lambda at_s: at_s  # until there is a coordinator to compare with
         self._halted = False
+        self._warning: int | None = None  # This signal has come, and the launcher does not know of it yet.
         self._began_s = began_s
         self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
 
@@ -141,7 +145,14 @@ class WorkerContext:
         """
         self._job_time = job_time
         outlive_parent()
+        # The launcher stops the run also if this process alone was warned: a limit of processor time is each process's
+        # own, and ranks come to it first.
+        for number in WARNINGS:
+            signal.signal(number, self._on_warning)
         self._send("detached")
+
+    def _on_warning(self, number: int, frame: FrameType | None) -> None:
+        self._warning = number
 
     @property
     def stop_wanted(self) -> bool:
@@ -151,6 +162,9 @@ class WorkerContext:
         """
         for message in self.channel.drain():
             self._take(message)
+        if self._warning is not None:
+            number, self._warning = self._warning, None
+            self._send("warned", signal=number)
         return self._halted or self.channel.closed
 
     @property

@@ -4,8 +4,9 @@
 
 The launcher holds no tensors and has no threads. It waits on the workers' channels and processes, writes the files of
 the run, shows the progress. Lost workers are the others' to replace; the run goes on as long as one lives. Exit codes:
-0 all steps committed, and the ledger has each once; 1 the run failed, or SIGINT, SIGTERM or SIGHUP stopped it. What the
-user can mend is raised as `ConfigError` (exit code 2 at the entry points).
+0 all steps committed, and the ledger has each once; 1 the run failed; 128 + its number a signal stopped it, as a shell
+says it of a process that one has ended. What the user can mend is raised as `ConfigError` (exit code 2 at the entry
+points).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_newcomers
 from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
-from elaswave_fx.launch.stop import Stop
+from elaswave_fx.launch.stop import Stop, exit_code_of
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
 from elaswave_fx.launch.versions import versions
 from elaswave_fx.observe.progress import StepProgress
@@ -73,8 +74,13 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
 
 
 def _launch(spec: JobSpec, listener: socket.socket, progress: StepProgress | None) -> int:
+    with Stop() as stop:  # to the summary: signals that come again must not end a run that is saved
+        return _run(spec, listener, progress, stop)
+
+
+def _run(spec: JobSpec, listener: socket.socket, progress: StepProgress | None, stop: Stop) -> int:
     began_s = time.monotonic()
-    with Stop() as stop, progress or StepProgress(spec.steps, done=spec.first_step) as shown:
+    with progress or StepProgress(spec.steps, done=spec.first_step) as shown:
         _preload(spec.preload)
         built = _build(spec, shown, stop)
         if not isinstance(built, BuildResult) and RunDirectory.holds_run(spec.run_dir):
@@ -251,7 +257,7 @@ def _not_begun(spec: JobSpec, failure: Failure | None, stop: Stop) -> int:
         return _say(failure)
     assert stop.number is not None
     print(f"stopped by {stop.number.name} before it began; {spec.run_dir} has the earlier run as it was", flush=True)
-    return 1
+    return exit_code_of(stop.number)
 
 
 def _failed(recorder: Recorder, failure: Failure) -> int:
@@ -302,7 +308,7 @@ def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
     assert stop.number is not None
     closing = f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}"
     _finish(recorder, "interrupted", f"{stop.number.name} after {committed}", closing)
-    return 1
+    return exit_code_of(stop.number)
 
 
 def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None:

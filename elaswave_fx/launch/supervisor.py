@@ -199,6 +199,8 @@ class Supervisor:
             case "done":
                 self._done.add(rank)
                 self._recorder.ended(rank, fields["summary"])
+            case "warned":
+                self._stop.ask(signal.Signals(fields["signal"]))
             case "error":
                 self._on_error(rank, from_message(self._children[rank].name, fields))
             case other:

@@ -31,7 +31,8 @@ JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, 
 (launch.control_port), with the job's token in {TOKEN} (it stands in RUN/control/job.json). The process opens
 its data, gets program and initial tensors from the coordinator, reaches the other ranks, and then becomes a member
 between two steps. Ctrl-C before that costs the job nothing, and after it what the loss of a rank costs. SIGTERM tells
-it to leave: its work and its copies go to other ranks, then it ends, within the job's launch.grace_s.
+it to leave: its work and its copies go to other ranks, then it ends, within the job's launch.grace_s. So do SIGUSR1,
+SIGUSR2 and SIGXCPU, by which schedulers warn.
 
 Exit code 0 when all steps of the job are committed, or it has left as it was told; 2 with one clear line when this
 process cannot join, else 1."""

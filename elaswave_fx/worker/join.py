@@ -28,6 +28,7 @@ from elaswave_fx.data import open_source
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
 from elaswave_fx.launch.joined import JoinedContext, build_here
+from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import collect_rarely
@@ -95,7 +96,7 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
         raise Unreachable(f"the ranks of the job cannot be reached from here ({error})") from error
     say(f"rank {context.rank} is ready, and asks to become a member")
     joins()
-    agent = start_agent(config, context, has, say)
+    agent = start_agent(config, context, has, say, WARNINGS)  # of a scheduler that this process alone belongs to
     context.relay.tell = agent.tell
     context.detach(agent.job_time)
     go = agent.wait()

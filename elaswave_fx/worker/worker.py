@@ -184,16 +184,22 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     )  # fmt: skip
 
 
-def start_agent(config: Config, context: WorkerContext, has: Equipment, say: Callable[[str], None]) -> Agent:
-    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave. `say(line)`: for who looks
-    at this process alone."""
+def start_agent(
+    config: Config,
+    context: WorkerContext,
+    has: Equipment,
+    say: Callable[[str], None],
+    warnings: tuple[signal.Signals, ...] = (),
+) -> Agent:
+    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave; so does each of `warnings`.
+    `say(line)`: for who looks at this process alone."""
     agent = Agent(
         has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
         lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S), say=say,
         is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None, foresee=has.foresight.expect,
     )  # fmt: skip
     agent.start()
-    agent.leave_on(signal.SIGTERM, config.launch.grace_s)
+    agent.leave_on(signal.SIGTERM, warnings, config.launch.grace_s)
     return agent
 
 

@@ -47,11 +47,13 @@ def test_a_fault_tells_a_rank_to_leave(alone: Finished, tmp_path: Path) -> None:
     assert (fault["rank"], fault["step"], fault["fault"]) == (1, 3, "leave")
 
 
-def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [(), (signal.SIGUSR1, signal.SIGXCPU)], ids=["told", "warned"])
+def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
+    """Its scheduler may be another one than the job's, so that it leaves alone; a second warning is no second order."""
     with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
         newcomer = joining.start()
         job.await_event("joined")
-        newcomer.tell_to_leave()
+        newcomer.tell_to_leave(*numbers)
         code = newcomer.process.wait(timeout=60)
         await_true(lambda: left_as_told(job) == [2] or job.ended, "it is told that it left")
         run = end_of(job)

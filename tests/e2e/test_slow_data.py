@@ -133,7 +133,7 @@ def test_ctrl_c_ends_a_start_that_hangs(tmp_path: Path) -> None:
         await_true(touched.exists, "the sample is being read")
         job.signal_launcher(signal.SIGINT)
         run = job.wait()
-    assert run.code == 1 and not run.orphans
+    assert run.code == 130 and not run.orphans
     assert "stopped by SIGINT" in run.console.splitlines()[-1]
 
 
@@ -145,5 +145,5 @@ def test_ctrl_c_twice_ends_ranks_that_hang(tmp_path: Path) -> None:
         job.await_event("stopping")
         job.signal_launcher(signal.SIGINT)
         run = job.wait()
-    assert run.code == 1 and not run.orphans
+    assert run.code == 130 and not run.orphans
     assert "stopped by SIGINT" in run.console.splitlines()[-1]

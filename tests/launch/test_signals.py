@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP, and the launcher's own death, with a launcher in a process of its own."""
+"""Ctrl-C, orders and warnings of schedulers, and the launcher's own death, with a launcher in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elaswave_fx.launch.stop import STOPPING, WARNINGS, Stop
 from tests.launch.test_local import lines_of, started_pids, summary_of
 from tests.waiting import WAIT_S, await_true
 
@@ -53,14 +54,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["launcher", "group"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPPING)
 def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number: signal.Signals, to_all: bool) -> None:
-    """Terminals, init systems and schedulers signal the whole group."""
+    """Terminals, init systems and schedulers signal the whole group; the latter warn by signals of their own first."""
     process = start("steps=100000", "pause_s=0.002")
     await_true(lambda: steps_written(tmp_path) >= 3, "three steps")
     (os.killpg if to_all else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, err) == (1, "")
+    assert (process.returncode, err) == (128 + number, "")
     steps = steps_written(tmp_path)
     summary = summary_of(tmp_path)
     assert (summary["outcome"], summary["steps"]) == ("interrupted", steps)
@@ -68,6 +69,56 @@ def test_all_ranks_stop_after_the_same_step(start: Start, tmp_path: Path, number
     assert (summary["samples_seen"], summary["params_digest"]) == (12 * steps, "00ff")
     assert out.splitlines()[-1].startswith(f"stopped by {number.name} after {steps} of 100000 steps; the run directory")
     assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == list(range(steps))
+
+
+@pytest.mark.parametrize("number", WARNINGS)
+def test_a_warning_to_one_rank_stops_the_run(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    """A limit of processor time is each process's own: the ranks come to it first."""
+    process = start("steps=100000", "pause_s=0.002")
+    await_true(lambda: steps_written(tmp_path) >= 3, "three steps")
+    os.kill(started_pids(tmp_path)[1], number)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (128 + number, "")
+    assert (summary_of(tmp_path)["outcome"], summary_of(tmp_path)["params_digest"]) == ("interrupted", "00ff")
+    assert out.splitlines()[-1].startswith(f"stopped by {number.name} after")
+
+
+def test_warnings_that_repeat_themselves_and_an_order_after_them_let_ranks_end_their_step(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start("steps=1000", "pause_s=2")
+    await_true(lambda: steps_written(tmp_path) >= 1, "a step")
+    for number in (signal.SIGXCPU, signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(process.pid, number)
+        await_true(lambda: "stopping" in (tmp_path / "events.jsonl").read_text(), "it is heeded")
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGXCPU
+    assert summary_of(tmp_path)["params_digest"] == "00ff"
+
+
+def test_a_coordinator_of_its_own_does_not_end_by_a_warning(tmp_path: Path) -> None:
+    words = "from elaswave_fx.coordinator import main; main(['nowhere']); import os; os.kill(os.getpid(), 10); print(1)"
+    ended = subprocess.run([sys.executable, "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S,
+                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("numbers", "requests"),
+    [
+        ((signal.SIGUSR1,) * 3, 1),
+        ((signal.SIGUSR2, signal.SIGTERM), 1),
+        ((signal.SIGTERM, signal.SIGUSR1), 1),
+        ((signal.SIGXCPU, signal.SIGTERM, signal.SIGTERM), 2),
+        ((signal.SIGINT, signal.SIGHUP), 2),
+    ],
+)
+def test_only_a_second_order_ends_workers_at_once(numbers: tuple[signal.Signals, ...], requests: int) -> None:
+    stop = Stop()
+    assert stop.requests == 0
+    for number in numbers:
+        stop.ask(number)
+    assert (stop.requests, stop.number) == (requests, numbers[0])
 
 
 def test_a_second_ctrl_c_ends_workers_that_do_not_stop(start: Start, tmp_path: Path) -> None:
@@ -81,7 +132,7 @@ def test_a_second_ctrl_c_ends_workers_that_do_not_stop(start: Start, tmp_path: P
     assert not any(is_gone(pid) for pid in pids)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert all(is_gone(pid) for pid in pids)
     assert summary_of(tmp_path)["outcome"] == "interrupted"
 
@@ -92,7 +143,7 @@ def test_ctrl_c_while_building_ends_the_builder(start: Start, tmp_path: Path) ->
     (builder,) = psutil.Process(process.pid).children()
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert is_gone(builder.pid)
     assert summary_of(tmp_path)["reason"] == "SIGINT after 0 of 5 steps"
 
@@ -115,7 +166,7 @@ def test_a_worker_killed_from_outside_is_named_and_gone_on_without(start: Start,
     await_true(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
+    assert process.returncode == 143
     assert "lost: rank 1: killed by SIGKILL" in out
     assert all(is_gone(pid) for pid in pids)
     summary = summary_of(tmp_path)
@@ -147,7 +198,7 @@ def test_a_killed_coordinator_is_replaced(start: Start, tmp_path: Path) -> None:
     await_true(lambda: "resumed" in (tmp_path / "events.jsonl").read_text(), "the others go on")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, err) == (1, "")
+    assert (process.returncode, err) == (143, "")
     assert out.count("coordinator: killed by SIGKILL") == 2
     assert summary_of(tmp_path)["recoveries"][0]["rank"] == 0
 

@@ -54,10 +54,11 @@ class Newcomer:
         self.was_killed = True
         self.process.kill()
 
-    def tell_to_leave(self) -> None:
-        """By SIGTERM."""
+    def tell_to_leave(self, *numbers: signal.Signals) -> None:
+        """By SIGTERM, or by these."""
         self.was_told = True
-        self.process.send_signal(signal.SIGTERM)
+        for number in numbers or (signal.SIGTERM,):
+            self.process.send_signal(number)
 
 
 class Joining:

@@ -131,7 +131,9 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._wake_read = self._wake_write = -1
-        self._leave_signal, self._grace_s = b"", 0.0
+        self._leave_signal: signal.Signals | None = None
+        self._warnings: tuple[signal.Signals, ...] = ()
+        self._grace_s, self._orders = 0.0, 0  # to leave, so many came
         self._hands_back = False
         self._look_s = LINKS_S  # until the next look at the links
         self._starts_s: float | None = None  # when this rank starts a coordinator, if none comes before
@@ -157,12 +159,14 @@ class Agent:
             return protocol.joiner(number, LIMITS, now_s)
         return protocol.member(number, LIMITS, self._first, now_s)
 
-    def leave_on(self, number: signal.Signals, grace_s: float) -> None:
-        """From now on this signal tells the rank to leave the job within `grace_s`; a second one to end at once. The
-        main thread calls this; it need not get to Python for the signal to be heard."""
-        self._leave_signal, self._grace_s = bytes([number]), grace_s
+    def leave_on(self, number: signal.Signals, warnings: tuple[signal.Signals, ...], grace_s: float) -> None:
+        """From now on this signal tells the rank to leave the job within `grace_s`, and a second one to end at once;
+        `warnings` tell it to leave, however often they come. The main thread calls this; it need not get to Python for
+        a signal to be heard."""
+        self._leave_signal, self._warnings, self._grace_s = number, warnings, grace_s
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(number, lambda *_: None)
+        for each in (number, *warnings):
+            signal.signal(each, lambda *_: None)
 
     @property
     def must_stay(self) -> str | None:
@@ -178,7 +182,7 @@ class Agent:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        if self._leave_signal:
+        if self._leave_signal is not None:
             signal.set_wakeup_fd(-1)
         self._say_to_thread(Closing(finished))
         thread.join(FLUSH_S + 5.0)
@@ -282,9 +286,7 @@ class Agent:
             if self._state.waiting:
                 self._look_at_links(socket)
             if select.select([self._wake_read], [], [], 0)[0]:
-                words = os.read(self._wake_read, 4096)
-                for _ in range(words.count(self._leave_signal) if self._leave_signal else 0):
-                    self._feed(socket, LeaveAsked(self._grace_s))
+                self._hear_signals(socket, os.read(self._wake_read, 4096))
             self._hear_main_thread(socket)
             for message in socket.receive():
                 if isinstance(message, Prepare):
@@ -294,6 +296,13 @@ class Agent:
                 if isinstance(message, Ack | Prepare | Activate | MustStay | Over | StoreSeen | Refused):
                     self._feed(socket, message)
                 self._hear_main_thread(socket)
+
+    def _hear_signals(self, socket: RankSocket, numbers: bytes) -> None:
+        for number in numbers:
+            self._orders += number == self._leave_signal
+            is_told = number == self._leave_signal or number in self._warnings
+            if is_told and (self._state.leaves_by_s is None or (number == self._leave_signal and self._orders > 1)):
+                self._feed(socket, LeaveAsked(self._grace_s))
 
     def _sleep(self, socket: RankSocket, until_s: float) -> None:
         """Until a message, a word of the main thread, or that time."""
