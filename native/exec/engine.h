@@ -278,7 +278,7 @@ class Engine {
   // A lost rank and an abort end a step between two operators: a unit takes milliseconds.
   const std::function<void()> stop_if_interrupted_ = [this] { transfers_.check_members(); };
   EmulatedDevice device_;
-  double busy_seconds_ = 0.0;  // of units in this step, without what was waited for
+  double busy_seconds_ = 0.0;  // in which units of this step computed
   std::optional<StepResult> last_committed_;
   Votes votes_;
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <ctime>
 #include <functional>
 #include <span>
 #include <thread>
@@ -23,6 +24,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// What this thread has had of a processor. A rank that waits for one is not slow.
+double processor_seconds() {
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
 
 Clock::duration duration_of(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -145,10 +153,11 @@ void Engine::run(const StepList& list, StepResult* result) {
       }
       const auto begin = Clock::now();
       const double waited = transfers_.wait_seconds();
+      const double computed = processor_seconds();
       execute(step, result != nullptr);
       for (const ActivationRef& ref : list.releases[at]) values_.release(ref.value, ref.micro_batch, ref.grad);
       if (result == nullptr) continue;
-      if (runs_unit(step.code)) busy(seconds_since(begin) - (transfers_.wait_seconds() - waited));
+      if (runs_unit(step.code)) busy(processor_seconds() - computed);
       Timing& timing = result->timings[static_cast<std::size_t>(step.code)];
       ++timing.count;
       timing.seconds += seconds_since(begin);
@@ -164,7 +173,7 @@ void Engine::run(const StepList& list, StepResult* result) {
   }
 }
 
-// A unit has run for so long; on a rank that is to be slow, the rest of what it takes is slept. What is emulated took
+// A unit has computed for so long; on a rank that is to be slow, the rest of what it takes is slept. What is emulated took
 // its whole time already.
 void Engine::busy(double seconds) {
   if (device_.times().kernels == 0 && options_.slowdown > 1.0) {

@@ -83,7 +83,7 @@ struct Vote {
   }
 
   double memory_bytes = 0.0;
-  double busy_seconds = 0.0;  // what its units took in this step, without waiting for others; 0: not known
+  double busy_seconds = 0.0;  // in which its units computed in this step, on its processor; 0: not known
   std::uint64_t flags = 0;
   Digest content;          // of the samples that the rank consumed
   std::uint64_t keys = 0;  // the sum of the keys that it drew with

@@ -1,6 +1,6 @@
 """How fast ranks are beside what their plan takes them for, from what they say of the steps that they have committed.
 
-In: for each committed step, the seconds in which each rank's units were busy. Out: the speeds that the planner should
+In: for each committed step, the seconds in which each rank's units computed. Out: the speeds that the planner should
 reckon with from now on, or None while they are about those that it knows. Pure.
 
     meter = SpeedMeter.of(expected={0: Expected(1.0, 0.8, kind), ...})      what the plan of the epoch says

@@ -50,7 +50,7 @@ CHAIN_START = 64 * "0"
 class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's.
 
-    `busy_s`: what its units took in the step, without waiting for others; 0: not known.
+    `busy_s`: in which its units computed in the step, without waiting for others, or for a processor; 0: not known.
     `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of the keys that
     it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
     of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
