@@ -14,7 +14,7 @@ from pathlib import Path
 
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.service import run_coordinator
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.entry import run_command
 from elaswave_fx.launch.stop import WARNINGS
 
 
@@ -27,13 +27,8 @@ def main(words: list[str]) -> int:
         return 2
     for number in WARNINGS:  # Ranks save and end; they need it for as long as that takes.
         signal.signal(number, signal.SIG_IGN)
-    try:
-        spec = JobFile.read(Path(words[0])).spec()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return run_coordinator(spec, None, waits=waits)
+    return run_coordinator(JobFile.read(Path(words[0])).spec(), None, waits=waits)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

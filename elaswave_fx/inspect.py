@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elaswave_fx.config.compose import Job, run_hydra
+from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,4 +55,4 @@ def graph_text(artifact: Artifact, plan: Plan) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_hydra(inspect, "inspect", ("out", "lose")))
+    sys.exit(run_command(lambda: run_hydra(inspect, "inspect", ("out", "lose"))))

@@ -7,6 +7,7 @@ import sys
 
 from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import address_of
+from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.rank_news import Wish
 
@@ -20,7 +21,8 @@ Training goes on: ranks get copies of what they will compute with behind the ste
 lanes. The command ends when the plan that leads there is in force; events.jsonl tells of the rest. Lanes that were
 asked for stay until a rank comes, goes or slows down.
 
-Exit code 0 when that is so, 2 with one clear line when it cannot be."""
+Exit code 0 when that is so, 2 with one clear line when it cannot be, 130 after Ctrl-C: what was asked for may be
+carried out then."""
 
 _KEYS = {"parallel.dp": "dp", "parallel.pp": "pp"}
 
@@ -36,14 +38,7 @@ def main(words: list[str]) -> int:
         "--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for an answer (default: 60)"
     )
     asked = parser.parse_args(words)
-    try:
-        print(ask_to_reshape(address_of(asked.job), wish_of(asked.wish), asked.timeout))
-    except KeyboardInterrupt:
-        print("error: interrupted; what was asked for may be carried out", file=sys.stderr)
-        return 1
-    except ConfigError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    print(ask_to_reshape(address_of(asked.job), wish_of(asked.wish), asked.timeout))
     return 0
 
 
@@ -66,4 +61,4 @@ def wish_of(words: list[str]) -> Wish:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.pictures.plans import before_and_after, draw_plans, history
@@ -35,9 +36,8 @@ def main() -> int:
     out = wanted.out or wanted.run / f"{name}.svg"
     try:
         print(render_plans(wanted.run, number, out) if wanted.plans else render(wanted.run, number or 0, out))
-    except (ConfigError, PlanError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except PlanError as error:  # of a file
+        raise ConfigError(str(error)) from error
     return 0
 
 
@@ -78,4 +78,4 @@ def _title(recovery: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

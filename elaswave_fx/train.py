@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
 
 from elaswave_fx.config.compose import Job, run_hydra
+from elaswave_fx.entry import run_command
 
 if TYPE_CHECKING:
     from elaswave_fx.config.types import Config
@@ -87,4 +88,4 @@ def _refuse_copies() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_hydra(train))
+    sys.exit(run_command(lambda: run_hydra(train)))

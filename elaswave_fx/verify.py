@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bits depend on it
 
+from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError, ElasWaveError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ OTHER    another one to compare it with: the first step and bucket that differ
 replay   steps to do again on one rank, from the nearest checkpoint: replay=40, or replay=40-45
 
 Prints a line for each check: holds, WRONG (with step and place), or not checked (with the reason).
-Exit code: 0 nothing is wrong, 1 something is, 2 bad input."""
+Exit code: 0 nothing is wrong, 1 something is, 2 bad input, 130 after Ctrl-C."""
 
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -49,18 +50,14 @@ def main() -> int:
     if {"-h", "--help"}.intersection(words):
         print(USAGE)
         return 0
+    wanted = read_words(words)
+    count = {"holds": 0, "WRONG": 0, "not checked": 0}
     try:
-        wanted = read_words(words)
-        count = {"holds": 0, "WRONG": 0, "not checked": 0}
         for finding in verify(wanted, _progress):
             print(finding, flush=True)
             count[finding.verdict.value] += 1
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
-    except ElasWaveError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    except ElasWaveError as error:  # of what lies in the run directory
+        raise ConfigError(str(error)) from error
     print(f"{wanted.run}: {', '.join(f'{number} {verdict}' for verdict, number in count.items() if number)}")
     return 1 if count["WRONG"] else 0
 
@@ -127,4 +124,4 @@ def _progress(what: str, done: int, of: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -496,15 +496,51 @@ def test_show_is_what_one_types() -> None:
 COMMAND = """
 import sys
 from elaswave_fx.config.compose import run_hydra
+from elaswave_fx.entry import run_command
 
 def task(job):
     print(f"steps={job.config.steps} lr={job.config.optimizer.lr} dir={job.run_dir} extra={dict(job.extra)}")
     if job.config.seed == 13:
         from elaswave_fx.errors import PlanError
         raise PlanError("no plan")
-    return 0
+    if job.config.seed == 14:
+        raise KeyError("layer9")
+    return {15: 1, 16: 130}.get(job.config.seed, 0)
 
-sys.exit(run_hydra(task, *eval(sys.argv.pop(1))))
+sys.exit(run_command(lambda: run_hydra(task, *eval(sys.argv.pop(1)))))
+"""
+
+# A launcher of Hydra's that runs each job in another process, and has what comes of it back pickled, as joblib's does.
+LAUNCHER = """
+import multiprocessing
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import run_job
+from hydra.plugins.launcher import Launcher
+from omegaconf import open_dict
+
+class Elsewhere(Launcher):
+    def setup(self, *, hydra_context, task_function, config):
+        self.context, self.function, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides, initial_job_idx):
+        return [self.run(number, words) for number, words in enumerate(job_overrides, initial_job_idx)]
+
+    def run(self, number, words):
+        config = self.context.config_loader.load_sweep_config(self.config, list(words))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        ours, theirs = multiprocessing.Pipe()
+        work = lambda: theirs.send(run_job(
+            hydra_context=self.context, config=config, task_function=self.function,
+            job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir"))
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        found = ours.recv()
+        process.join()
+        return found
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="elsewhere", node={"_target_": "hydra_plugins.elsewhere.Elsewhere"}, provider="test")
 """
 
 
@@ -546,7 +582,6 @@ def test_command_with_keys_of_its_own(tmp_path: Path) -> None:
         (["device=npu"], 2, "error: device=npu is not available yet\n"),
         (["hydra.run.dir=command.py/a"], 2, "error: hydra.run.dir=command.py/a: cannot be written (Not a directory)\n"),
         (["--config-dir", "nowhere"], 2, "error: Additional config directory"),
-        (["--multirun", "seed=1,-1,2"], 2, "error: seed=-1: must be at least 0; nearest valid: 0\n"),
         (["seed=13"], 1, "error: no plan\n"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -579,6 +614,47 @@ def test_command_multirun(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         f"steps=100 lr={rate} dir={tmp_path / 'sweep' / str(job)} extra={{}}" for job, rate in enumerate((0.1, 0.2))
     ]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "elsewhere"])
+@pytest.mark.parametrize(
+    ("seed", "code", "reason"),
+    [
+        (-1, 2, "seed=-1: must be at least 0; nearest valid: 0"),
+        (13, 1, "no plan"),
+        (15, 1, ""),
+    ],
+)
+def test_a_job_of_a_multirun_that_fails_is_said_at_the_end_and_others_go_on(
+    seed: int, code: int, reason: str, launcher: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "elsewhere.py").write_text(LAUNCHER)
+    done = command(tmp_path, "--multirun", f"seed=1,{seed},2", "hydra.sweep.dir=sweep", f"hydra/launcher={launcher}")
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-1] == f"error: the run with seed={seed} ended with exit code {code}" + (
+        f": {reason}" if reason else ""
+    )
+    assert not reason or lines[0] == f"error: {reason}", "it is said when it happens, too"
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("steps=100") == (2 if seed < 0 else 3)
+
+
+def test_a_multirun_ends_when_one_of_its_jobs_is_stopped(tmp_path: Path) -> None:
+    done = command(tmp_path, "--multirun", "seed=1,16,2", "hydra.sweep.dir=sweep")
+    assert (done.returncode, done.stdout.count("steps=100")) == (130, 2)
+    assert done.stderr == "error: the run with seed=16 ended with exit code 130\n"
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
+    done = command(tmp_path, "seed=14", "hydra.run.dir=run")
+    (path,) = (tmp_path / "run").glob("traceback-*.txt")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: 'layer9' (KeyError, {tmp_path / 'command.py'}, line 12); the traceback is in {path}\n"
+    )
+    assert 'raise KeyError("layer9")' in path.read_text()
 
 
 def test_command_takes_a_users_recipe(tmp_path: Path) -> None:

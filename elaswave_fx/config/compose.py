@@ -30,13 +30,16 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from elaswave_fx.config.read import read_config
 from elaswave_fx.config.schema import hint, nearest_key
 from elaswave_fx.config.types import Config
-from elaswave_fx.errors import ConfigError, ElasWaveError
+from elaswave_fx.entry import End, end_of, say
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.stop import SIGNALLED
 
 # These groups take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
 _TARGET_GROUPS = ("model", "data", "optimizer", "schedule")
@@ -92,48 +95,67 @@ def load_config(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path]
 
 
 def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Sequence[str] = ()) -> int:
-    """Compose from `sys.argv`, check, and call `task` (for each job of a multirun); returns the exit code.
+    """Compose from `sys.argv`, check, and call `task` (for each job of a multirun, as its launcher has it: in this
+    process or in others); returns the exit code, that of the first job which did not end with 0.
 
-    0: every task returned 0. 2: a `ConfigError`, said in one line. 1: anything else. `extra`: keys of `config_name`
-    that are no part of `Config`. Exceptions that nobody foresaw go on with their traceback.
+    What went wrong is said, as `entry` does. A job that fails does not keep others of a multirun from being run; one
+    that was stopped does. `extra`: keys of `config_name` that are no part of `Config`.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Exceptions come back instead of sys.exit(1).
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `_target_`s may be in the user's folder.
-    outcome = _Outcome()
+    code = 0
 
-    def guarded(composed: DictConfig) -> None:
-        if outcome.settled:
-            return  # A multirun ends at its first failure.
-        try:
-            outcome.code = task(_job(composed, extra))
-        except (ElasWaveError, KeyboardInterrupt) as error:
-            outcome.error = error  # Hydra would add lines of its own.
+    def job(composed: DictConfig) -> None:
+        nonlocal code
+        settings = HydraConfig.get()
+        end = end_of(lambda: task(_job(composed, extra)), Path(settings.runtime.output_dir))
+        say(end)
+        if settings.mode != RunMode.MULTIRUN:
+            code = end.code  # Hydra would add a line to an exception.
+        elif end.code:
+            kind = _Stopped if end.code > SIGNALLED else _Failed
+            raise kind(end.code, " ".join(settings.overrides.task), end.line)
 
-    try:
+    def compose_and_run() -> int:
+        cwd = _working_folder()
+        if cwd not in sys.path:
+            sys.path.insert(0, cwd)  # `_target_`s may be in the user's folder.
         words = sys.argv[1:]
         sys.argv[1:] = prepare_overrides(words)
-        with _translated(words, config_name):
-            hydra.main(version_base=None, config_path=str(conf_dir()), config_name=config_name)(guarded)()
-        if outcome.error is not None:
-            raise outcome.error
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
-    except ElasWaveError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    return outcome.code
+        try:
+            with _translated(words, config_name):
+                hydra.main(version_base=None, config_path=str(conf_dir()), config_name=config_name)(job)()
+        except (_Failed, _Stopped) as failed:
+            say(failed.end)
+            return failed.end.code
+        return code
+
+    end = end_of(compose_and_run)
+    say(end)
+    return end.code
 
 
-@dataclass
-class _Outcome:
-    code: int = 0
-    error: BaseException | None = None
+class _Ended(BaseException):
+    """A job of a multirun did not end with 0: with this code and, in words, for this reason."""
 
-    @property
-    def settled(self) -> bool:
-        return self.code != 0 or self.error is not None
+    def __init__(self, code: int, overrides: str, line: str) -> None:
+        super().__init__(code, overrides, line)  # What is pickled on its way from another process.
+        reason = f": {line}" if line else ""
+        self.end = End(code, f"the run with {overrides} ended with exit code {code}{reason}")
+
+
+class _Failed(_Ended, Exception):
+    """Others of the multirun go on."""
+
+
+class _Stopped(_Ended):
+    """By a signal, which is for all of the multirun."""
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the working folder was removed; change to one that exists") from error
 
 
 def _job(composed: DictConfig, extra: Sequence[str]) -> Job:

@@ -7,6 +7,7 @@ with lasting_console():
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ def lasting_console() -> Iterator[None]:
             os.open(os.devnull, os.O_RDWR)
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        for stream in before:
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # PYTHONIOENCODING may say ASCII
         sys.stdout, sys.stderr = (_BestEffort(stream or nowhere) for stream in before)  # type: ignore[assignment]
         try:
             yield

@@ -14,9 +14,6 @@ from typing import Any
 
 from elaswave_fx import errors
 
-LOG_LINES = 20
-"""This much of the log is shown of a child that could say nothing itself."""
-
 _FOLLOWS = ("CommError",)
 """Errors that a rank has because another one is gone."""
 
@@ -36,11 +33,12 @@ _FOR_USERS = ("SampleError",)
 
 @dataclass(frozen=True)
 class Failure:
-    """One child's end. `classes`: of the exception and its bases, nearest first; empty for a signal or an exit."""
+    """One child's end. `log` has more of it: a traceback, or its last words. `classes`: of the exception and its bases,
+    nearest first; empty for a signal or an exit."""
 
     name: str
     message: str
-    details: str = ""
+    log: Path | None = None
     classes: tuple[str, ...] = ()
     lost_rank: int | None = None
 
@@ -72,9 +70,11 @@ class Failure:
         return any(kind in kinds for kind in self.classes)
 
     @property
-    def story(self) -> str:
-        """What is told before the reason: the traceback, or the end of a log; empty if the reason says all."""
-        return "" if self._is(_OF_THE_JOB) else self.details.rstrip()
+    def line(self) -> str:
+        """The reason, and where there is more of it unless it says all."""
+        if self.log is None or self._is(_OF_THE_JOB):
+            return self.reason
+        return f"{self.reason}; {'the traceback is' if self.classes else 'its last words are'} in {self.log}"
 
     def expected(self) -> errors.ElasWaveError | None:
         """The error as the entry points know it, when it is the user's to mend (`ConfigError` and its kin)."""
@@ -85,15 +85,15 @@ class Failure:
         return None
 
 
-def from_message(name: str, fields: Mapping[str, Any]) -> Failure:
+def from_message(name: str, fields: Mapping[str, Any], log: Path) -> Failure:
     """The failure that a child's `error` message tells of."""
-    return Failure(name, fields["message"], fields["traceback"], tuple(fields["classes"]), fields["lost_rank"])
+    return Failure(name, fields["message"], log, tuple(fields["classes"]), fields["lost_rank"])
 
 
 def from_exit(name: str, status: int, log: Path) -> Failure:
     """The failure of a child that ended without a word; `status` as of `os.waitpid`."""
-    tail = log_tail(log, LOG_LINES)
-    return Failure(name, describe_exit(status), f"from {log}:\n{tail}" if tail else f"{log} is empty")
+    has_words = log.exists() and log.stat().st_size > 0
+    return Failure(name, describe_exit(status), log if has_words else None)
 
 
 def describe_exit(status: int) -> str:
@@ -104,16 +104,6 @@ def describe_exit(status: int) -> str:
         return f"killed by {number.name}{hint}"
     code = os.waitstatus_to_exitcode(status)
     return f"exited with code {code}" if code else "exited before its work was done"
-
-
-def log_tail(log: Path, lines: int) -> str:
-    """The last lines of a log, or the first ones of a crash report in it, which names the newest call first."""
-    try:
-        text = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return ""
-    crashes = [index for index, line in enumerate(text) if line.startswith("Fatal Python error")]
-    return "\n".join(text[crashes[-1] :][:lines] if crashes else text[-lines:])
 
 
 def cause_of(failures: Sequence[Failure]) -> Failure:

@@ -42,7 +42,7 @@ from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_newcomers
 from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
-from elaswave_fx.launch.stop import Stop, exit_code_of
+from elaswave_fx.launch.stop import SIGNALLED, Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
 from elaswave_fx.launch.versions import versions
 from elaswave_fx.observe.progress import StepProgress
@@ -149,7 +149,7 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
         if message.kind == "built":
             files = {name: SharedFile(**fields) for name, fields in message.fields["files"].items()}
             return BuildResult(**{**message.fields, "lines": tuple(message.fields["lines"]), "files": files})
-        return from_message(child.name, message.fields)
+        return from_message(child.name, message.fields, child.log)
     return from_exit(child.name, status, child.log)
 
 
@@ -257,7 +257,7 @@ def _not_begun(spec: JobSpec, failure: Failure | None, stop: Stop) -> int:
         return _say(failure)
     assert stop.number is not None
     print(f"stopped by {stop.number.name} before it began; {spec.run_dir} has the earlier run as it was", flush=True)
-    return exit_code_of(stop.number)
+    return SIGNALLED + stop.number
 
 
 def _failed(recorder: Recorder, failure: Failure) -> int:
@@ -280,13 +280,11 @@ def _finish(recorder: Recorder, outcome: str, reason: str | None, closing: str =
 
 
 def _say(failure: Failure) -> int:
-    """The end of a failed run: what happened, then the reason, last. Raises what the user can mend."""
+    """The end of a failed run: the reason, in a line. Raises what the user can mend."""
     expected = failure.expected()
     if expected is not None:
         raise expected
-    if failure.story:
-        print(failure.story, file=sys.stderr)
-    print(f"error: {failure.reason}", file=sys.stderr, flush=True)
+    print(f"error: {failure.line}", file=sys.stderr, flush=True)
     return 1
 
 
@@ -308,7 +306,7 @@ def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
     assert stop.number is not None
     closing = f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}"
     _finish(recorder, "interrupted", f"{stop.number.name} after {committed}", closing)
-    return exit_code_of(stop.number)
+    return SIGNALLED + stop.number
 
 
 def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None:

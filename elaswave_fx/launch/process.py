@@ -138,21 +138,19 @@ def _call(body: Callable[[Channel], None], channel: Channel, log: Path) -> int:
         print("the launcher is gone", file=sys.stderr, flush=True)
         return 1
     except BaseException as error:  # noqa: BLE001
-        text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        traceback.print_exc()
         try:
-            channel.send("error", **error_fields(error, text))
+            channel.send("error", **error_fields(error))
         except ChannelClosed:
             print("the launcher is gone", file=sys.stderr, flush=True)
         return 1
 
 
-def error_fields(error: BaseException, text: str) -> dict[str, object]:
-    """Return what a message says of an exception: its classes' names (nearest first), its words, its traceback."""
+def error_fields(error: BaseException) -> dict[str, object]:
+    """Return what a message says of an exception: its classes' names (nearest first), and its words."""
     return {
         "classes": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error) or type(error).__name__,
-        "traceback": text,
         "lost_rank": getattr(error, "rank", None),
     }
 

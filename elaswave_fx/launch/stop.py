@@ -22,11 +22,9 @@ themselves, and an order may follow."""
 
 STOPPING = (*ORDERS, *WARNINGS)
 
-
-def exit_code_of(number: signal.Signals) -> int:
-    """The exit code of a command that this signal has stopped, as a shell says it of a process that one has ended: 130
-    for SIGINT, 143 for SIGTERM."""
-    return 128 + number
+SIGNALLED = 128
+"""The exit code of a command that a signal has stopped is this and the signal's number, as shells say it of a process
+that one has ended: 130 for SIGINT, 143 for SIGTERM."""
 
 
 class Stop:

@@ -202,7 +202,7 @@ class Supervisor:
             case "warned":
                 self._stop.ask(signal.Signals(fields["signal"]))
             case "error":
-                self._on_error(rank, from_message(self._children[rank].name, fields))
+                self._on_error(rank, from_message(self._children[rank].name, fields, self._children[rank].log))
             case other:
                 self._fail(rank, Failure(f"rank-{rank}", f"sent the unknown message {other}"))
 

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +17,8 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.coordinator.job_file import TOKEN, address_of
 from elaswave_fx.control.protocol.messages import Welcome
-from elaswave_fx.errors import ConfigError, ElasWaveError, Excluded, HasLeft
+from elaswave_fx.entry import run_command
+from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
 from elaswave_fx.launch.joined import reaches_run_dir
 from elaswave_fx.launch.versions import versions
 
@@ -41,14 +41,7 @@ process cannot join, else 1."""
 def main(words: list[str]) -> int:
     """The command line above; returns the exit code."""
     asked = _parser().parse_args(words)
-    try:
-        return _join(asked.job, asked.host)
-    except KeyboardInterrupt:
-        print("error: interrupted, before this process was a member", file=sys.stderr)
-        return 1
-    except ElasWaveError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+    return _join(asked.job, asked.host)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,14 +122,11 @@ def _run(words: list[str]) -> NoReturn:
     """The process ends without a goodbye to other ranks, however it does: they would take that for an orderly end."""
     code = 1
     try:
-        code = main(words)
+        code = run_command(lambda: main(words))
     except SystemExit as usage:
         code = usage.code if isinstance(usage.code, int) else 1
-    except BaseException:  # noqa: BLE001 - the entry point of a process
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.transition_memory import transition_memory
+from elaswave_fx.entry import run_command
 from elaswave_fx.reshape import main
 from tests.recovery.harness import Finished, Job, finish
 from tests.slow_job import slow_config
@@ -49,7 +50,7 @@ def depths(plan: Plan) -> list[int]:
 
 
 def ask(job: Job, *words: str) -> int:
-    return main([str(job.folder), *words])
+    return run_command(lambda: main([str(job.folder), *words]))
 
 
 def test_lanes_change_while_a_job_trains(alone: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +68,7 @@ def test_lanes_change_while_a_job_trains(alone: Finished, tmp_path: Path, capsys
     assert run.summary["params_digest"] == alone.summary["params_digest"] and run.summary["recoveries"] == []
     assert all(event["steps_redone"] == 0 for event in run.of_kind("agreed")), run.folder
     assert all(event["members"] == [0, 1, 2, 3] for event in run.of_kind("agreed"))
-    assert main([str(run.folder), "best"]) == 2
+    assert run_command(lambda: main([str(run.folder), "best"])) == 2
     assert "holds no job that runs" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from elaswave_fx.audit.finding import Finding, Verdict
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.store.ledger import CHAIN_START, linked
 from elaswave_fx.data.order import SampleOrder
+from elaswave_fx.entry import run_command
 from elaswave_fx.plan import engine_spec
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.worker.loop import Training
@@ -387,7 +388,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     run = str(whole.folder)
     monkeypatch.setattr("sys.argv", ["verify", *(run if word == "RUN" else word for word in words)])
-    assert verify.main() == 2
+    assert run_command(verify.main) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx import errors
-from elaswave_fx.launch.failure import Failure, cause_of, describe_exit, from_message, log_tail
+from elaswave_fx.launch.failure import Failure, cause_of, describe_exit, from_exit, from_message
 from elaswave_fx.launch.process import error_fields
 
 LOST_BY_0 = Failure("rank-0", "gone", classes=("PeerLost", "CommError"), lost_rank=2)
@@ -40,7 +40,7 @@ def test_the_cause_is_what_others_follow_from(failures: list[Failure], cause: Fa
     ],
 )
 def test_an_error_that_would_come_again_is_not_the_ranks_alone(error: Exception, alone: bool) -> None:
-    assert from_message("rank-1", error_fields(error, "")).costs_the_rank_alone is alone
+    assert from_message("rank-1", error_fields(error), Path("log")).costs_the_rank_alone is alone
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_exits_in_words(status: int, words: str) -> None:
 
 def test_errors_come_back_as_their_class_when_the_user_can_mend_them() -> None:
     def back(error: Exception) -> Failure:
-        return from_message("rank-0", error_fields(error, "traceback"))
+        return from_message("rank-0", error_fields(error), Path("RUN/log"))
 
     mended = back(errors.CaptureError("aten::nonzero in block.3")).expected()
     assert type(mended) is errors.CaptureError
@@ -70,17 +70,16 @@ def test_errors_come_back_as_their_class_when_the_user_can_mend_them() -> None:
     assert type(back(OwnError("x")).expected()) is errors.ConfigError
     assert back(errors.ExecError("x")).expected() is None
     assert back(KeyError("k")).reason == "rank 0: KeyError: 'k'"
+    assert back(KeyError("k")).line == "rank 0: KeyError: 'k'; the traceback is in RUN/log"
     assert back(errors.SampleError("mine.Points: sample 7 hangs")).reason == "rank 0: mine.Points: sample 7 hangs"
     over = back(errors.JobOver("all copies are lost"))
-    assert (over.reason, over.story) == ("all copies are lost", "")
+    assert (over.reason, over.line) == ("all copies are lost", "all copies are lost")
     lost = back(errors.PeerLost("gone", rank=3))
     assert (lost.follows, lost.lost_rank) == (True, 3)
 
 
-def test_the_tail_of_a_log_is_its_end_or_its_crash(tmp_path: Path) -> None:
+def test_the_last_words_of_a_child_are_named_if_there_are_any(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
-    assert log_tail(log, 2) == ""
-    log.write_text("one\ntwo\nthree\n")
-    assert log_tail(log, 2) == "two\nthree"
-    log.write_text("one\nFatal Python error: Aborted\n\nnewest call\nolder\noldest\n")
-    assert log_tail(log, 3) == "Fatal Python error: Aborted\n\nnewest call"
+    assert from_exit("rank-0", signal.SIGSEGV, log).line == "rank 0: killed by SIGSEGV"
+    log.write_text("Fatal Python error: Segmentation fault\n")
+    assert from_exit("rank-0", signal.SIGSEGV, log).line == f"rank 0: killed by SIGSEGV; its last words are in {log}"

@@ -1,0 +1,103 @@
+"""How every command ends: with an exit code, and one line for whatever went wrong.
+
+    sys.exit(run_command(main))
+    error: [Errno 28] No space left on device: … (OSError, …/compile.py, line 40); the traceback is in /tmp/…     code 1
+
+In: a command, as a call. Errors that are ours to raise are the line that they say. What is left is a bug of ours or an
+environment that nobody thought of: its traceback goes to a file, for whoever wants to report it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elaswave_fx.errors import ConfigError, ElasWaveError
+from elaswave_fx.launch.console import lasting_console
+from elaswave_fx.launch.stop import SIGNALLED
+
+_UTF8 = "PYTHONUTF8"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a command ended; `line`: what went wrong, if it did and the command has not said so itself."""
+
+    code: int
+    line: str = ""
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """The exit code of a command, which is all that this process does. What went wrong is said on standard error."""
+    _speak_utf8()
+    with lasting_console():
+        end = end_of(command)
+        say(end)
+    _let_go_of_console()
+    return end.code
+
+
+def say(end: End) -> None:
+    """Tell the user what went wrong."""
+    if end.line:
+        print(f"error: {end.line}", file=sys.stderr, flush=True)
+
+
+def end_of(command: Callable[[], int], folder: Path | None = None) -> End:
+    """Call a command. The traceback of what nobody foresaw goes to `folder`, or to one for temporary files."""
+    try:
+        return End(command())
+    except KeyboardInterrupt:
+        return End(SIGNALLED + signal.SIGINT, "interrupted")
+    except ConfigError as error:
+        return End(2, one_line(error))
+    except ElasWaveError as error:
+        return End(1, one_line(error))
+    except Exception as error:  # noqa: BLE001 - the last handler
+        return End(1, unforeseen(error, folder))
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def unforeseen(error: BaseException, folder: Path | None = None) -> str:
+    """What an exception says and where it was raised, in a line that names the file with its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f", {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    words = "".join(traceback.format_exception(error))
+    for home in (folder, None):
+        with contextlib.suppress(OSError, UnicodeError):
+            number, path = tempfile.mkstemp(".txt", "traceback-", home)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(words)
+            return f"{one_line(error)} ({type(error).__name__}{place}); the traceback is in {path}"
+    return f"{one_line(error)} ({type(error).__name__}{place}); no folder takes a file with the traceback"
+
+
+def _speak_utf8() -> None:
+    """Begin anew in UTF-8 where Python has taken another encoding from the locale: names of files, parameters and units
+    are Unicode, and native code and files of ours have them in UTF-8."""
+    if sys.getfilesystemencoding() == "utf-8" or os.environ.get(_UTF8) == "1":
+        return
+    os.environ[_UTF8] = "1"  # also for processes that this one starts
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _let_go_of_console() -> None:
+    """Nobody may read what is still to be written: then Python's own end would fail on it."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
