@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
@@ -25,15 +26,21 @@ _PRELOAD = (
 )
 
 
+_ORPHANS_S = 600.0
+"""Ranks without a launcher have so long to save what they have."""
+
+
 def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | None] | None = None) -> int:
     """Run one job to its end; returns the exit code. `work`: what each rank runs, if not `run_worker`."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.config.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec, emulated_host
     from elaswave_fx.launch.local import launch
+    from elaswave_fx.observe.run_directory import RunDirectory
 
     config = job.config
     _refuse_copies()
+    RunDirectory.await_orphans(job.run_dir, partial(print, flush=True), _ORPHANS_S)
     start = find_start(config, job.run_dir)
     writes_or_reads = start.path is not None or checkpoint_folder(config, job.run_dir) is not None
     check_faults(config.faults, config.parallel.ranks, config.steps, first_step=start.step)

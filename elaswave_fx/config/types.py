@@ -23,6 +23,9 @@ MOST = 2**31 - 1
 
 MOST_RANKS = 4096
 
+LEAST, MOST_BYTES = 1e-6, 1e15
+"""Durations, speeds and watts are multiplied and divided by each other: beyond these bounds that overflows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
@@ -237,7 +240,7 @@ class LinkConfig:
     `bytes_per_s`. None: what this machine takes."""
 
     latency_ms: float | None = constrained(at_least=0, at_most=MOST)
-    bytes_per_s: float | None = constrained(above=0)
+    bytes_per_s: float | None = constrained(at_least=1, at_most=MOST_BYTES)
 
     @property
     def is_slowed(self) -> bool:
@@ -251,9 +254,9 @@ class EmulatedConfig:
     as long as on the CPU. Rank r takes that over `speeds[r]`, all ranks alike with None. A rank has `memory_mb`, with
     None its share of this machine's."""
 
-    unit_ms: float | None = constrained(above=0)
+    unit_ms: float | None = constrained(at_least=LEAST, at_most=MOST)
     memory_mb: float | None = constrained(above=0, at_most=MOST)
-    speeds: tuple[float, ...] | None = constrained(above=0, at_most=MOST)
+    speeds: tuple[float, ...] | None = constrained(at_least=LEAST, at_most=MOST)
     link: LinkConfig
 
 
@@ -263,7 +266,7 @@ class HostLinkConfig:
 
     hosts: tuple[int, int] = constrained(at_least=0)
     latency_ms: float = constrained(at_least=0, at_most=MOST, default=0.0)
-    bytes_per_s: float | None = constrained(above=0, default=None)
+    bytes_per_s: float | None = constrained(at_least=1, at_most=MOST_BYTES, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +280,9 @@ class TopologyConfig:
 class PointConfig:
     """An operating point of a rank's device; `speed` is relative to that at which units were measured."""
 
-    mhz: float = constrained(above=0)
-    speed: float = constrained(above=0)
-    watts: float = constrained(above=0)
+    mhz: float = constrained(at_least=LEAST, at_most=MOST)
+    speed: float = constrained(at_least=LEAST, at_most=MOST)
+    watts: float = constrained(at_least=LEAST, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +294,8 @@ class PowerConfig:
     """
 
     points: tuple[PointConfig, ...]
-    cap_w: float | None = constrained(above=0)
-    idle_w: float = constrained(at_least=0)
+    cap_w: float | None = constrained(at_least=LEAST, at_most=MOST)
+    idle_w: float = constrained(at_least=0, at_most=MOST)
     clocked: float = constrained(at_least=0, at_most=1)
     actuator: str = constrained(choices=("emulated", "cpufreq", "nvml", "ascend"))
     processors: tuple[tuple[int, ...], ...] = constrained(at_least=0)
@@ -308,8 +311,8 @@ class PlannerConfig:
 
     axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
     goals: str = constrained(choices=("background", "blocking", "never"))
-    mtbf_s: float = constrained(above=0, at_most=MOST)
-    rejoin_s: float | None = constrained(above=0, at_most=MOST)
+    mtbf_s: float = constrained(at_least=LEAST, at_most=MOST)
+    rejoin_s: float | None = constrained(at_least=LEAST, at_most=MOST)
 
     @property
     def life_s(self) -> float:

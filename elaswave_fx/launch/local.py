@@ -310,7 +310,7 @@ def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
 
 
 def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None:
-    """Whether the run kept its promises: all steps, each sample once, every fault that was asked for.
+    """Whether the run kept its promises: all steps, an update, each sample once, every fault that was asked for.
 
     `early`: the user ended it, maybe before a worker could say anything of what it had done.
     """
@@ -321,6 +321,8 @@ def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None
     for fault in spec.faults:
         if (fault.rank, fault.kind) not in recorder.faults and not early:
             return f"faults: the {fault} never fired"
+    if recorder.learned_nothing is not None and not early:
+        return recorder.learned_nothing
     if recorder.plane is None:
         return None
     lines = json_lines(spec.run_dir / "ledger.jsonl")

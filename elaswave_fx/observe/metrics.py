@@ -26,7 +26,8 @@ class StepReport:
 
     `loss` is the mean over the step (loss sum / count) and `tokens` the count of the whole step. `memory_peak_mb` is
     that of the fullest rank. `energy_j`: of all ranks, by the watts of their clocks. `alive_at_s` is the monotonic time
-    of the commit before this one: every member has voted since.
+    of the commit before this one: every member has voted since. `unchanged`: why the step has changed no parameter, if
+    it has not.
     """
 
     step: int
@@ -41,6 +42,7 @@ class StepReport:
     world_size: int = 0
     alive_at_s: float | None = None
     energy_j: float | None = None
+    unchanged: str | None = None
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:

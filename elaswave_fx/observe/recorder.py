@@ -47,6 +47,8 @@ class Recorder:
         self.faults: set[tuple[int, str]] = set()  # These ranks have had theirs, of that kind.
         self._left = [_left_of(line) for line in events if line["kind"] == "left" and line.get("asked")]
         self.gave_up: str | None = None  # why the workers end the run
+        self._has_learned = False  # A step from `first_step` on has changed a parameter.
+        self._unchanged = ""  # why the last one did not that has not
         self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
 
     @staticmethod
@@ -106,6 +108,8 @@ class Recorder:
         """Take a rank's report of a committed step. Lines that it brings are written and returned."""
         assert self._book is not None, "a step before the plan"
         lines = self._book.add(report)
+        self._has_learned = self._has_learned or report.unchanged is None
+        self._unchanged = report.unchanged or self._unchanged
         for line in lines:
             self.directory.step(line)
             if self._first is None:
@@ -124,6 +128,15 @@ class Recorder:
             self.directory.rewind(step)
             self._eval_step = min(self._eval_step, step)
             self.steps = max(step, self._first_step)
+            self._has_learned = self._has_learned and self.steps > self._first_step
+
+    @property
+    def learned_nothing(self) -> str | None:
+        """Why no step has changed a parameter, in words; None if one has, or none was done."""
+        count = self.steps - self._first_step
+        if self._has_learned or not count:
+            return None
+        return f"none of the {count} steps has changed a parameter: in the last one {self._unchanged}"
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
         """Write a mean held-out loss. One that is made again, because a rank was lost right after it, is passed

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from elaswave_fx.words import size_text
 
 MODEL = "model.safetensors"
 _RESERVATION, _INITIAL = ".model.reserved", ".init"
+_LOOK_S = 0.1
 
 _OF_EARLIER_RUNS = (
     "metrics.jsonl",
@@ -72,11 +74,36 @@ class RunDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(f"hydra.run.dir={path}: another run goes on in it; wait for its end") from error
+            # The lock above is held by whoever is forked from now on, too, this one by the launcher alone.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
             try:
                 yield
             finally:
                 RunDirectory.release(path)
                 RunDirectory.drop_initial(path)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def await_orphans(path: Path, say: Callable[[str], object], timeout_s: float) -> None:
+        """Wait for the ranks of an earlier run there whose launcher is gone: they end their step and save, and what
+        they save is to be gone on with. One whose launcher lives is not waited for, nor any longer than `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        said = False
+        while RunDirectory._has_orphans(path) and time.monotonic() < until_s:
+            if not said:
+                say(f"{path}: waits for the ranks of the run before, whose launcher is gone, to save and end")
+            said = True
+            time.sleep(_LOOK_S)
+
+    @staticmethod
+    def _has_orphans(path: Path) -> bool:
+        try:
+            descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False  # `claimed` says why
+        try:
+            return _is_held(descriptor, fcntl.flock) and not _is_held(descriptor, fcntl.lockf)
         finally:
             os.close(descriptor)
 
@@ -220,6 +247,16 @@ class RunDirectory:
 
     def _replace(self, name: str, text: str) -> None:
         replace_file(self.path / name, text.encode(), durable=True)
+
+
+def _is_held(descriptor: int, lock: Callable[[int, int], object]) -> bool:
+    """Whether a lock of this kind is another's."""
+    try:
+        lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    lock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 @contextlib.contextmanager

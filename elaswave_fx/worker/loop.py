@@ -319,6 +319,7 @@ class Training:
             world_size=len(votes),
             alive_at_s=time.monotonic() - seconds,
             energy_j=worker.plan.energy_j(seconds),
+            unchanged=_why_unchanged(worker.config, result),
         )
         context.report_step(report)
         if self._on_step is not None:
@@ -399,9 +400,18 @@ class Training:
         return self._share
 
 
+def _why_unchanged(config: Config, result: _native.StepResult) -> str | None:
+    """Why a step has changed no parameter, or only as weight decay does; None if it has. Emulated ranks have no
+    gradients."""
+    if not result.updated:
+        return "the gradient is not finite" if result.count else "no target counts: the model returned a count of 0"
+    if result.grad_norm == 0.0 and config.device != "emulated":
+        return "the gradient is zero: the loss does not depend on any parameter"
+    return None
+
+
 def _why_nothing_is_learned(config: Config, result: _native.StepResult) -> str:
-    most = config.optimizer.max_skipped
-    why = "the gradient is not finite" if result.count else "no target counts: the model returned a count of 0"
+    most, why = config.optimizer.max_skipped, _why_unchanged(config, result)
     return f"step {result.step}: {most} updates in a row were skipped (optimizer.max_skipped={most}), because {why}"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.devices.emulated import kernels, paces
-from elaswave_fx.errors import Aborted, SampleError
+from elaswave_fx.errors import Aborted, CommError, ConfigError, SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
@@ -163,7 +164,8 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     """Links to every rank that there is, within `connect_s`, and all of the job that no plan changes. `topology`: that
     of the first plan, if it has the rank; it says which links are emulated."""
     is_emulated, has_slow_hosts = config.device == "emulated", config.emulated.link.is_slowed
-    endpoint = _native.Endpoint(
+    endpoint = _listening(
+        context,
         rank=context.rank,
         token=context.token,
         listen_host=context.host,
@@ -182,6 +184,19 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
         config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
         make_optimizer(config.optimizer), code, open_source(config, code=code),
     )  # fmt: skip
+
+
+def _listening(context: WorkerContext, **options: Any) -> _native.Endpoint:
+    """Raises `ConfigError` if somebody has taken the port since the launcher looked."""
+    try:
+        return _native.Endpoint(**options)
+    except CommError as error:
+        if context.port == 0:
+            raise
+        raise ConfigError(
+            f"launch.port={context.port - context.rank}: rank {context.rank} {error}; another process has taken the "
+            "port since the start; nearest valid: 0 for any"
+        ) from error
 
 
 def start_agent(

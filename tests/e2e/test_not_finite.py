@@ -45,6 +45,21 @@ def test_a_run_in_which_nothing_counts_ends_too(tmp_path: Path) -> None:
     assert run.summary["reason"].endswith("because no target counts: the model returned a count of 0")
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("Uncounted", "no target counts: the model returned a count of 0"),
+        ("NotFinite", "the gradient is not finite"),
+        ("Flat", "the gradient is zero: the loss does not depend on any parameter"),
+    ],
+)
+def test_a_run_without_an_update_fails_however_short_it_is(model: str, why: str, tmp_path: Path) -> None:
+    run = run_job(small_config("two_tower", "steps=2", f"model._target_=tests.e2e.counting.{model}"), tmp_path)
+    assert run.code == 1
+    assert run.summary["reason"] == f"none of the 2 steps has changed a parameter: in the last one {why}"
+    assert (run.folder / "model.safetensors").is_file()
+
+
 def test_a_negative_count_is_refused(tmp_path: Path) -> None:
     run = run_job(small_config("two_tower", "steps=5", "model._target_=tests.e2e.counting.Negative"), tmp_path)
     assert run.code == 1

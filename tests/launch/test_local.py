@@ -234,9 +234,7 @@ def test_a_builder_that_refuses_comes_as_its_own_error(tmp_path: Path) -> None:
     assert "refusing_builder" in (tmp_path / "logs" / "builder.log").read_text()
 
 
-def test_a_builder_that_breaks_leaves_its_traceback_in_a_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_builder_that_breaks_leaves_its_traceback_in_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert launch(job(tmp_path, builder=broken_builder)) == 1
     err = capfd.readouterr().err
     log = tmp_path / "logs" / "builder.log"

@@ -97,7 +97,10 @@ def test_warnings_that_repeat_themselves_and_an_order_after_them_let_ranks_end_t
 
 
 def test_a_coordinator_of_its_own_does_not_end_by_a_warning(tmp_path: Path) -> None:
-    words = "from elaswave_fx.coordinator import main, run_command; run_command(lambda: main(['nowhere'])); import os; os.kill(os.getpid(), 10); print(1)"
+    words = (
+        "from elaswave_fx.coordinator import main, run_command; run_command(lambda: main(['nowhere'])); "
+        "import os; os.kill(os.getpid(), 10); print(1)"
+    )
     ended = subprocess.run([sys.executable, "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S,
                            env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr

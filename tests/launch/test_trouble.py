@@ -127,6 +127,24 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
     assert launch(job(tmp_path)) == 0
 
 
+def test_a_run_waits_for_the_ranks_of_one_whose_launcher_was_killed(tmp_path: Path) -> None:
+    """They end their step first. While that launcher lives, nobody waits."""
+    said: list[str] = []
+    command = [*FAKE_JOB.split(), str(tmp_path), "steps=100000", "pause_s=0.5"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL
+    ) as first:
+        await_true(
+            lambda: (tmp_path / "metrics.jsonl").exists() and lines_of(tmp_path / "metrics.jsonl") != [], "a step"
+        )
+        RunDirectory.await_orphans(tmp_path, said.append, 60.0)
+        assert said == []
+        first.kill()
+    RunDirectory.await_orphans(tmp_path, said.append, 60.0)
+    assert len(said) == 1 and "waits for the ranks of the run before, whose launcher is gone" in said[0]
+    assert launch(job(tmp_path)) == 0
+
+
 @pytest.mark.parametrize("shift", [0, 2, -1], ids=["the same ports", "its last one", "its first one"])
 @pytest.mark.parametrize("words", [("builder=slow",), ("steps=1000000", "pause_s=0.005")], ids=["built", "running"])
 def test_ports_of_another_job_are_refused_before_anything_is_done(
