@@ -49,6 +49,7 @@ from elaswave_fx.control.protocol.messages import (
     Told,
     Welcome,
 )
+from elaswave_fx.control.protocol.sound import fault_of_wish
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.rank_news import Wish
@@ -262,9 +263,13 @@ class CoordinatorSocket:
         """`listener`: at the job's address, to be closed with this; None: it is opened here. Raises `CommError` when
         the address cannot be taken, as while another process has it.
 
-        `admit(card)` says why a rank that shows it is refused, or None; until it is set, nobody is. `on_stranger(why)`
-        hears of connections that end before they have proved the token, though they had begun to speak."""
+        `admit(card)` says why a rank that shows it is refused, or None; until it is set, nobody is. `doubt(message)`
+        says what is wrong with what a rank has said, or None; the rank loses its connection then. `on_stranger(why)`
+        hears of connections that end before they have proved the token, though they had begun to speak, `on_fault(why)`
+        of those that end for what was said after that."""
         self.admit: Callable[[Card], str | None] = lambda card: None
+        self.doubt: Callable[[OfRank], str | None] = lambda message: None
+        self.on_fault: Callable[[str], None] = lambda why: None
         self.on_stranger: Callable[[str], None] = lambda why: None
         self._token = address.token.encode()
         self._listener = listener or tcp.listen(address.host, address.port)
@@ -348,7 +353,8 @@ class CoordinatorSocket:
         connection.stream.flush()
         found: list[Heard] = []
         # A dialer that holds another token sees it from the challenge, and goes without a word.
-        why = None if connection.asked is None else "somebody came, and left without a proof of the job's token"
+        is_unproved = connection.asked is not None and not connection.proved
+        why = "somebody came, and left without a proof of the job's token" if is_unproved else None
         try:
             for frame in connection.stream.receive():
                 if connection.rank is not None:
@@ -360,8 +366,9 @@ class CoordinatorSocket:
             connection.stream.ended = True
             why = str(error)
         if connection.stream.ended:
-            if why is not None and not connection.proved:
-                self.on_stranger(f"{connection.place}: {why.removeprefix('control: ')}")
+            if why is not None:
+                tell = self.on_fault if connection.proved else self.on_stranger
+                tell(f"{connection.place}: {why.removeprefix('control: ')}")
             return [*found, *self._ended(connection)]
         self._watch(connection)
         return found
@@ -395,6 +402,9 @@ class CoordinatorSocket:
         if isinstance(question, Fetch):
             return PartWanted(connection.name, question)
         if isinstance(question, Reshape):
+            wrong = fault_of_wish(question)
+            if wrong is not None:
+                raise CommError(f"control: {wrong}")
             return ReshapeWanted(connection.name, Wish(question.dp, question.pp))
         return NumberWanted(connection.name, question.versions)
 
@@ -420,6 +430,9 @@ class CoordinatorSocket:
         rank = message.report.rank if isinstance(message, Prepared) else message.rank
         if rank != connection.rank:
             raise CommError(f"control: rank {connection.rank} speaks as rank {rank}")
+        wrong = self.doubt(message)
+        if wrong is not None:
+            raise CommError(f"control: rank {rank} says what cannot be, in {type(message).__name__}: {wrong}")
         return [message]
 
     def _ended(self, connection: _Connection) -> list[Disconnected]:

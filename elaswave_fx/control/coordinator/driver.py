@@ -36,7 +36,7 @@ from elaswave_fx.control.protocol.messages import (
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.speed_meter import SpeedMeter, steadied
 from elaswave_fx.control.protocol.trials import Trials
-from elaswave_fx.control.protocol.types import Assignment, BoxId, Certificate, Version
+from elaswave_fx.control.protocol.types import STOPPED, Assignment, BoxId, Certificate, Version
 from elaswave_fx.control.store.ledger import busy_seconds
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
@@ -138,6 +138,18 @@ class CoordinatorDriver:
             self.state, actions = membership.end(before, str(error))
         self._forget_the_past(before.register, self.state.register)
         return tuple(self._with_plan(action) for action in actions)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether ranks have left their step, and wait for the next epoch."""
+        over = self.state.phase in (membership.OVER, membership.RETIRED)
+        heard = self.state.detector.heard.values()
+        return not over and any(last.heartbeat.phase == STOPPED for last in heard)
+
+    def end(self, reason: str) -> tuple[membership.Act, ...]:
+        """There is no next epoch; who waits for one is told so."""
+        self.state, actions = membership.end(self.state, reason)
+        return actions
 
     def wish(self, wanted: ReshapeWanted) -> None:
         """A user wants other lanes. There is an answer when a plan for it is in force, or there can be none."""

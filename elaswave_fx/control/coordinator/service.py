@@ -32,6 +32,7 @@ from elaswave_fx.control.coordinator.place import taken_place
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
 from elaswave_fx.control.coordinator.signs_of_life import SignsOfLife
 from elaswave_fx.control.coordinator.strangers import StrangerLog
+from elaswave_fx.control.coordinator.told import fault_of_told
 from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
@@ -54,9 +55,10 @@ from elaswave_fx.control.protocol.messages import (
     Welcome,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
+from elaswave_fx.control.protocol.sound import AHEAD_MOST, fault_of, fault_of_card
 from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
-from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard
+from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard, OfRank
 from elaswave_fx.errors import CommError, PlanError
 from elaswave_fx.plan.topology import Epoch, Rank
 from elaswave_fx.scheduling import answer_soon, collect_rarely
@@ -91,6 +93,9 @@ LAST_ERRANDS_S = 5.0
 
 SWITCH_S = 5e-4
 """After so long, instead of 5 ms, a thread that plans ahead lets the one go on that answers ranks."""
+
+STORE_PATIENCE_S = 60.0
+"""When ranks have waited so long for an epoch that cannot be written to the store, the job is over."""
 
 ENDED, SUPERSEDED = 0, 3
 """Exit codes."""
@@ -177,6 +182,7 @@ class Service:
         self._flush_at_s = 0.0  # The store may hold what the thread has not been asked to write yet.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
+        self._unwritten: tuple[str, float] | None = None  # Why the store takes no swap, and since when.
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
         self._driver = CoordinatorDriver(
             spec.planning,
@@ -188,7 +194,8 @@ class Service:
             SignsOfLife(partial(self._tell, "alive"), ALIVE_S, PLANS_S),
         )
         self._perform(self._driver.first_actions, self._tick_s)
-        end.admit, end.on_stranger = self._admit, self._turned_away
+        end.admit, end.doubt = self._admit, self._doubt
+        end.on_stranger = end.on_fault = self._turned_away
 
     def run(self) -> int:
         """Until nobody needs it any more; the exit code. Who ends last clears up."""
@@ -242,9 +249,12 @@ class Service:
         if now >= self._flush_at_s:
             self._flush_at_s = math.inf
             self._errands.do(self._flush)
-        if self._trouble != self._told_trouble:
-            self._told_trouble = self._trouble
-            self._tell("trouble", text=self._told_trouble)
+        trouble = self._trouble if self._unwritten is None else self._unwritten[0]
+        if trouble != self._told_trouble:
+            self._told_trouble = trouble
+            self._tell("trouble", text=trouble)
+        if self._unwritten is not None and now - self._unwritten[1] > STORE_PATIENCE_S and self._driver.is_awaited:
+            self._perform(self._driver.end(f"{self._unwritten[0]}, and no rank can go on without"), now)
 
     def _is_alone(self, now: float) -> bool:
         state = self._driver.state
@@ -311,7 +321,7 @@ class Service:
         self._errands.do(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
 
     def _turned_away(self, why: str) -> None:
-        """A stranger was. Any number of them may come."""
+        """A stranger was, or a rank for what it has said. Any number of them may come."""
         line = self._strangers.line(why, time.monotonic())
         if line is not None:
             self._log(line)
@@ -322,12 +332,21 @@ class Service:
         if register is None:
             raise CommError("control: nobody is taken before the store has been read; ranks dial again")
         cards = self._driver.cards
-        reason = refusal(card, self._spec.conditions, register.numbers, cards.get(card.number))
+        reason = fault_of_card(card) or refusal(card, self._spec.conditions, register.numbers, cards.get(card.number))
         if reason is None:
             cards[card.number] = card
         else:
             self._log(f"refused: rank {card.number} of {card.host} port {card.port}: {reason}")
         return reason
+
+    def _doubt(self, message: OfRank) -> str | None:
+        """What is wrong with what a rank has said: nobody else is to pay for it."""
+        register = self._driver.state.register
+        assert register is not None, "until the store has been read no rank is admitted"
+        wrong = fault_of(message, register)
+        if wrong is None and isinstance(message, Told):
+            return fault_of_told(message, register.committed.version + AHEAD_MOST)
+        return wrong
 
     # --- The machine ---
 
@@ -379,11 +398,17 @@ class Service:
             if isinstance(action, Swap):
                 self._write_plan(action.new)
                 register = self._store.swap(action)
+                self._unwritten = None
                 self._flush_at_s = min(self._flush_at_s, time.monotonic() + self._may_wait_s(action.new))
             else:
                 register = self._store.read()
         except OSError as error:
-            self._errands.do(partial(print, f"{time.monotonic():.3f} store: not reached ({error})", flush=True))
+            now = time.monotonic()
+            self._errands.do(partial(print, f"{now:.3f} store: not reached ({error})", flush=True))
+            if isinstance(action, Swap):
+                since_s = now if self._unwritten is None else self._unwritten[1]
+                why = f"store: {self._store.folder} cannot be written ({error.strerror or error})"
+                self._unwritten = (why, since_s)
             if probe is not None and not self._store.folder.exists():
                 self._socket.send(probe.rank, Over(f"{self._store.folder} was removed, without which no job can go on"))
             return

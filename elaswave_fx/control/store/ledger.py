@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elaswave_fx.control.protocol.types import Certificate, WorkSpan
 from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
-from elaswave_fx.errors import PlanError
 from elaswave_fx.observe.metrics import coverage
 from elaswave_fx.plan.box import Span
 
@@ -85,25 +85,38 @@ class Payload:
         spans."""
         if not data:
             return Payload()
-        buckets = _HEAD.unpack_from(data)[-1] if len(data) >= _BUCKETS else 0
-        if len(data) != _BUCKETS + _BUCKET.size * buckets:
-            raise ValueError(
-                f"ledger: a vote's payload has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
-            )
+        wrong = fault_of_payload(data)
+        if wrong is not None:
+            raise ValueError(f"ledger: a vote's payload {wrong}")
         memory, busy_s, flags, content, content_high, keys, spans, _ = _HEAD.unpack_from(data)
-        if spans > MOST_SPANS:
-            raise ValueError(f"ledger: a vote's payload says {spans} spans; there is room for {MOST_SPANS}")
-        edges = [_SPAN.unpack_from(data, _HEAD.size + _SPAN.size * index) for index in range(spans)]
-        try:
-            consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in edges)
-        except PlanError as error:
-            raise ValueError(f"ledger: a vote's payload says what no rank consumes ({error})") from error
+        consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in _edges(data, spans))
         loss, count, squares = (
             ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)
         )
         digests = tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:]))
         content |= content_high << 64
         return Payload(memory, busy_s, flags, content, keys, consumed, loss, count, squares, digests)
+
+
+def fault_of_payload(data: bytes) -> str | None:
+    """Why bytes are no payload of a vote, in words; None if they are. Cheap, for whoever only passes it on."""
+    if not data:
+        return None
+    memory, busy_s, *_, spans, buckets = _HEAD.unpack_from(data) if len(data) >= _BUCKETS else (0.0, 0.0, 0, 0)
+    if len(data) != _BUCKETS + _BUCKET.size * buckets:
+        return f"has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
+    if spans > MOST_SPANS:
+        return f"says {spans} spans; there is room for {MOST_SPANS}"
+    for units_lo, units_hi, samples_lo, samples_hi in _edges(data, spans):
+        if units_lo > units_hi or samples_lo > samples_hi:
+            return f"says what no rank consumes (units {units_lo} to {units_hi}, samples {samples_lo} to {samples_hi})"
+    if not (0 <= memory < math.inf and 0 <= busy_s < math.inf):
+        return f"says {memory} bytes of memory and {busy_s} s of work"
+    return None
+
+
+def _edges(data: bytes, spans: int) -> Iterator[tuple[int, ...]]:
+    return _SPAN.iter_unpack(data[_HEAD.size : _HEAD.size + _SPAN.size * spans])
 
 
 def busy_seconds(payload: bytes) -> float:
