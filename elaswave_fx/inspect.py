@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elaswave_fx.config.compose import Job, run_hydra
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.files import replace_file
 
 if TYPE_CHECKING:
     from elaswave_fx.plan.plan import Plan
@@ -33,8 +34,8 @@ def inspect(job: Job) -> int:
     built = build(job.config, None)
     artifact = built.artifact
     plan = plan_of(job.config, artifact)
-    (out / "graph.txt").write_text(graph_text(artifact, plan))
-    (out / "plan.json").write_text(plan.to_json())
+    replace_file(out / "graph.txt", graph_text(artifact, plan).encode())
+    replace_file(out / "plan.json", plan.to_json().encode())
     print(f"{built.origin}\npipeline: {artifact.pipeline}\n\n{describe(plan)}")
     print(f"\nwrote {out / 'graph.txt'} and {out / 'plan.json'}")
     return 0

@@ -75,6 +75,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
             allow_rollback=config.recovery.allow_rollback,
             faults=config.faults,
             newcomer=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
+            power=config.power,
         )
     )
 

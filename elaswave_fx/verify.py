@@ -3,7 +3,8 @@
 Alone: the ledger covers every sample once and is a chain; samples, counts and random draws are those of data,
 configuration and seed; losses follow from the ledger; the model file is the one that the run ended with. With OTHER:
 the first step and bucket in which two runs differ. With `replay=40` or `replay=40-45`: these steps once more, on one
-rank, from the nearest checkpoint.
+rank, from the nearest checkpoint. Code that the run's files name is run with `replay` alone, after it was said whose
+run it is, and never that of a run that another user may change.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bits depend on it
 
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError, ElasWaveError
+from elaswave_fx.ownership import refuse_others, user_name
 
 if TYPE_CHECKING:
     from elaswave_fx.audit.finding import Finding
+    from elaswave_fx.audit.record import Record
 
 USAGE = """usage: python -m elaswave_fx.verify RUN [OTHER] [replay=STEPS]
 
 RUN      a run directory
 OTHER    another one to compare it with: the first step and bucket that differ
 replay   steps to do again on one rank, from the nearest checkpoint: replay=40, or replay=40-45
+
+Models, data and passes of yours (_target_) are code that RUN names: it is run with replay alone, and only if no other
+user may change RUN. What needs it is else not checked.
 
 Prints a line for each check: holds, WRONG (with step and place), or not checked (with the reason).
 Exit code: 0 nothing is wrong, 1 something is, 2 bad input, 130 after Ctrl-C."""
@@ -93,27 +99,38 @@ def verify(wanted: Wanted, progress: Progress) -> Iterator[Finding]:
     from elaswave_fx.audit.inputs import check_inputs
     from elaswave_fx.audit.lines import check_files
     from elaswave_fx.audit.model import check_model
-    from elaswave_fx.audit.program import find_program
+    from elaswave_fx.audit.program import code_of, find_program
     from elaswave_fx.audit.record import read_record
     from elaswave_fx.audit.replay import replay
 
     torch.set_num_threads(1)
     record = read_record(wanted.run)
     other = read_record(wanted.other) if wanted.other is not None else None
+    runs_code = wanted.steps is not None
+    if runs_code:
+        _say_whose(record, sorted({path for part in record.parts for path in code_of(part.config)}))
     yield from check_files(record)
-    program = find_program(record.last)
+    program = find_program(record.last, runs_code=runs_code)
 
     def lines() -> Iterator:
         for done, line in enumerate(record.lines):
             progress("inputs", done, len(record.lines))
             yield line
 
-    yield from check_inputs(record, program, lines())
+    yield from check_inputs(record, program, lines(), runs_code=runs_code)
     yield check_model(record, program)
     if other is not None:
         yield from compare(record, other, None if isinstance(program, str) else program.artifact)
     if wanted.steps is not None:
         yield replay(record, program, *wanted.steps, lambda done, of: progress("replay", done, of))
+
+
+def _say_whose(record: Record, code: list[str]) -> None:
+    """Code that the files of a run name is about to be run. Raises `ConfigError` if another user may have named it."""
+    if code:
+        refuse_others(record.folder, str(record.folder))
+        owner = user_name(record.folder.stat().st_uid)
+        print(f"replay runs {', '.join(code)}, which {record.folder} of {owner} names", flush=True)
 
 
 def _progress(what: str, done: int, of: int) -> None:

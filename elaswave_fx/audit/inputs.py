@@ -32,8 +32,11 @@ _STEP_KEY_BIT = 0x80000000
 _WORD = 1 << 64
 
 
-def check_inputs(record: Record, program: Program | str, each: Iterable[Line] | None = None) -> Iterator[Finding]:
-    """Findings of `CHECKS`; of each the first that is wrong. `each`: the record's lines, for whoever shows progress."""
+def check_inputs(
+    record: Record, program: Program | str, each: Iterable[Line] | None = None, *, runs_code: bool
+) -> Iterator[Finding]:
+    """Findings of `CHECKS`; of each the first that is wrong. `each`: the record's lines, for whoever shows progress;
+    `runs_code`: see `find_program`."""
     if isinstance(program, str):
         yield from (unchecked(check, program) for check in CHECKS)
         return
@@ -47,7 +50,7 @@ def check_inputs(record: Record, program: Program | str, each: Iterable[Line] | 
             missing += 1
             continue
         if id(part) not in examiners:
-            own = program if part is record.last else find_program(part)
+            own = program if part is record.last else find_program(part, runs_code=runs_code)
             if isinstance(own, str):
                 yield from (unchecked(check, own) for check in CHECKS if check not in found)
                 return

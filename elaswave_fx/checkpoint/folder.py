@@ -80,9 +80,9 @@ def keep_newest(folder: Path, count: int) -> None:
 def discard(path: Path) -> None:
     """Remove a checkpoint: first its name, then the rest, so that a kill in between leaves no broken one."""
     doomed = path.with_name(f"{path.name}.old.partial")
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    _remove(doomed)
 
 
 def sweep(folder: Path) -> None:
@@ -91,11 +91,18 @@ def sweep(folder: Path) -> None:
     if folder.is_dir():
         for path in folder.iterdir():
             if _PARTIAL.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
 
 def set_aside(path: Path) -> None:
     """Take a damaged checkpoint out of the way; it is kept as `step-N.damaged`."""
     aside = path.with_name(f"{path.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)
     path.rename(aside)
+
+
+def _remove(path: Path) -> None:
+    """A folder, as far as that works; of a link that somebody has made the name alone, and not what it leads to."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

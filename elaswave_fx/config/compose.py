@@ -40,9 +40,13 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.entry import End, end_of, say
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.stop import SIGNALLED
+from elaswave_fx.ownership import refuse_links, refuse_others
 
 # These groups take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
 _TARGET_GROUPS = ("model", "data", "optimizer", "schedule")
+
+_RUN_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "out")
+"""Keys of folders that Hydra makes, and writes to."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Se
         if cwd not in sys.path:
             sys.path.insert(0, cwd)  # `_target_`s may be in the user's folder.
         words = sys.argv[1:]
+        _refuse_run_dirs(words)
         sys.argv[1:] = prepare_overrides(words)
         try:
             with _translated(words, config_name):
@@ -132,6 +137,15 @@ def run_hydra(task: Callable[[Job], int], config_name: str = "config", extra: Se
     end = end_of(compose_and_run)
     say(end)
     return end.code
+
+
+def _refuse_run_dirs(words: Sequence[str]) -> None:
+    """Refuse a folder of somebody else's before Hydra writes to it."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in _RUN_DIRS and "$" not in value and Path(value).is_dir():
+            refuse_others(Path(value).resolve(), word)
+            refuse_links(Path(value), word, (".hydra",))
 
 
 class _Ended(BaseException):
@@ -162,6 +176,7 @@ def _job(composed: DictConfig, extra: Sequence[str]) -> Job:
     config = read_config(composed, extra)
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir).resolve()
+    refuse_others(run_dir, f"hydra.run.dir={run_dir}")
     try:
         with tempfile.TemporaryFile(dir=run_dir):
             pass
@@ -237,7 +252,7 @@ def _translated(words: Sequence[str], config_name: str) -> Iterator[None]:
 
 def _names_run_dir(path: str, words: Sequence[str]) -> bool:
     """Whether Hydra failed at making the run directory, and nothing else of the program failed."""
-    chosen = [word.partition("=")[2] for word in words if _key(word) in ("hydra.run.dir", "hydra.sweep.dir", "out")]
+    chosen = [word.partition("=")[2] for word in words if _key(word) in _RUN_DIRS]
     wanted = [Path(choice).absolute() for choice in chosen] + [Path("runs").absolute()]
     where = Path(path).absolute()
     return any(where == folder or folder in where.parents or where in folder.parents for folder in wanted)

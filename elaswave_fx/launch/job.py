@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
+from elaswave_fx.config.types import PowerConfig
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planning
 from elaswave_fx.control.home import JobHome
@@ -275,6 +276,7 @@ class JobSpec:
         exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
             would if the launcher were on another machine, or gone.
         newcomer: the command by which one more rank joins; empty: nobody is started while the job runs.
+        power: by what clocks are set, those too that an earlier run has left as it had set them.
     """
 
     hosts: tuple[str, ...]
@@ -295,6 +297,7 @@ class JobSpec:
     planning: Planning | None = None
     exit_words: bool = True
     newcomer: tuple[str, ...] = ()
+    power: PowerConfig | None = None
 
     @property
     def ranks(self) -> int:

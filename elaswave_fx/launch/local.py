@@ -65,12 +65,17 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
         control_listener(spec.host, spec.control_port, others) as listener,
     ):
         for run_dir in settle_dead_jobs():
-            put_clocks_back(run_dir)
+            _say_all(put_clocks_back(run_dir, spec.power))
         refuse_foreign(spec.run_dir)
         RunDirectory.prepare(spec.run_dir)
         with RunDirectory.claimed(spec.run_dir):
-            put_clocks_back(spec.run_dir)
+            _say_all(put_clocks_back(spec.run_dir, spec.power))
             return _launch(spec, listener, progress)
+
+
+def _say_all(lines: list[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 def _launch(spec: JobSpec, listener: socket.socket, progress: StepProgress | None) -> int:

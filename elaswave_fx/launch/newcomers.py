@@ -13,6 +13,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
+
+from elaswave_fx.files import open_log
 
 LEAVE_S = 2.0
 """At the end of a job those that were ranks of it have so long to end by themselves."""
@@ -33,13 +36,20 @@ class Newcomers:
         own."""
         if not self._command:
             return False
-        with self._log.open("ab") as log:
+        with self._opened() as log:
             process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0,
                 env={**os.environ},
             )  # fmt: skip
         self._processes.append(process)
         return True
+
+    def _opened(self) -> IO[bytes]:
+        """The log, or nothing, if the run directory was removed or is full: the process is needed more than its log."""
+        try:
+            return os.fdopen(open_log(self._log), "ab")
+        except OSError:
+            return open(os.devnull, "ab")
 
     def kill(self) -> None:
         """Those that are there, at once."""

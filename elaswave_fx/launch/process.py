@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.files import open_log
 from elaswave_fx.launch.channel import Channel, ChannelClosed
 from elaswave_fx.launch.stop import STOPPING
 from elaswave_fx.watchdog import Watchdog
@@ -67,10 +68,13 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
 
-def fork_child(name: str, body: Callable[[Channel], None], log: Path, siblings: Iterable[Child]) -> Child:
+def fork_child(
+    name: str, body: Callable[[Channel], None], log: Path, siblings: Iterable[Child], *, needs_log: bool = True
+) -> Child:
     """Start `body(channel)` in a child. An exception of `body` is sent as `error` and ends the child with code 1.
 
     Args:
+        needs_log: a child that cannot open its log ends; else what it would write there is lost.
         siblings: children started before; the new one closes its copies of our ends of their channels, so that a
             channel's end is seen as soon as its one owner is gone.
     """
@@ -82,7 +86,7 @@ def fork_child(name: str, body: Callable[[Channel], None], log: Path, siblings: 
     pid = os.fork()
     if pid == 0:
         watchdog.guard()
-        _run_child(parent, body, theirs, [ours, *(sibling.channel for sibling in siblings)], log)
+        _run_child(parent, body, theirs, [ours, *(sibling.channel for sibling in siblings)], log, needs_log)
     theirs.close()
     return Child(name, pid, os.pidfd_open(pid), ours, log, watchdog)
 
@@ -107,7 +111,12 @@ def end_children(children: Iterable[Child]) -> None:
 
 
 def _run_child(
-    parent: int, body: Callable[[Channel], None], channel: Channel, foreign: list[Channel], log: Path
+    parent: int,
+    body: Callable[[Channel], None],
+    channel: Channel,
+    foreign: list[Channel],
+    log: Path,
+    needs_log: bool,
 ) -> NoReturn:
     """Everything of a child, from the fork to its end; never returns into the launcher's code."""
     code = 1
@@ -121,17 +130,18 @@ def _run_child(
             other.close()
         _close_standard_files()
         _one_thread()
-        code = _call(body, channel, log)
+        code = _call(body, channel, log, needs_log)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
 
 
-def _call(body: Callable[[Channel], None], channel: Channel, log: Path) -> int:
+def _call(body: Callable[[Channel], None], channel: Channel, log: Path, needs_log: bool) -> int:
     """The child's entry point: whatever goes wrong in it is the launcher's to show. Returns the exit code."""
     try:
-        _write_to(log)
+        with contextlib.nullcontext() if needs_log else contextlib.suppress(ConfigError):
+            _write_to(log)
         body(channel)
         return 0
     except ChannelClosed:
@@ -184,7 +194,7 @@ def _close_standard_files() -> None:
 def _write_to(log: Path) -> None:
     """Standard output and error go to the log, also of native code and after a crash. Raises `ConfigError`."""
     try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = open_log(log)
     except OSError as error:
         raise ConfigError(f"{log}: cannot be written ({error.strerror})") from error
     for number in (1, 2):

@@ -295,7 +295,7 @@ class Supervisor:
 
     def _put_clocks_back(self, rank: int | None = None) -> None:
         """A worker that could not do so itself has left its clock as it had set it."""
-        for line in put_clocks_back(self._recorder.directory.path, rank):
+        for line in put_clocks_back(self._recorder.directory.path, self._spec.power, rank):
             self._recorder.event("clock", rank=rank, outcome="restored", why=line)
             self._progress.message(line)
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.files import json_lines, replace_file
+from elaswave_fx.files import json_lines, open_log, open_new, replace_file
 from elaswave_fx.observe.metrics import StepLine, Summary
+from elaswave_fx.ownership import refuse_links
 from elaswave_fx.words import size_text
 
 MODEL = "model.safetensors"
-_RESERVATION, _INITIAL = ".model.reserved", ".init"
+_RESERVATION, _INITIAL, _LOCK = ".model.reserved", ".init", ".lock"
 _LOOK_S = 0.1
 
 _OF_EARLIER_RUNS = (
@@ -42,6 +43,9 @@ _OF_EARLIER_RUNS = (
 )
 
 
+_NO_LINKS = ("logs", "clocks", "earlier", _INITIAL, _LOCK)
+"""A run writes to these, or removes what is in them; `control` and a folder of checkpoints may be links."""
+
 _OF_THE_END = ("summary.json", "plan-*.json", "run.json")
 """These say how the earlier part of a run went, and are kept in `earlier/` when it is gone on with."""
 
@@ -56,8 +60,9 @@ class RunDirectory:
 
     @staticmethod
     def prepare(path: Path) -> None:
-        """Make the directory, and leave what an earlier run left in it. Raises `ConfigError`."""
+        """Make the directory, and leave what an earlier run left in it. Raises `ConfigError`, also for links in it."""
         with _refused(path):
+            refuse_links(path, f"hydra.run.dir={path}", _NO_LINKS)
             (path / "logs").mkdir(parents=True, exist_ok=True)
 
     @staticmethod
@@ -68,7 +73,7 @@ class RunDirectory:
         Raises `ConfigError` if somebody has it, or it cannot be written.
         """
         with _refused(path):
-            descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +104,7 @@ class RunDirectory:
     @staticmethod
     def _has_orphans(path: Path) -> bool:
         try:
-            descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return False  # `claimed` says why
         try:
@@ -111,7 +116,7 @@ class RunDirectory:
     def reserve(path: Path, size: int) -> None:
         """Take `size` bytes for the model, until it is written or given up. Raises `ConfigError` if there are none."""
         try:
-            with (path / _RESERVATION).open("wb") as file:
+            with open_new(path / _RESERVATION) as file:
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
         except OSError as error:
             RunDirectory.release(path)
@@ -275,7 +280,7 @@ class _LineFile:
         self.path = path
         self.trouble: str | None = None
         self._waiting = bytearray()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._descriptor = open_log(path)
 
     def add(self, line: str) -> None:
         self._waiting += line.encode()

@@ -19,6 +19,7 @@ from elaswave_fx.control.coordinator.job_file import TOKEN, address_of
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
+from elaswave_fx.files import open_log
 from elaswave_fx.launch.joined import reaches_run_dir
 from elaswave_fx.launch.versions import versions
 
@@ -73,7 +74,7 @@ def _join(job: str, host: str | None) -> int:
     def say(line: str) -> None:
         print(line, flush=True)
         if has_log:
-            with contextlib.suppress(OSError), log.open("a") as file:
+            with contextlib.suppress(OSError), os.fdopen(open_log(log), "a") as file:
                 file.write(f"{time.monotonic():.3f} {line}\n")
 
     def leave_as_lost() -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from elaswave_fx.config.types import Config
-from elaswave_fx.devices.clocks import make_actuator
+from elaswave_fx.devices.clocks import Targets, make_actuator
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
@@ -26,15 +25,15 @@ def rank_clock(config: Config, run_dir: Path, rank: int) -> RankClock | None:
     if not power.points:
         return None
     local = rank % config.parallel.ranks_per_host
-    options: dict[str, Any] = {}
+    numbers: dict[str, int | list[int]] = {}
     if power.actuator == "cpufreq":
         os.sched_setaffinity(0, power.processors[rank])
-        options = {"processors": list(power.processors[rank]), "root": power.sysfs}
+        numbers = {"processors": list(power.processors[rank])}
     elif power.actuator == "nvml":
-        options = {"index": local}
+        numbers = {"index": local}
     elif power.actuator == "ascend":
-        options = {"card": local, "hook": power.hook}
-    return RankClock(make_actuator(power.actuator, options), run_dir, rank)
+        numbers = {"card": local}
+    return RankClock(make_actuator(power.actuator, numbers, Targets(power.sysfs, power.hook)), run_dir, rank)
 
 
 def set_clock(clock: RankClock, plan: Plan, rank: Rank, context: WorkerContext) -> None:

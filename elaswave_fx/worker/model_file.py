@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from elaswave_fx.errors import JobOver
+from elaswave_fx.files import open_new
 from elaswave_fx.observe.run_directory import MODEL, RunDirectory
 
 
@@ -32,6 +33,7 @@ def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor], has_run_dir:
     for path in _places(run_dir, has_run_dir):
         partial = path.with_suffix(".partial")
         try:
+            open_new(partial).close()  # in the place of a link that somebody may have made of that name
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(path)
             return path

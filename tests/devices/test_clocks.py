@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from elaswave_fx.devices.clocks import make_actuator
-from elaswave_fx.devices.clocks.actuator import Answer
+from elaswave_fx.devices.clocks.actuator import Answer, Targets
 from elaswave_fx.devices.clocks.ascend import AscendActuator
 from elaswave_fx.devices.clocks.cpufreq import CpufreqActuator
 from elaswave_fx.devices.clocks.emulated import EmulatedActuator
@@ -269,7 +269,7 @@ def test_the_file_is_there_before_the_clock_is_touched(
     assert found == [
         {
             "actuator": "cpufreq",
-            "options": {"processors": [0], "root": str(root)},
+            "numbers": {"processors": [0]},
             "before": {"limits_khz": {"0": [800_000, 3_000_000]}},
         }
     ]
@@ -307,39 +307,104 @@ def test_what_a_killed_rank_left_is_put_back(places: tuple[Path, Path]) -> None:
     run_dir, root = places
     for rank in (0, 1):
         clock_of(run_dir, root, rank).follow(1000.0)
-    assert restore_left_behind(run_dir, 1) == ["rank-1: its clock stands as before"]
+    assert restore_left_behind(run_dir, Targets(str(root)), 1) == ["rank-1: its clock stands as before"]
     assert limits(root, 0) == (1_000_000, 1_000_000)
     assert limits(root, 1) == (800_000, 3_000_000)
-    assert restore_left_behind(run_dir) == ["rank-0: its clock stands as before"]
+    assert restore_left_behind(run_dir, Targets(str(root))) == ["rank-0: its clock stands as before"]
     assert limits(root, 0) == (800_000, 3_000_000)
     assert not (run_dir / "clocks").exists()
-    assert restore_left_behind(run_dir) == restore_left_behind(run_dir, 0) == []
+    assert restore_left_behind(run_dir, Targets(str(root))) == restore_left_behind(run_dir, Targets(str(root)), 0) == []
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"actuator": "cpufreq", "options": {}, "before": {}}', '{"actuator": 3}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"actuator": "cpufreq", "numbers": {}, "before": {}}',
+        '{"actuator": "cpufreq", "numbers": {"processors": [0]}, "before": {}}',
+        '{"actuator": "cpufreq", "numbers": {"processors": [-1]}, "before": {"limits_khz": {"0": [1, 2]}}}',
+        '{"actuator": "cpufreq", "numbers": {"processors": [0]}, "before": {"limits_khz": {"../0": [1, 2]}}}',
+        '{"actuator": "unknown", "numbers": {}, "before": {}}',
+        '{"actuator": 3}',
+    ],
 )
 def test_a_damaged_file_is_said_and_kept(places: tuple[Path, Path], text: str) -> None:
     path = places[0] / "clocks" / "rank-0.json"
     path.parent.mkdir()
     path.write_text(text)
-    (said,) = restore_left_behind(places[0])
+    (said,) = restore_left_behind(places[0], Targets(str(places[1])))
     assert said.startswith(f"{path}: does not say how a clock stood before")
     assert path.exists()
+
+
+def test_the_file_calls_and_opens_nothing(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write a file into a run directory says numbers, and no more."""
+    called: list[str] = []
+    planted = ModuleType("planted_by_somebody")
+    planted.call = lambda *words: called.append("call")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "planted_by_somebody", planted)
+    folder = places[0] / "clocks"
+    folder.mkdir()
+    hook, library = "planted_by_somebody.call", {"index": 0, "library": "planted_by_somebody"}
+    records = [
+        {"actuator": "ascend", "options": {"card": 0, "hook": hook}, "before": {}},
+        {"actuator": "ascend", "numbers": {"card": 0, "hook": hook}, "before": {}},
+        {"actuator": "ascend", "numbers": {"card": 0}, "before": {}, "hook": hook},
+        {"actuator": "nvml", "numbers": library, "before": {"locked": False}},
+        {"actuator": "cpufreq", "numbers": {"processors": [0], "root": "/etc"}, "before": {}},
+    ]
+    for rank, record in enumerate(records):
+        (folder / f"rank-{rank}.json").write_text(json.dumps(record))
+    said = restore_left_behind(places[0], Targets(str(places[1])))
+    assert len(said) == len(records) and all("does not say how a clock stood before" in line for line in said), said
+    assert not called
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_plain_file_is_not_read(places: tuple[Path, Path], kind: str) -> None:
+    run_dir, root = places
+    clock_of(run_dir, root).follow(1000.0)
+    path = run_dir / "clocks" / "rank-0.json"
+    path.rename(elsewhere := run_dir / "elsewhere.json")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(elsewhere) if kind == "link" else path.mkdir()
+    (said,) = restore_left_behind(run_dir, Targets(str(root)))
+    assert "does not say how a clock stood before" in said
+    assert limits(root, 0) == (1_000_000, 1_000_000)
+    assert elsewhere.exists()
+
+
+def test_a_hook_is_that_of_the_configuration(
+    dcmi: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int, float | None]] = []
+    vendor = ModuleType("vendor_of_clocks")
+    vendor.set_clock = lambda *words: calls.append(words)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vendor_of_clocks", vendor)
+    RankClock(AscendActuator(3, 0, "vendor_of_clocks.set_clock", dcmi), places[0], 0).follow(1000.0)
+    (said,) = restore_left_behind(places[0], Targets())
+    assert "cannot be put back: unsupported" in said and "power.hook" in said
+    (said,) = restore_left_behind(places[0], Targets(hook="vendor_of_clocks.set_clock"))
+    assert said == "rank-0: its clock stands as before"
+    assert calls == [(3, 0, 1000.0), (3, 0, None)]
 
 
 def test_a_clock_that_cannot_be_put_back_keeps_its_file(places: tuple[Path, Path]) -> None:
     run_dir, root = places
     clock_of(run_dir, root).follow(1000.0)
     os.rename(root, root.with_name("gone"))
-    (said,) = restore_left_behind(run_dir)
+    (said,) = restore_left_behind(run_dir, Targets(str(root)))
     assert said.startswith("rank-0: its clock cannot be put back: unsupported")
     os.rename(root.with_name("gone"), root)
-    assert restore_left_behind(run_dir) == ["rank-0: its clock stands as before"]
+    assert restore_left_behind(run_dir, Targets(str(root))) == ["rank-0: its clock stands as before"]
 
 
 def test_the_emulated_clock_is_the_plans() -> None:
-    actuator = make_actuator("emulated", {})
+    actuator = make_actuator("emulated", {}, Targets())
     assert isinstance(actuator, EmulatedActuator)
     before = actuator.read()
     assert not isinstance(before, Answer)

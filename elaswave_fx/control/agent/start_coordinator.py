@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.errors import CommError
+from elaswave_fx.files import open_log
 
 
 def start_coordinator(home: JobHome) -> None:
@@ -31,7 +32,7 @@ def start_coordinator(home: JobHome) -> None:
 def _log(home: JobHome) -> Iterator[int]:
     """Where coordinators write; where this process does if the run directory is gone."""
     try:
-        log = os.open(home.run_dir / "logs" / "coordinator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = open_log(home.run_dir / "logs" / "coordinator.log")
     except OSError:
         log = os.dup(2)
     try:

@@ -25,6 +25,8 @@ from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol.card import Conditions
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.files import read_plain
+from elaswave_fx.ownership import refuse_others
 
 TOKEN = "ELASWAVE_TOKEN"
 """This environment variable holds the token of a job that is named by its address."""
@@ -78,10 +80,12 @@ class JobFile:
 
     @staticmethod
     def read(path: Path) -> JobFile:
-        """The file, or that of a run directory. Raises `ConfigError` when there is none."""
+        """The file, or that of a run directory. Raises `ConfigError` when there is none, or another user may change it:
+        whoever writes it says which code a process that joins runs."""
         file = path / "control" / "job.json" if path.is_dir() else path
         try:
-            return msgspec.json.decode(file.read_bytes(), type=JobFile)
+            refuse_others(Path(os.path.realpath(file.parent)), str(path))
+            return msgspec.json.decode(read_plain(file), type=JobFile)
         except OSError as error:
             raise ConfigError(f"{path}: holds no job that runs ({error.strerror})") from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

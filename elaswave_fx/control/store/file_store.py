@@ -6,6 +6,7 @@
         plan-EPOCH.json                  the plan of the epoch, which is written before the epoch is
         lock                             locked while one of them changes
         alive                            locked by whoever made the folder and by all that it has forked since
+        spare                            room that is kept for the next epochs, should nothing else be left
         run -> RUN
     RUN/ledger.jsonl, RUN/plan-EPOCH.json    what `flush` has brought to the disk
 
@@ -20,6 +21,7 @@ epoch, and not older. Any `OSError` of a call means: not reached.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -39,7 +41,7 @@ from elaswave_fx.control.protocol.register import Register, Swap, swap
 from elaswave_fx.control.protocol.types import Certificate, Stamp
 from elaswave_fx.control.store import ledger
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.files import replace_file, sync, write_at
+from elaswave_fx.files import open_new, others_may_change, replace_file, sync, write_at
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.topology import Epoch
 
@@ -52,8 +54,11 @@ LOCK_S = 2.0
 MOST_WAITING = 1 << 14
 """Ledger lines that may wait for the disk; with more the store counts as out of reach."""
 
+SPARE_BYTES = 1 << 20
+"""Kept free of others in memory, at least, and for each plan that it may have to hold ten times the first one."""
+
 _LOCK_RETRY_S = 0.002
-_PREFIX, _RUN, _ALIVE = "elaswave-", "run", "alive"
+_PREFIX, _RUN, _ALIVE, _SPARE = "elaswave-", "run", "alive", "spare"
 _LEFT = {"register.json", "committed.json", "lock", "job.json"}
 """What an ended job may have left in `control`, today's or one of an earlier version."""
 
@@ -132,10 +137,10 @@ class FileStore:
         try:
             old._link.symlink_to(folder)
             return FileStore(run_dir)._begun(_Saved(register, lines, fingerprint), plan)
-        except OSError:
+        except OSError as error:
             shutil.rmtree(folder)
             old._link.unlink(missing_ok=True)
-            raise
+            raise OSError(error.errno, error.strerror, error.filename or folder) from error
 
     def _begun(self, saved: _Saved, plan: str) -> FileStore:
         """This one, with its first files."""
@@ -146,7 +151,9 @@ class FileStore:
         beside.rename(self.folder / _ALIVE)  # It appears locked: a job whose file nobody has locked is a dead one.
         self.write_plan(saved.register.epoch, plan)
         with self._locked():
-            replace_file(self._register, msgspec.json.encode(saved))
+            self._replace(self._register, msgspec.json.encode(saved))
+        with open_new(self.folder / _SPARE) as file:
+            os.posix_fallocate(file.fileno(), 0, max(SPARE_BYTES, 10 * len(plan)))
         return self
 
     def read(self) -> Register:
@@ -168,12 +175,12 @@ class FileStore:
             if after == since:
                 self._write_since(after, lines)
             else:
-                replace_file(self._register, msgspec.json.encode(_Saved(after, lines, saved.fingerprint)))
+                self._replace(self._register, msgspec.json.encode(_Saved(after, lines, saved.fingerprint)))
             return after
 
     def write_plan(self, epoch: int, text: str) -> None:
         """To be called before the swap that makes the epoch."""
-        replace_file(self.folder / f"plan-{epoch}.json", text.encode())
+        self._replace(self.folder / f"plan-{epoch}.json", text.encode())
 
     def read_plan(self, epoch: int) -> str:
         """The text of the plan of the current epoch."""
@@ -249,7 +256,7 @@ class FileStore:
         if not lines.waiting:
             return
         text = "".join(lines.waiting).encode()
-        file = os.open(self._ledger, os.O_RDWR)
+        file = os.open(self._ledger, os.O_RDWR | os.O_NOFOLLOW)
         try:
             size = os.fstat(file).st_size
             if size < lines.written:
@@ -289,7 +296,18 @@ class FileStore:
 
     def _write_since(self, register: Register, lines: _Lines) -> None:
         news = _Since(register.epoch, register.committed, register.previous, register.last, lines)
-        replace_file(self._committed, msgspec.json.encode(news))
+        self._replace(self._committed, msgspec.json.encode(news))
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        """In the folder in memory. When others have filled that, the room that was kept is given up for it."""
+        try:
+            replace_file(path, data)
+        except OSError as error:
+            spare = self.folder / _SPARE
+            if error.errno != errno.ENOSPC or not spare.exists():
+                raise
+            spare.unlink(missing_ok=True)
+            replace_file(path, data)
 
     def _is_linked(self) -> bool:
         """Whether the run directory leads to this store, and not to a newer one, or to what an ended job has left."""
@@ -368,10 +386,10 @@ def _settle_if_dead(folder: Path) -> Path | None:
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         run_dir = (folder / _RUN).readlink()
         store = FileStore(run_dir)
-        if store.folder == folder:
+        if store.folder == folder and not others_may_change(run_dir):
             store.settle()
             return run_dir
-        shutil.rmtree(folder)  # the run directory has been removed, or has another job now
+        shutil.rmtree(folder)  # the run directory has been removed, or has another job, or another owner now
         return None
     finally:
         os.close(alive)

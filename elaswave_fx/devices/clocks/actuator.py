@@ -12,6 +12,18 @@ from typing import Any, ClassVar, Literal, Protocol
 
 Setting = Mapping[str, Any]
 
+Numbers = Mapping[str, int | list[int]]
+"""Which device it is, as its vendor counts."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The path and the call that clocks are set by. They come from the configuration of whoever sets clocks, never from
+    a file of a run directory, which somebody else may have written."""
+
+    sysfs: str = "/sys/devices/system/cpu"
+    hook: str | None = None
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -28,8 +40,8 @@ class Actuator(Protocol):
     name: ClassVar[str]
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """What makes the same actuator in another process."""
+    def numbers(self) -> Numbers:
+        """Which device it is: with `Targets` they make the same actuator in another process."""
         ...
 
     def read(self) -> Setting | Answer:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
-from elaswave_fx.devices.clocks.actuator import Answer, Setting
+from elaswave_fx.devices.clocks.actuator import Answer, Numbers, Setting
 
 _AI_CORE_NOW = 7
 """DCMI_FREQ_AICORE_CURRENT."""
@@ -29,8 +29,8 @@ class AscendActuator:
         self._card, self._chip, self._hook, self._library = card, chip, hook, library
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        return {"card": self._card, "chip": self._chip, "hook": self._hook, "library": self._library}
+    def numbers(self) -> Numbers:
+        return {"card": self._card, "chip": self._chip}
 
     def read(self) -> Setting | Answer:
         return {} if self._hook is not None else Answer("unsupported", self._mhz(), _NO_HOOK)

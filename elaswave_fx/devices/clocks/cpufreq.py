@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from elaswave_fx.devices.clocks.actuator import Answer, Setting
+from elaswave_fx.devices.clocks.actuator import Answer, Numbers, Setting
 
-ROOT = "/sys/devices/system/cpu"
 _LOW, _HIGH, _CURRENT, _SHARED = "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq", "affected_cpus"
 _KHZ = 1000.0
 
@@ -23,12 +22,12 @@ class CpufreqActuator:
 
     name: ClassVar[str] = "cpufreq"
 
-    def __init__(self, processors: Sequence[int], root: str = ROOT) -> None:
+    def __init__(self, processors: Sequence[int], root: str) -> None:
         self._processors, self._root = tuple(processors), root
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        return {"processors": list(self._processors), "root": self._root}
+    def numbers(self) -> Numbers:
+        return {"processors": list(self._processors)}
 
     def read(self) -> Setting | Answer:
         missing = [number for number in self._processors if not self._file(number, _HIGH).exists()]

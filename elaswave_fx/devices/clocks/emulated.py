@@ -3,10 +3,9 @@ nothing outside the process changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from elaswave_fx.devices.clocks.actuator import Answer, Setting
+from elaswave_fx.devices.clocks.actuator import Answer, Numbers, Setting
 
 
 class EmulatedActuator:
@@ -18,7 +17,7 @@ class EmulatedActuator:
         self._mhz: float | None = None
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def numbers(self) -> Numbers:
         return {}
 
     def read(self) -> Setting | Answer:
@@ -29,5 +28,5 @@ class EmulatedActuator:
         return Answer("applied", self._mhz)
 
     def restore(self, setting: Setting) -> Answer:
-        self._mhz = setting["mhz"]
+        self._mhz = setting.get("mhz")
         return Answer("applied", self._mhz)

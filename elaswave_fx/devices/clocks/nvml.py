@@ -8,10 +8,10 @@ that lock is lost. Not run on hardware.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from elaswave_fx.devices.clocks.actuator import Answer, Setting
+from elaswave_fx.devices.clocks.actuator import Answer, Numbers, Setting
 
 
 class NvmlActuator:
@@ -23,8 +23,8 @@ class NvmlActuator:
         self._index, self._library = index, library
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        return {"index": self._index, "library": self._library}
+    def numbers(self) -> Numbers:
+        return {"index": self._index}
 
     def read(self) -> Setting | Answer:
         found = self._call(lambda nvml, device: None)

@@ -1,22 +1,45 @@
 """A rank's clock during a run, and the file that outlives the rank.
 
-    RUN/clocks/rank-2.json   {"actuator": "cpufreq", "options": {"processors": [2], …}, "before": {"limits_khz": …}}
+    RUN/clocks/rank-2.json   {"actuator": "cpufreq", "numbers": {"processors": [2]}, "before": {"limits_khz": …}}
 
 The file is on disk before the clock is touched for the first time and goes when it stands as before. Whoever finds one
 of a rank that does not run puts the clock back: the launcher when a worker ends however it ends, and the next run in
-that directory, or of this user on this machine, if the launcher was killed, too.
+that directory, or of this user on this machine, if the launcher was killed, too. The file holds numbers alone; by which
+path or call a clock is set, the configuration of whoever puts it back says (`Targets`).
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from elaswave_fx.devices.clocks import make_actuator
-from elaswave_fx.devices.clocks.actuator import Actuator, Answer, Setting
-from elaswave_fx.files import replace_file
+from elaswave_fx.devices.clocks.actuator import Actuator, Answer, Setting, Targets
+from elaswave_fx.files import read_plain, replace_file
 
 FOLDER = "clocks"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+_Name = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
+
+
+class _Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A setting, of whichever device."""
+
+    limits_khz: dict[_Name, tuple[_Count, _Count]] | None = None
+    locked: bool = False
+    mhz: float | None = None
+
+
+class _LeftBehind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of a rank."""
+
+    actuator: str
+    numbers: dict[str, _Count | list[_Count]]
+    before: _Before
 
 
 class RankClock:
@@ -61,25 +84,28 @@ class RankClock:
 
     def _write_down(self, before: Setting) -> None:
         self._path.parent.mkdir(exist_ok=True)
-        record = {"actuator": self._actuator.name, "options": dict(self._actuator.options), "before": dict(before)}
+        record = {"actuator": self._actuator.name, "numbers": dict(self._actuator.numbers), "before": dict(before)}
         replace_file(self._path, json.dumps(record).encode(), durable=True)
 
 
-def restore_left_behind(run_dir: Path, rank: int | None = None) -> list[str]:
+def restore_left_behind(run_dir: Path, targets: Targets, rank: int | None = None) -> list[str]:
     """Put back the clocks of a rank that does not run any more, or of all; what happened, in words."""
     folder = run_dir / FOLDER
+    if folder.is_symlink():
+        return [f"{folder}: is a link, and no run has made it; clocks that it leads to are not put back"]
     paths = [_path(run_dir, rank)] if rank is not None else sorted(folder.glob("rank-*.json"))
-    words = [_restore(path) for path in paths if path.exists()]
+    words = [_restore(path, targets) for path in paths if path.exists() or path.is_symlink()]
     if rank is None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     return words
 
 
-def _restore(path: Path) -> str:
+def _restore(path: Path, targets: Targets) -> str:
     try:
-        record = json.loads(path.read_text())
-        answer = make_actuator(record["actuator"], record["options"]).restore(record["before"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        left = msgspec.json.decode(read_plain(path), type=_LeftBehind)
+        actuator = make_actuator(left.actuator, left.numbers, targets)
+        answer = actuator.restore(msgspec.to_builtins(left.before))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path}: does not say how a clock stood before ({type(error).__name__}: {error})"
     if answer.outcome != "applied":
         return f"{path.stem}: its clock cannot be put back: {answer.outcome}, {answer.why}; {path} says how it stood"
