@@ -58,7 +58,8 @@ class Coordination:
             if code == SUPERSEDED:
                 print("superseded by another coordinator", flush=True)
 
-        self._child = fork_child("coordinator", body, self._log, siblings)
+        # The run directory may have been removed, or be full: the job needs a coordinator more than its log.
+        self._child = fork_child("coordinator", body, self._log, siblings, needs_log=False)
         self._alive_s = time.monotonic()
         for rank in self._exited:
             self._tell("exited", rank=rank)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 from elaswave_fx._liveness import LivenessTable
+from elaswave_fx.control.agent.join_folder import remove_left_behind
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.plan_cache import Planner, Planning, skipped_by_plan
@@ -64,6 +65,7 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
         claimed_ports(spec.host, spec.port, spec.ranks),
         control_listener(spec.host, spec.control_port, others) as listener,
     ):
+        remove_left_behind()
         for run_dir in settle_dead_jobs():
             _say_all(put_clocks_back(run_dir, spec.power))
         refuse_foreign(spec.run_dir)

@@ -11,16 +11,14 @@ first: boxes come as copies, parameters from their owners; what training does no
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Excluded, Go, Left
 from elaswave_fx.control.agent.fetch_files import fetch_files
+from elaswave_fx.control.agent.join_folder import join_folder
 from elaswave_fx.control.protocol.card import Conditions
 from elaswave_fx.control.protocol.messages import Over, Welcome
 from elaswave_fx.control.wire import ControlAddress
@@ -63,8 +61,8 @@ def run_joined(
     become a member. Raises `ConfigError` for what differs here, `JobOver` when the job ends before, and what
     `run_worker` does.
     """
-    facts, folder = welcome.facts, Path(tempfile.mkdtemp(prefix="elaswave-join-"))
-    try:
+    facts = welcome.facts
+    with join_folder() as folder:
         built = build_here(facts, folder)
         config = msgspec.convert(built.run["config"], Config)
         device = make_device(config.device)
@@ -78,8 +76,6 @@ def run_joined(
         size = fetch_files(address, welcome.offers, folder)
         say(f"rank {context.rank} has program and initial tensors, {size_text(size)}")
         worker, go = _join(config, context, say, joins)
-    finally:
-        shutil.rmtree(folder)  # what is mapped of it stays
     try:
         share = Training(worker, device).run(go)
         return None if share is None else (worker.committed.version, config.steps)
