@@ -16,11 +16,16 @@
 namespace elaswave::comm {
 namespace {
 
-constexpr std::size_t kHandshakes = 16;     // at one time
+constexpr std::size_t kHandshakes = 64;     // at one time
+constexpr std::size_t kOfOneAddress = 16;   // of these
 constexpr int kAcceptedAtOnce = 64;         // before links have their turn
 constexpr double kHandshakeSeconds = 10.0;  // for one of them
+// A handshake that has begun so long ago goes for a newer one: it takes some messages to and fro, and no longer.
+constexpr std::chrono::milliseconds kHalfOpen{200};
 constexpr std::size_t kRedialers = 16;      // threads that mend links
 constexpr double kRedialSeconds = 0.2;      // for one attempt, so that nobody waits longer for the end of a redial
+
+const std::string kOwnAddress = "this machine";
 
 // The pauses between attempts: they double up to a bound, and no two ranks keep step.
 class Backoff {
@@ -227,11 +232,15 @@ bool Connector::is_wanted(int peer) const {
 // ---- being dialed -----------------------------------------------------------------------------------------------
 
 bool Connector::accept_dialers() {
-  for (int accepted = 0; accepted < kAcceptedAtOnce && handshakes_.running() < kHandshakes; ++accepted) {
+  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
+    if (handshakes_.running(kOwnAddress) >= kOfOneAddress) return true;
+    if (handshakes_.running() >= kHandshakes && !handshakes_.cut_oldest(kHalfOpen)) return true;
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       if (is_of_another_user(socket)) continue;  // closed unread: it could keep a handshake's place for long
-      if (!start_handshake(std::move(socket))) return true;
+      const std::string address = is_of_own_address(socket) ? kOwnAddress : address_of_peer(socket);
+      if (!has_room(address)) continue;  // closed: one of ours dials again
+      if (!start_handshake(std::move(socket), address)) return true;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return false;
     } else if (errno != EINTR && errno != ECONNABORTED) {
@@ -241,12 +250,16 @@ bool Connector::accept_dialers() {
   return true;
 }
 
+bool Connector::has_room(const std::string& address) {
+  return handshakes_.running(address) < kOfOneAddress || handshakes_.cut_oldest(address, kHalfOpen);
+}
+
 // Each handshake has a thread of its own, so that a slow dialer holds nobody up. False when none is to be had: the
 // dialer is cut off, and dials again.
-bool Connector::start_handshake(Fd socket) {
+bool Connector::start_handshake(Fd socket, const std::string& address) {
   const int handle = ::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0);
   const auto dialer = std::make_shared<Fd>(std::move(socket));  // a std::function is copied
-  return handshakes_.start(Fd(handle), [this, dialer] { handshake(std::move(*dialer)); });
+  return handshakes_.start(Fd(handle), [this, dialer] { handshake(std::move(*dialer)); }, address);
 }
 
 void Connector::handshake(Fd socket) {

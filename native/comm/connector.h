@@ -1,8 +1,10 @@
 // Makes the links of one endpoint: dials lower ranks, lets higher ones in, dials again where a link broke. Private to
 // comm/.
 //
-// Any thread may call any method but `stop`, which waits for the threads that this starts. Dialers that come faster
-// than handshakes end wait in the listener's queue; whoever finds that full, or is cut off, dials again.
+// Any thread may call any method but `stop`, which waits for the threads that this starts. Dialers of this machine that
+// come faster than handshakes end wait in the listener's queue. Those of one other address have a bound of their own, at
+// which the oldest handshake goes, so that nobody's silence keeps others away. Whoever finds no room, or is cut off,
+// dials again.
 #pragma once
 
 #include <atomic>
@@ -42,8 +44,8 @@ class Connector {
   void mend(Deadline deadline);
   // The rank's link is not to be mended any more.
   void forget(int peer);
-  // Starts handshakes with those of our user who dialed, as many as there may be at one time. True: some may still
-  // wait.
+  // Starts handshakes with those who dialed, but for other users of this machine, as many as there may be at one time.
+  // True: some may still wait.
   bool accept_dialers();
   void stop();
 
@@ -60,7 +62,8 @@ class Connector {
   bool try_dial(int peer, const PeerAddress& address, Deadline deadline, std::string& why);
   std::vector<int> missing(const std::map<int, PeerAddress>& peers) const;
   [[noreturn]] void raise_missing(const std::vector<int>& ranks, const std::map<int, PeerAddress>& peers) const;
-  bool start_handshake(Fd socket);
+  bool has_room(const std::string& address);
+  bool start_handshake(Fd socket, const std::string& address);
   void handshake(Fd socket);
   void note_refusal(const Acceptance& acceptance);
   void redial_all();

@@ -252,6 +252,29 @@ void recv_all(const Fd& socket, void* data, std::size_t bytes, Deadline deadline
   }
 }
 
+namespace {
+
+std::string address_bytes(const sockaddr_storage& address) {
+  const Port port = port_from(address);
+  return {reinterpret_cast<const char*>(port.address), sizeof port.address};
+}
+
+}  // namespace
+
+std::string address_of_peer(const Fd& socket) {
+  sockaddr_storage theirs{};
+  socklen_t length = sizeof theirs;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&theirs), &length) != 0) return {};
+  return address_bytes(theirs);
+}
+
+bool is_of_own_address(const Fd& socket) {
+  sockaddr_storage ours{};
+  socklen_t length = sizeof ours;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&ours), &length) != 0) return false;
+  return address_bytes(ours) == address_of_peer(socket);
+}
+
 bool is_of_another_user(const Fd& socket) {
   sockaddr_storage ours{}, theirs{};
   socklen_t our_length = sizeof ours, their_length = sizeof theirs;

@@ -53,6 +53,11 @@ bool wait_for(const Fd& socket, short events, Deadline deadline);
 // as for an end on another machine.
 bool is_of_another_user(const Fd& socket);
 
+// The address of the other end of a TCP connection, without its port, as bytes to compare; empty when it is gone.
+std::string address_of_peer(const Fd& socket);
+// Whether the other end has this end's own address, and so is on this machine.
+bool is_of_own_address(const Fd& socket);
+
 // A listening unix socket in the abstract namespace: leaves nothing behind. `name` without the leading zero byte.
 Fd listen_unix(const std::string& name);
 Fd dial_unix(const std::string& name);  // empty when it cannot be reached

@@ -26,17 +26,47 @@ std::thread start_thread(std::function<void()> body) {
 }
 
 std::size_t LinkingThreads::running() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(
-      std::count_if(threads_.begin(), threads_.end(), [](const Thread& thread) { return !thread.done; }));
+  return count([](const Thread&) { return true; });
 }
 
-bool LinkingThreads::start(Fd socket, std::function<void()> body) {
+std::size_t LinkingThreads::running(const std::string& origin) const {
+  return count([&](const Thread& thread) { return thread.origin == origin; });
+}
+
+std::size_t LinkingThreads::count(const std::function<bool(const Thread&)>& chosen) const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(threads_.begin(), threads_.end(), [&](const Thread& thread) {
+    return !thread.done && !thread.cut && chosen(thread);
+  }));
+}
+
+bool LinkingThreads::cut_oldest(const std::string& origin, std::chrono::milliseconds least) {
+  return cut_first([&](const Thread& thread) { return thread.origin == origin; }, least);
+}
+
+bool LinkingThreads::cut_oldest(std::chrono::milliseconds least) {
+  return cut_first([](const Thread&) { return true; }, least);
+}
+
+bool LinkingThreads::cut_first(const std::function<bool(const Thread&)>& chosen, std::chrono::milliseconds least) {
+  const std::lock_guard lock(mutex_);
+  const auto oldest = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& thread) {
+    return !thread.done && !thread.cut && thread.socket && chosen(thread);
+  });
+  if (oldest == threads_.end() || std::chrono::steady_clock::now() - oldest->since < least) return false;
+  ::shutdown(oldest->socket.get(), SHUT_RDWR);
+  oldest->cut = true;
+  return true;
+}
+
+bool LinkingThreads::start(Fd socket, std::function<void()> body, std::string origin) {
   for (Thread& over : take(false)) over.thread.join();
   const std::lock_guard lock(mutex_);
   if (stopped_) return false;
   Thread& entry = threads_.emplace_back();
   entry.socket = std::move(socket);
+  entry.origin = std::move(origin);
+  entry.since = std::chrono::steady_clock::now();
   try {
     entry.thread = start_thread([this, &entry, body = std::move(body)] {
       body();

@@ -1,13 +1,17 @@
 // Many endpoints that start at the same time: every link comes to be, whoever is slow or silent.
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <latch>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "cluster.h"
 #include "comm/socket.h"
@@ -165,6 +169,55 @@ TEST(another_user_takes_nobodys_place) {
     char byte = 0;
     CHECK(::recv(stranger.get(), &byte, 1, 0) <= 0);
   }
+}
+
+// As another machine does: it has another address, and the kernel does not know whose its connections are. Each begins to
+// speak, so that it gets a handshake, and stays.
+Fd half_open(const std::string& from, std::uint16_t port) {
+  sockaddr_in source{}, target{};
+  source.sin_family = target.sin_family = AF_INET;
+  CHECK(::inet_pton(AF_INET, from.c_str(), &source.sin_addr) == 1);
+  target.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  target.sin_port = htons(port);
+  Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK(::bind(stranger.get(), reinterpret_cast<const sockaddr*>(&source), sizeof source) == 0);
+  CHECK(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&target), sizeof target) == 0);
+  CHECK(::send(stranger.get(), "E", 1, MSG_NOSIGNAL) == 1);
+  return stranger;
+}
+
+TEST(half_open_handshakes_of_another_address_take_nobodys_place) {
+  auto endpoints = start(2, false);
+  std::vector<Fd> strangers;
+  for (const auto& endpoint : endpoints) {
+    for (int i = 0; i < 100; ++i) strangers.push_back(half_open("127.0.0.2", endpoint->port()));
+  }
+  const auto other = [](int rank) { return std::set<int>{1 - rank}; };
+  check_started(endpoints, connect_all(endpoints, other), other);
+}
+
+// More addresses than there may be handshakes: the oldest go, once they are old enough.
+TEST(half_open_handshakes_of_many_addresses_take_nobodys_place) {
+  auto endpoints = start(2, false);
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(half_open("127.0.1." + std::to_string(1 + i), endpoints[0]->port()));
+  }
+  const auto other = [](int rank) { return std::set<int>{1 - rank}; };
+  check_started(endpoints, connect_all(endpoints, other), other);
+}
+
+// A new half-open handshake of an address that has all of its own takes the place of the oldest of these.
+TEST(the_oldest_half_open_handshake_goes) {
+  auto endpoints = start(1, false);
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 16; ++i) strangers.push_back(half_open("127.0.0.2", endpoints[0]->port()));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  strangers.push_back(half_open("127.0.0.2", endpoints[0]->port()));
+  CHECK(wait_for(strangers.front(), POLLIN, plenty()));
+  char byte = 0;
+  CHECK(::recv(strangers.front().get(), &byte, 1, 0) <= 0);
+  CHECK(!wait_for(strangers.back(), POLLIN, Deadline::after(0.1)));
 }
 
 // Who is cut off in the middle of a handshake, or finds nobody for a while, dials again: the port is that of somebody
