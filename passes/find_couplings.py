@@ -1,7 +1,8 @@
 """find_couplings: find operators that couple the samples of a batch, and refuse losses that are means.
 
-The analysis (`program/coupling.py`) runs the program on the batch that it was captured with, whole and in parts. The
-graph stays as it is; a program that is coupled runs granule by granule from here on.
+The analysis (`program/coupling.py`) runs the program on the batch that it was captured with, whole and in parts. A
+program that is coupled runs granule by granule from here on. Values whose rows are sorted across samples for a while
+are marked: no unit ends there.
 
     batch_norm over [B, 16, 8, 8]   ->   batch_coupled = ("aten._native_batch_norm_legit.no_stats in stem_norm",)
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from elaswave_fx.program.coupling import find_couplings
-from elaswave_fx.program.ir import Program
+from elaswave_fx.program.ir import Program, set_shuffled
 
 
 @dataclass(frozen=True)
@@ -22,4 +23,8 @@ class FindCouplings:
     name: ClassVar[str] = "find_couplings"
 
     def apply(self, program: Program) -> Program:
-        return replace(program, batch_coupled=find_couplings(program, program.example.state, program.example.batch))
+        program = program.clone()
+        found = find_couplings(program, program.example.state, program.example.batch)
+        for node in found.shuffled:
+            set_shuffled(node)
+        return replace(program, batch_coupled=found.reasons)

@@ -20,7 +20,16 @@ from elaswave_fx.config.schema import constrained
 from elaswave_fx.errors import PassError
 from elaswave_fx.passes.estimate_cost import value_bytes
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, ResultKind, calls, flops_of, output_nodes, set_unit, value_of
+from elaswave_fx.program.ir import (
+    Program,
+    ResultKind,
+    calls,
+    flops_of,
+    is_shuffled,
+    output_nodes,
+    set_unit,
+    value_of,
+)
 from elaswave_fx.program.samples import SampleAxes, locate_samples
 
 
@@ -130,4 +139,4 @@ def _can_cross(program: Program, node: fx.Node, axes: SampleAxes) -> bool:
         return True
     if not isinstance(value, torch.Tensor) or axes.data_dependent(node):
         return False
-    return bool(program.batch_coupled) or axes.sliceable(node) is not None
+    return bool(program.batch_coupled) or (axes.sliceable(node) is not None and not is_shuffled(node))

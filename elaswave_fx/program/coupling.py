@@ -1,17 +1,21 @@
 """Which operators couple the samples of a batch, and whether the loss is a sum over samples.
 
-An operator is batch-coupled when one sample's result depends on another sample. Rules find the known ones by name and
-shape. A trial in double precision, the whole batch against its parts, finds the rest, so that an unknown operator
-cannot slip through. A program with any of them runs granule by granule.
+An operator is batch-coupled when one sample's result, or its share of a gradient, depends on another sample. Rules
+find the known ones by name and shape. A trial in double precision, the whole batch against its parts, finds the rest,
+so that an unknown operator cannot slip through. A program with any of them runs granule by granule.
 
-    batch_norm over [B, 16, 8, 8]   -> "aten._native_batch_norm_legit.no_stats in stem_norm"
-    logits = a @ b.t(), [B, B]      -> "aten.matmul.default in the model"
-    loss = mean over the batch      -> CaptureError
+    batch_norm over [B, 16, 8, 8]      -> "aten._native_batch_norm_legit.no_stats in stem_norm"
+    logits = a @ b.t(), [B, B]         -> "aten.matmul.default in the model"
+    rows sorted by expert, and back    -> nothing, but no unit ends between the two: `Couplings.shuffled`
+    a backward pass that looks around  -> "the gradient of embed.weight over a batch is not the sum over its parts"
+    loss = mean over the batch         -> CaptureError
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import sympy
@@ -28,6 +32,7 @@ from elaswave_fx.program.ir import (
     argument,
     calls,
     is_aten,
+    is_foreign,
     module_of,
     output_nodes,
     source_of,
@@ -40,18 +45,30 @@ Batch = Mapping[str, torch.Tensor]
 
 _ALONG_DIM = (
     "aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten._safe_softmax", "aten.cumsum",
-    "aten.cumprod", "aten.logcumsumexp", "aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.cummax",
-    "aten.cummin",
+    "aten.cumprod", "aten.logcumsumexp", "aten.topk", "aten.kthvalue", "aten.cummax", "aten.cummin",
 )  # fmt: skip
+_SORTS = ("aten.sort", "aten.argsort")
+_EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
+_UNSET = ("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided")
 _ALONG_DIMS = ("aten.flip", "aten.roll")
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 _T = TypeVar("_T")
 _SUMS = (ResultKind.LOSS, ResultKind.COUNT)
+_Gradients = dict[str, torch.Tensor]
 
 
-def find_couplings(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
-    """Why the program has to run granule by granule; empty when every sample stands for itself.
+@dataclass(frozen=True)
+class Couplings:
+    """`reasons`: why the program has to run granule by granule; empty when every sample stands for itself. `shuffled`:
+    values whose rows stand in an order that depends on the whole batch, until the inverse order undoes it."""
+
+    reasons: tuple[str, ...] = ()
+    shuffled: frozenset[fx.Node] = frozenset()
+
+
+def find_couplings(program: Program, state: State, batch: Batch) -> Couplings:
+    """What couples the samples of a program.
 
     Args:
         state: parameters and buffers by name.
@@ -60,13 +77,14 @@ def find_couplings(program: Program, state: State, batch: Batch) -> tuple[str, .
     Raises:
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
     """
-    reasons = coupled_by_rule(program) or coupled_by_trial(program, state, batch)
+    by_rule = coupled_by_rule(program)
+    found = Couplings(by_rule) if by_rule else coupled_by_trial(program, state, batch)
     if locate_samples(program).symbol is None:
-        return reasons
-    not_additive = () if reasons else additivity(program, state, batch)
-    additive = not reasons and not not_additive
-    _refuse_mean(_doubled(program, state, batch), coupled=bool(reasons), additive=additive)
-    return reasons or not_additive
+        return found
+    not_additive = () if found.reasons else additivity(program, state, batch)
+    additive = not found.reasons and not not_additive
+    _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons), additive=additive)
+    return replace(found, reasons=found.reasons or not_additive)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -85,7 +103,13 @@ def coupled_by_rule(program: Program) -> tuple[str, ...]:
 def _describe(node: fx.Node) -> str:
     if node.op != "call_function":
         return node.name
-    return f"{node.target} in {module_of(node)}"
+    by_frequency = ", which divides gradients by frequency (scale_grad_by_freq)" if _divides_by_frequency(node) else ""
+    return f"{node.target} in {module_of(node)}{by_frequency}"
+
+
+def _divides_by_frequency(node: fx.Node) -> bool:
+    """True for an embedding whose gradient of a row is divided by how often the batch has the row."""
+    return is_aten(node, *_EMBEDDINGS) and bool(argument(node, "scale_grad_by_freq", False))
 
 
 def _couples(node: fx.Node, axes: SampleAxes) -> bool:
@@ -93,12 +117,24 @@ def _couples(node: fx.Node, axes: SampleAxes) -> bool:
         return not any(axes.mixed(source) for source in node.all_input_nodes)  # only the first one is worth a name
     if is_aten(node, *_BATCH_STATISTICS):
         return bool(argument(node, "training", True)) and 1 not in _dims(node.args[0], axes.symbol)
+    if _divides_by_frequency(node):
+        return True
     if is_aten(node, *_ALONG_DIM):
         along = [argument(node, "dim", -1)]
     elif is_aten(node, *_ALONG_DIMS):
         along = list(argument(node, "dims", ())) or list(range(value_of(node).dim()))
     else:
         return False
+    return _along_samples(node, along, axes)
+
+
+def _sorts_samples(node: fx.Node, axes: SampleAxes) -> bool:
+    """True for a sort along the samples. No rule: an order that is undone, as of rows by experts, couples nothing."""
+    return is_aten(node, *_SORTS) and _along_samples(node, [argument(node, "dim", -1)], axes)
+
+
+def _along_samples(node: fx.Node, along: list[Any], axes: SampleAxes) -> bool:
+    """True when one of the dimensions `along` of a call's first argument holds samples."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or not value_of(source).dim():
         return False
@@ -124,6 +160,8 @@ class _Run:
         self.keys = keys
         self.double = double
         self.known: dict[fx.Node, Any] = {}
+        self.trained: dict[str, torch.Tensor] = {}
+        """Trainable parameters that were read, as leaves of the gradient."""
 
     def call(self, node: fx.Node) -> Any:
         """The value of a call whose arguments are known."""
@@ -143,11 +181,12 @@ class _Run:
         self.known.pop(node, None)
 
     def _input(self, node: fx.Node) -> torch.Tensor:
-        tensor = graph_input(self.program, self.state, self.batch, self.keys, node)
-        if not self.double or not tensor.is_floating_point():
-            return tensor
-        wide = tensor.double()
-        return _perturbed(wide, node.name) if source_of(node).role == Role.PARAM else wide
+        source, tensor = source_of(node), graph_input(self.program, self.state, self.batch, self.keys, node)
+        if self.double and tensor.is_floating_point():
+            tensor = _perturbed(tensor.double(), node.name) if source.role == Role.PARAM else tensor.double()
+        if source.role == Role.PARAM and self.program.params[source.name].trainable:
+            tensor = self.trained[source.name] = tensor.detach().requires_grad_()
+        return tensor
 
 
 def _widened(value: Any) -> Any:
@@ -181,18 +220,40 @@ def _keys(samples: int) -> torch.Tensor:
     return torch.arange(1, samples + 1, dtype=torch.int64) * 0x1E3779B97F4A7C15 % (1 << 62)
 
 
-def coupled_by_trial(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+def coupled_by_trial(program: Program, state: State, batch: Batch) -> Couplings:
     """Run a batch whole and in two parts, call by call; name the first operators whose parts do not join to the whole.
 
-    Parameters are near those of `state`, not equal to them; see `_perturbed`.
+    Where samples are sorted, other batches are tried too: the order is to be undone whatever it is. Parameters are near
+    those of `state`, not equal to them; see `_perturbed`.
     """
     axes = locate_samples(program)
     if axes.symbol is None or _samples(batch) < 2:
-        return ()
+        return Couplings()
     try:
-        return _precisely(lambda double: _compare_parts(program, axes, _parts(program, state, batch, double), double))
+        found = _try_parts(program, axes, state, batch)
     except RuntimeError as error:
-        return (f"the program fails for a part of a batch: {str(error).splitlines()[0]}",)
+        return Couplings((f"the program fails for a part of a batch: {str(error).splitlines()[0]}",))
+    for other in _others_like(batch) if _sorts(program, axes) else ():
+        with contextlib.suppress(RuntimeError, IndexError):  # No program has to take what no data holds.
+            more = _try_parts(program, axes, state, other)
+            found = Couplings(found.reasons or more.reasons, found.shuffled | more.shuffled)
+    return found
+
+
+def _sorts(program: Program, axes: SampleAxes) -> bool:
+    return any(_sorts_samples(node, axes) for node in calls(program.graph.graph))
+
+
+def _others_like(batch: Batch) -> Iterator[Batch]:
+    """Batches of the same values that meet in other ways: in another order, and one value throughout a sample, so that
+    all of it wants to go one way."""
+    yield {name: tensor.roll(1, 1) if tensor.dim() > 1 else tensor for name, tensor in batch.items()}
+    yield {name: tensor.flatten(1)[:, :1].expand_as(tensor.flatten(1)).reshape(tensor.shape).contiguous()
+           if tensor.dim() > 1 else tensor for name, tensor in batch.items()}  # fmt: skip
+
+
+def _try_parts(program: Program, axes: SampleAxes, state: State, batch: Batch) -> Couplings:
+    return _precisely(lambda double: _compare_parts(program, axes, _parts(program, state, batch, double), double))
 
 
 def _precisely(attempt: Callable[[bool], _T]) -> _T:
@@ -205,9 +266,15 @@ def _precisely(attempt: Callable[[bool], _T]) -> _T:
 
 
 def _parts(program: Program, state: State, batch: Batch, double: bool) -> tuple[_Run, _Run, _Run]:
+    """Runs of a batch, of its first granule, and of the rest."""
     samples = _samples(batch)
-    cut = program.granule if program.granule < samples else samples // 2
-    keys = _keys(samples)
+    return _cut(program, state, batch, _keys(samples), program.granule if program.granule < samples else samples // 2,
+                double)  # fmt: skip
+
+
+def _cut(
+    program: Program, state: State, batch: Batch, keys: torch.Tensor, cut: int, double: bool
+) -> tuple[_Run, _Run, _Run]:
     head = {name: tensor[:cut] for name, tensor in batch.items()}
     tail = {name: tensor[cut:] for name, tensor in batch.items()}
     return (
@@ -217,23 +284,29 @@ def _parts(program: Program, state: State, batch: Batch, double: bool) -> tuple[
     )
 
 
-def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], double: bool) -> tuple[str, ...]:
+def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], double: bool) -> Couplings:
     tolerance = 1e-8 if double else 2e-3
     kinds = natures(program)
     reasons: list[str] = []
     broken: set[fx.Node] = set()
+    shuffled: set[fx.Node] = set()
     for node in _executed(program, runs):
-        if kinds[node] != Nature.MAIN:
+        disordered = _sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
+        if is_aten(node, *_UNSET) or (kinds[node] != Nature.MAIN and not disordered):
             continue  # Positions in the batch and the like matter only where they reach the samples' values.
-        if any(source in broken for source in node.all_input_nodes):
+        if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)
+        elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
+            shuffled.add(node)
         elif not _joins(node, axes, runs, tolerance):
             broken.add(node)
             reasons.append(_describe(node))
-    return tuple(reasons)
+    if not shuffled.isdisjoint(output_nodes(program.graph.graph)):  # type: ignore[arg-type]
+        reasons += [f"{_describe(node)}, whose order is not undone" for node in shuffled if _sorts_samples(node, axes)]
+    return Couplings(tuple(reasons), frozenset(shuffled))
 
 
-def _executed(program: Program, runs: tuple[_Run, ...]) -> Iterator[fx.Node]:
+def _executed(program: Program, runs: tuple[_Run, ...], differentiable: bool = False) -> Iterator[fx.Node]:
     """Every call after it ran in all of `runs`; values are kept until their last use."""
     kept = set(output_nodes(program.graph.graph))
     last: dict[fx.Node, fx.Node] = {}
@@ -243,14 +316,14 @@ def _executed(program: Program, runs: tuple[_Run, ...]) -> Iterator[fx.Node]:
     for source, user in last.items():
         if source not in kept:
             spent.setdefault(user, []).append(source)
-    with torch.no_grad():
-        for node in calls(program.graph.graph):
+    for node in calls(program.graph.graph):
+        with torch.set_grad_enabled(differentiable):
             for run in runs:
                 run.call(node)
-            yield node
-            for source in spent.get(node, ()):
-                for run in runs:
-                    run.forget(source)
+        yield node
+        for source in spent.get(node, ()):
+            for run in runs:
+                run.forget(source)
 
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], tolerance: float) -> bool:
@@ -281,18 +354,65 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
 
 
 def additivity(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
-    """Check that loss and count of two parts of a batch add up to those of the whole: what the step relies on."""
+    """Check that loss, count and gradients of two parts of a batch add up to those of the whole: what the step relies
+    on. The whole is the batch and its first granule again, so that different samples meet, and equal ones do."""
+    twice = {name: torch.cat([tensor, tensor[: program.granule]]) for name, tensor in batch.items()}
+    keys = _keys(_samples(batch))
+    keys = torch.cat([keys, keys[: program.granule]])
 
     def compare(double: bool) -> tuple[str, ...]:
-        sums = [_sums(program, run) for run in _parts(program, state, batch, double)]
-        tolerance = 1e-7 if double else 1e-3
-        return tuple(
-            f"{_describe(node)}: the {kind.value} of a batch is not the sum over its parts"
-            for (kind, node), whole, head, tail in zip(_sum_nodes(program), *sums, strict=True)
-            if abs(head + tail - whole) > tolerance * max(abs(whole), abs(head), abs(tail))
-        )
+        runs = _cut(program, state, twice, keys, _samples(batch), double)
+        sums, gradients = zip(*(_sums_and_gradients(program, run) for run in runs), strict=True)
+        return _not_sums(program, sums, 1e-7 if double else 1e-3) or _not_gradients(program, gradients, double)
 
     return _precisely(compare)
+
+
+def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:
+    return tuple(
+        f"{_describe(node)}: the {kind.value} of a batch is not the sum over its parts"
+        for (kind, node), whole, head, tail in zip(_sum_nodes(program), *sums, strict=True)
+        if abs(head + tail - whole) > tolerance * max(abs(whole), abs(head), abs(tail))
+    )
+
+
+def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: bool) -> tuple[str, ...]:
+    """Parameters whose gradient over a batch is not the sum over its parts; what is below `least` is rounding."""
+    tolerance, least = (1e-7, 1e-6) if double else (1e-3, 1e-2)
+    largest = max((_largest(gradient) for each in gradients for gradient in each.values()), default=0.0)
+    found = []
+    for name in gradients[0]:
+        whole, head, tail = (each[name] for each in gradients)
+        scale = max(_largest(whole), _largest(head), _largest(tail), least * largest)
+        finite = torch.equal(torch.isfinite(head + tail), torch.isfinite(whole))
+        if not finite or _largest(head + tail - whole) > tolerance * scale:
+            found.append(name)
+    if not found:
+        return ()
+    foreign = dict.fromkeys(_describe(node) for node in calls(program.graph.graph) if is_foreign(node))
+    among = f"; the model calls {', '.join(list(foreign)[:3])}" if foreign else ""
+    # The last one is nearest to the loss, and so to the operator.
+    return (f"the gradient of {found[-1]} over a batch is not the sum over its parts{among}",)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite element."""
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _sums_and_gradients(program: Program, run: _Run) -> tuple[list[float], _Gradients]:
+    for _ in _executed(program, (run,), differentiable=True):
+        pass
+    values = {kind: run.value(node) for kind, node in _sum_nodes(program)}
+    loss = values[ResultKind.LOSS]
+    wanted = list(run.trained.values())
+    found = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
+    gradients = {name: torch.zeros_like(tensor) if gradient is None else gradient
+                 for (name, tensor), gradient in zip(run.trained.items(), found, strict=True)}  # fmt: skip
+    run.known.clear()  # Parameters in double precision, of which one set is enough at a time.
+    run.trained.clear()
+    return [float(value.detach()) for value in values.values()], gradients
 
 
 def _sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:

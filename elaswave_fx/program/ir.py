@@ -260,6 +260,15 @@ def set_mean(node: fx.Node, mean: float) -> None:
     node.meta["elaswave_mean"] = mean
 
 
+def is_shuffled(node: fx.Node) -> bool:
+    """True for a value whose rows stand in an order that depends on the whole batch (set by find_couplings)."""
+    return node.meta.get("elaswave_shuffled", False)
+
+
+def set_shuffled(node: fx.Node) -> None:
+    node.meta["elaswave_shuffled"] = True
+
+
 # --- reading graphs ---------------------------------------------------------------------------------------------
 
 
@@ -306,6 +315,12 @@ def argument(node: fx.Node, name: str, default: Any = None) -> Any:
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     position = names.index(name) if name in names else len(node.args)
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+
+
+def is_foreign(node: fx.Node) -> bool:
+    """True for a call of an operator that neither torch nor this library brings."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prim", "prims", "elaswave")
 
 
 def draws_randomness(node: fx.Node) -> bool:

@@ -42,6 +42,7 @@ SMALL = ("+model.config.hidden_size=32", "+model.config.intermediate_size=64", "
 TWO_SIDED = ("+model.config.d_model=32", "+model.config.encoder_layers=1", "+model.config.decoder_layers=2",
              "+model.config.encoder_attention_heads=4", "+model.config.decoder_attention_heads=4",
              "+model.config.encoder_ffn_dim=64", "+model.config.decoder_ffn_dim=64")  # fmt: skip
+EXPERTS = ("+model.config.num_experts_per_tok=2",)
 GROUPED, DROPOUT = "+model.config.num_key_value_heads=2", "+model.config.attention_dropout=0.2"
 
 MODELS: dict[str, tuple[str, ...]] = {
@@ -49,6 +50,13 @@ MODELS: dict[str, tuple[str, ...]] = {
     "frozen backbone": ("model._target_=tests.e2e.unusual.HalfFrozen", "+model.width=32", "+model.layers=3", *TOKENS),
     "autograd function": ("model._target_=tests.e2e.unusual.OwnFunction", *IMAGES),
     "custom operator": ("model._target_=tests.e2e.unusual.OwnOperator", *IMAGES),
+    "experts": ("model=hf", "model.name=mixtral", *SMALL, GROUPED, *EXPERTS, *TOKENS,
+                "+model.config.num_local_experts=4"),
+    "experts and a shared one": ("model=hf", "model.name=qwen2_moe", *SMALL, GROUPED, *EXPERTS, *TOKENS,
+                                 "+model.config.num_experts=4", "+model.config.moe_intermediate_size=32",
+                                 "+model.config.shared_expert_intermediate_size=32"),
+    "experts with biases": ("model=hf", "model.name=gpt_oss", *SMALL, GROUPED, *EXPERTS, *TOKENS,
+                            "+model.config.head_dim=8", "+model.config.num_local_experts=4"),
     "padded decoder": ("model=hf", "model.name=llama", *SMALL, GROUPED, *PADDED),
     "padded encoder": ("model=hf", "model.name=bert", "model.task=masked_lm", *SMALL, *PADDED),
     "padded encoder-decoder": ("model=hf", "model.name=bart", *TWO_SIDED, *PADDED),
@@ -68,7 +76,13 @@ def assert_agrees(run: Run, expected: ReferenceRun) -> None:
     assert relative_difference({name: tensors[name] for name in expected.parameters}, expected.parameters) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["attention dropout", "autograd function"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attention dropout", "autograd function", "experts"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("experts and a shared one", "experts with biases")),
+    ],
+)
 def test_trains_as_plain_pytorch_does(name: str, tmp_path: Path) -> None:
     expected = reference(config_of(name))
     for dp, pp in LAYOUTS:
@@ -167,7 +181,7 @@ def test_the_encoders_output_crosses_every_border_of_the_decoder(stages: int, tm
 
 REFUSED = {
     "Rounded": ("RoundStraightThrough", "detach()"),
-    "Hooked": ("gradient", "detach()"),
+    "Hooked": ("the hook Hooked.activate", "unusual.py", "changes gradients", "detach()"),
     "Underivable": ("elaswave_unusual.no_derivative", "register_autograd"),
     "Branching": ("Branching.activate", "x.sum() > 0", "data-dependent", "a way out"),
     "Numbered": ("aten.item", "keep it a tensor"),

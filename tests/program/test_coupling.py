@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.program.coupling import coupled_by_rule, coupled_by_trial, find_couplings
-from tests.passes.compiled import front, state_of
+from elaswave_fx.program.ir import is_shuffled, unit_of
+from tests.passes.compiled import assert_same, compile_model, eager, front, run_units, state_of
 from tests.passes.models import (
+    CLASSES,
     TOKENS,
     WIDTH,
     Balanced,
@@ -40,8 +42,8 @@ def judged(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[st
     program, state, batch = front(model, make, GRANULE), state_of(model), make(2 * GRANULE, 1)
     return (
         coupled_by_rule(program),
-        coupled_by_trial(program, state, batch),
-        find_couplings(program, state, batch),
+        coupled_by_trial(program, state, batch).reasons,
+        find_couplings(program, state, batch).reasons,
     )
 
 
@@ -99,9 +101,9 @@ def test_operators_along_another_dimension_couple_nothing() -> None:
 
 
 def test_operators_along_the_samples_couple_them() -> None:
-    across = Along(lambda f: f.cumsum(dim=0), lambda f: f.sort(0)[0], lambda f: f.flip(0), lambda f: f.roll(1, 0))
+    across = Along(lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0))
     assert [reason.split()[0] for reason in judged(across)[0]] == [
-        *("aten.cumsum.default", "aten.sort.default", "aten.flip.default", "aten.roll.default")
+        *("aten.cumsum.default", "aten.flip.default", "aten.roll.default")
     ]
 
 
@@ -171,7 +173,7 @@ def test_a_part_of_a_batch_that_cannot_run_is_a_coupling() -> None:
 
     program = front(Pairs(layers=1), vectors, 2)
     state = state_of(Pairs(layers=1))
-    assert find_couplings(program, state, vectors(4, 1)) or not program.dynamic_batch
+    assert find_couplings(program, state, vectors(4, 1)).reasons or not program.dynamic_batch
 
 
 def test_tokens_of_one_sample_may_be_coupled() -> None:
@@ -181,3 +183,136 @@ def test_tokens_of_one_sample_may_be_coupled() -> None:
             return (x - x.mean(dim=1, keepdim=True)).cumsum(dim=1)[:, TOKENS // 2]
 
     assert judged(OverTokens(layers=1))[2] == ()
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def own_operator(name: str, backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The identity with a backward pass of its own."""
+
+    @torch.library.custom_op(f"elaswave_tests::{name}", mutates_args=())
+    def operate(x: Tensor) -> Tensor:
+        return x.clone()
+
+    operate.register_fake(torch.empty_like)
+    operate.register_autograd(lambda ctx, gradient: backward(gradient))
+    return operate
+
+
+BACKWARD = {
+    "by_samples": lambda gradient: gradient / gradient.shape[0],
+    "centered": lambda gradient: gradient - gradient.mean(dim=0),
+    "bounded": lambda gradient: gradient / (1 + gradient.norm()),
+    "by_equals": lambda gradient: gradient / (gradient[:, None] == gradient[None]).all(-1).sum(1)[:, None],
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_passes_that_look_at_the_batch_couple_it(name: str) -> None:
+    """Forward keeps samples apart; no rule knows the operator."""
+    rule, trial, (reason,) = judged(Along(own_operator(f"grad_{name}", BACKWARD[name])))
+    assert not rule and not trial
+    assert reason.startswith("the gradient of layers.0.")
+    assert reason.endswith(
+        f"is not the sum over its parts; the model calls elaswave_tests.grad_{name}.default in the model"
+    )
+
+
+def test_a_backward_pass_that_keeps_samples_apart_couples_nothing() -> None:
+    assert judged(Along(own_operator("grad_half", lambda gradient: gradient / 2)))[2] == ()
+
+
+class ByFrequency(SequenceFirst):
+    def __init__(self, embed: nn.Module) -> None:
+        super().__init__(layers=1)
+        self.embed = embed
+
+
+@pytest.mark.parametrize("by_frequency", [True, False])
+def test_gradients_by_frequency_couple_samples(by_frequency: bool) -> None:
+    rule, _, together = judged(ByFrequency(nn.Embedding(16, WIDTH, scale_grad_by_freq=by_frequency)))
+    assert rule == together
+    assert ["scale_grad_by_freq" in reason for reason in together] == [True] * by_frequency
+
+
+class Bags(Classifier):
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.bag = nn.EmbeddingBag(CLASSES, WIDTH, mode="sum", scale_grad_by_freq=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return token_loss_sum(self.head(self.features(x) + self.bag(y[:, None])), y)
+
+
+def test_so_do_those_of_bags() -> None:
+    assert "scale_grad_by_freq" in judged(Bags())[2][0]
+
+
+@pytest.mark.parametrize("dropout", [nn.FeatureAlphaDropout(0.3), nn.AlphaDropout(0.3), nn.Dropout1d(0.3)])
+def test_masks_of_features_couple_nothing(dropout: nn.Module) -> None:
+    """Memory that is filled by a draw holds anything before."""
+    assert judged(Along(lambda f: dropout(f[:, :, None])[:, :, 0]))[2] == ()
+
+
+# --- orders that are undone -------------------------------------------------------------------------------------------
+
+Undo = Callable[[Tensor, Tensor], Tensor]
+
+
+class Routed(Classifier):
+    """Tokens go to experts sorted by expert, and `undo` brings them back."""
+
+    def __init__(self, undo: Undo, capacity: int | None = None) -> None:
+        super().__init__(layers=1)
+        self.undo, self.capacity = undo, capacity
+        self.router = nn.Linear(WIDTH, 3)
+        self.experts = nn.Parameter(torch.randn(3, WIDTH))
+
+    def features(self, x: Tensor) -> Tensor:
+        rows = self.layers[0](x).reshape(-1, WIDTH)
+        expert, order = self.router(rows).argmax(dim=-1).sort(stable=True)
+        done = torch.tanh(rows[order] * self.experts[expert])
+        if self.capacity is not None:
+            place = torch.arange(expert.shape[0]) - torch.searchsorted(expert, expert)
+            done = torch.where((place < self.capacity)[:, None], done, 0.0)
+        return (rows + self.undo(done, order)).reshape(-1, TOKENS, WIDTH).mean(dim=1)
+
+
+UNDONE: dict[str, Undo] = {
+    "argsort": lambda rows, order: rows[order.argsort()],
+    "index_copy": lambda rows, order: torch.empty_like(rows).index_copy(0, order, rows),
+    "scatter": lambda rows, order: torch.zeros_like(rows).scatter(0, order[:, None].expand_as(rows), rows),
+    "index_add": lambda rows, order: torch.zeros_like(rows).index_add(0, order, rows),
+}
+
+
+@pytest.mark.parametrize("undo", UNDONE)
+def test_an_order_that_is_undone_couples_nothing(undo: str) -> None:
+    assert judged(Routed(UNDONE[undo])) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Routed(lambda rows, order: rows),
+        Routed(UNDONE["argsort"], capacity=10),
+        Along(lambda f: f.sort(0)[0]),
+        Along(lambda f: torch.where(f > f.sort(0, descending=True)[0][2], f, 0.0)),
+    ],
+    ids=["left", "with a capacity", "values", "the largest of the batch"],
+)
+def test_an_order_that_counts_couples_samples(model: nn.Module) -> None:
+    rule, _, together = judged(model)
+    assert not rule and together
+
+
+def test_no_unit_ends_between_a_sort_and_its_inverse() -> None:
+    torch.manual_seed(0)
+    compiled = compile_model(Routed(UNDONE["argsort"]), vectors)
+    assert len(compiled.program.units) > 1
+    inside = {unit_of(node) for node in compiled.program.graph.graph.nodes if is_shuffled(node)}
+    assert len(inside) == 1
+    for samples in (1, 3):
+        batch = vectors(samples, 5)
+        assert_same(run_units(compiled, batch), eager(compiled.model, batch))
