@@ -28,6 +28,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.check_against_eager import check_against_eager
+from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
 from elaswave_fx.program.ir import (
     Example,
@@ -74,6 +75,7 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     """
     model.train()
     _check_parameters(model)
+    refuse_hooks_after_accumulation(model)
     # A named size is proven to be free; a size that was found to be free may stay so where the proof fails.
     for size in (Dim("batch", min=1), Dim.DYNAMIC):
         try:

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -110,7 +111,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     Raises CaptureError naming the operator without a derivative, or the parameter and what is likely the reason.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with _state_kept(model) as before:
+    with _state_kept(model) as before, refuse_changing_hooks(model):
         torch.manual_seed(0)
         loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
         functions = _own_functions(loss)
@@ -166,7 +167,7 @@ def _gradient_reason(functions: list[str]) -> str:
     way_out = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
     if functions:
         return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {way_out}"
-    return f"something changes gradients on their way, such as a hook on a tensor; {way_out}"
+    return f"something changes gradients on their way; {way_out}"
 
 
 class _SameDraws(fx.Interpreter):

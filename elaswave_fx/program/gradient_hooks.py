@@ -1,0 +1,81 @@
+"""Hooks on gradients: a captured program has none, so those that would change something are refused by name.
+
+weight.register_post_accumulate_grad_hook(step_at_once)     -> CaptureError, it would never be called
+h.register_hook(lambda g: g.clamp(-1, 1))                   -> CaptureError, also where no gradient is that large
+h.register_hook(norms.append)                               -> nothing: it only looks
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elaswave_fx.errors import CaptureError
+
+
+def refuse_hooks_after_accumulation(model: nn.Module) -> None:
+    """Raise CaptureError for a hook that torch would call when a parameter's gradient is complete."""
+    for name, parameter in model.named_parameters():
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # type: ignore[attr-defined]
+            raise CaptureError(
+                f"model: {name} has the hook {_words(hook)} by register_post_accumulate_grad_hook, which would never "
+                "be called: gradients are summed over micro-batches and ranks; a way out is clip_norm, or an optimizer "
+                "of your own (optimizer._target_)"
+            )
+
+
+@contextlib.contextmanager
+def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
+    """Raise CaptureError at the end when a hook that ran inside has changed a gradient, however little."""
+    changing: list[Callable[..., Any]] = []
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [value for value in tree_leaves(args) if isinstance(value, torch.Tensor)]
+            versions = [tensor._version for tensor in given]
+            result = hook(*args, **kwargs)
+            made = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+            kept = all(any(value is tensor for tensor in given) for value in made)
+            if not kept or [tensor._version for tensor in given] != versions:
+                changing.append(hook)
+            return result
+
+        return call
+
+    register = torch.Tensor.register_hook
+    with contextlib.ExitStack() as stack:
+        for hooks in _hooks_of(model):
+            stack.callback(hooks.update, dict(hooks))
+            hooks.update({key: watched(hook) for key, hook in hooks.items()})
+        stack.enter_context(
+            mock.patch.object(torch.Tensor, "register_hook", lambda tensor, hook: register(tensor, watched(hook)))
+        )
+        yield
+    if changing:
+        raise CaptureError(
+            f"model: the hook {_words(changing[0])} changes gradients on their way, but they are derived from the "
+            "captured graph, which has no hooks; a way out is to write it with tensor operators and detach(), or as a "
+            "torch.library.custom_op with register_autograd; clip_norm bounds gradients"
+        )
+
+
+def _hooks_of(model: nn.Module) -> Iterator[MutableMapping[int, Callable[..., Any]]]:
+    for module in model.modules():
+        yield from (module._backward_hooks, module._backward_pre_hooks)
+    for parameter in model.parameters():
+        if parameter._backward_hooks:
+            yield parameter._backward_hooks
+
+
+def _words(hook: Any) -> str:
+    """A function's name and where it is written."""
+    code = getattr(hook, "__code__", None)
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code is not None else name

@@ -1,0 +1,84 @@
+"""gradient hooks: one that would change a gradient is refused by name, one that only looks is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
+from tests.passes.models import Classifier, vectors
+
+
+class Hooked(Classifier):
+    def __init__(self, hook: Callable[[Tensor], Any]) -> None:
+        super().__init__(layers=1)
+        self.hook = hook
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        if features.requires_grad:
+            features.register_hook(self.hook)
+        return features
+
+
+def of_a_parameter(hook: Callable[[Tensor], Any]) -> nn.Module:
+    model = Classifier(layers=1)
+    model.head.weight.register_hook(hook)
+    return model
+
+
+def of_a_module(hook: Callable[[Any, Any, Any], Any]) -> nn.Module:
+    model = Classifier(layers=1)
+    model.head.register_full_backward_hook(hook)
+    return model
+
+
+def clamp(gradient: Tensor) -> Tensor:
+    """Too wide for any gradient here."""
+    return gradient.clamp(-1e6, 1e6)
+
+
+def in_place(gradient: Tensor) -> None:
+    gradient.mul_(1.0)
+
+
+def look(*_: Any) -> None:
+    pass
+
+
+def run(model: nn.Module) -> None:
+    with refuse_changing_hooks(model):
+        torch.autograd.grad(model(**vectors(2, 1))[0], list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Hooked(clamp), of_a_parameter(clamp), of_a_parameter(in_place), of_a_module(lambda m, i, o: (2 * i[0],))],
+    ids=["tensor", "parameter", "in place", "module"],
+)
+def test_a_hook_that_changes_gradients_is_refused(model: nn.Module) -> None:
+    with pytest.raises(
+        CaptureError, match=r"the hook .*(clamp|in_place|lambda).* \(test_gradient_hooks.py, line \d+\)"
+    ):
+        run(model)
+
+
+@pytest.mark.parametrize(
+    "model", [Hooked(look), Hooked(lambda g: g), of_a_parameter(look), of_a_module(look)], ids=range(4)
+)
+def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
+    run(model)
+    assert all(hook in (look, clamp) for hook in (model.head._backward_hooks or {}).values()), "they are put back"
+
+
+def test_a_hook_after_accumulation_is_refused() -> None:
+    model = Classifier(layers=1)
+    model.head.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(CaptureError, match=r"head.weight has the hook .* by register_post_accumulate_grad_hook"):
+        capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
