@@ -60,6 +60,7 @@ from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import ForwardCode, forward_code
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
 
@@ -112,7 +113,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     clock.lap("model")
     batches = example_batches(config, source)
     model_print = fingerprint(model)  # before it runs, which may leave traces in it
-    code = forward_code(model, batches[0])
+    with python_state_kept(model):
+        code = forward_code(model, batches[0])
     key = program_key(config, model_print, batches[0], code)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key

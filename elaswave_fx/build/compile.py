@@ -31,6 +31,7 @@ from elaswave_fx.passes.pipeline import is_users, run_passes
 from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
 
@@ -46,14 +47,16 @@ def compile_model(
     Raises ConfigError for passes that cannot be made, before anything is captured.
     """
     pipeline = make_pipeline(config.passes)
-    _check_forward(model, batches[0])
+    with python_state_kept(model):
+        _check_forward(model, batches[0])
     _to_precision(model, config.precision)
     batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
     program = capture(model, batches, config.parallel.granule)
     part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
-    check_gradients(model, Normalize().apply(program), part)
-    program, report = run_passes(program, pipeline.passes, dump)
-    exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
+    with python_state_kept(model):
+        check_gradients(model, Normalize().apply(program), part)
+        program, report = run_passes(program, pipeline.passes, dump)
+        exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)
     own = [step for step in pipeline.passes if is_users(step)]
     modules = defining_modules(artifact, map(type, (*model.modules(), *own)))

@@ -29,6 +29,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
 from elaswave_fx.program.ir import (
     Example,
@@ -43,6 +44,7 @@ from elaswave_fx.program.ir import (
     set_source,
     source_of,
 )
+from elaswave_fx.program.python_state import refuse_python_state
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -70,12 +72,18 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
         granule: samples of a fixed group; the batch size of the second try when no symbolic size exports.
 
     Raises:
-        CaptureError: names the operator or module that cannot be exported, or the batch size for which the graph and
-            the eager model disagree.
+        CaptureError: names the operator or module that cannot be exported, the batch size for which the graph and
+            the eager model disagree, or what Python holds that forward changes and depends on.
     """
     model.train()
     _check_parameters(model)
     refuse_hooks_after_accumulation(model)
+    refuse_python_state(model, batches[0])
+    with python_state_kept(model):
+        return _capture(model, batches, granule)
+
+
+def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
     # A named size is proven to be free; a size that was found to be free may stay so where the proof fails.
     for size in (Dim("batch", min=1), Dim.DYNAMIC):
         try:

@@ -40,7 +40,7 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
     Raises CaptureError with both numbers when they differ by more than rounding, or when the model fails on the batch.
     """
     samples = len(next(iter(batch.values())))
-    with _state_kept(model) as before:
+    with state_kept(model) as before:
         expected = _run_eager(model, batch, samples)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
 
 
 @contextlib.contextmanager
-def _state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Parameters and buffers by name as they were, and as they are again afterwards."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     before = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -111,7 +111,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     Raises CaptureError naming the operator without a derivative, or the parameter and what is likely the reason.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with _state_kept(model) as before, refuse_changing_hooks(model):
+    with state_kept(model) as before, refuse_changing_hooks(model):
         torch.manual_seed(0)
         loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
         functions = _own_functions(loss)

@@ -74,7 +74,7 @@ def _lines(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         yield f"module {name} {_class_name(type(module))}"
         hidden = ("_parameters", "_buffers", "_modules")
-        yield from (f"{name}.{key} = {_plain(value)}" for key, value in _items(module, hidden))
+        yield from (f"{name}.{key} = {plain_text(value)}" for key, value in _items(module, hidden))
     for path in _source_files(model):
         yield f"source {path.name} {file_digest(path)}"
 
@@ -99,7 +99,7 @@ def _items(owner: object, hidden: tuple[str, ...] = ()) -> list[tuple[str, Any]]
     return sorted((key, value) for key, value in getattr(owner, "__dict__", {}).items() if key not in hidden)
 
 
-def _plain(value: Any, depth: int = 0) -> str:
+def plain_text(value: Any, depth: int = 0) -> str:
     """A text of a value without addresses; of what is none of the known kinds, the class and its attributes."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)):
         return repr(value)
@@ -109,21 +109,21 @@ def _plain(value: Any, depth: int = 0) -> str:
     if isinstance(value, nn.Module):
         return _class_name(type(value))  # a module has lines of its own
     if isinstance(value, functools.partial):
-        return _plain((value.func, value.args, value.keywords), depth + 1)
+        return plain_text((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__} {_source(value)}"
     if depth > _DEPTH:
         return _class_name(type(value))
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_plain(item, depth + 1) for item in value) + "]"
+        return "[" + ", ".join(plain_text(item, depth + 1) for item in value) + "]"
     if isinstance(value, (set, frozenset)):
-        return "{" + ", ".join(sorted(_plain(item, depth + 1) for item in value)) + "}"
+        return "{" + ", ".join(sorted(plain_text(item, depth + 1) for item in value)) + "}"
     if isinstance(value, Mapping):
-        entries = (f"{_plain(key, depth + 1)}: {_plain(item, depth + 1)}" for key, item in value.items())
+        entries = (f"{plain_text(key, depth + 1)}: {plain_text(item, depth + 1)}" for key, item in value.items())
         return "{" + ", ".join(sorted(entries)) + "}"
     if not hasattr(value, "__dict__"):
         return f"{_class_name(type(value))} {_ADDRESS.sub('', repr(value))}"
-    items = ", ".join(f"{key}={_plain(item, depth + 1)}" for key, item in _items(value))
+    items = ", ".join(f"{key}={plain_text(item, depth + 1)}" for key, item in _items(value))
     return f"{_class_name(type(value))}({items})"
 
 

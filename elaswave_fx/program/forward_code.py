@@ -47,7 +47,7 @@ class ForwardCode:
 
     def words(self) -> str:
         """What was found, for the user."""
-        own = sorted(path.name for path in self.files if not _is_installed(path))
+        own = sorted(path.name for path in self.files if not is_installed(path))
         shown = [*own[:_MOST_NAMES], *([f"{len(own) - _MOST_NAMES} more files"] if len(own) > _MOST_NAMES else [])]
         return ", ".join([*shown, *(f"{name} {version}" for name, version in self.packages.items())]) or "torch alone"
 
@@ -95,10 +95,10 @@ def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCo
             files.add(path)
         else:
             values.add(f"code {code.co_qualname} {_instructions(code)}")
-        if not _is_installed(path):
+        if not is_installed(path):
             values.update(_globals_of(code, names))
             files.update(_modules_of(code, names))
-    packages = {name: _version(name) for name in sorted({_package(path) for path in files if _is_installed(path)})}
+    packages = {name: _version(name) for name in sorted({_package(path) for path in files if is_installed(path)})}
     digests = {path: file_digest(path) for path in sorted(files)}
     return ForwardCode(digests, packages, tuple(sorted(values)))
 
@@ -107,11 +107,18 @@ def _is_known(path: Path, names: Mapping[str, Any]) -> bool:
     """Whether it is torch's or Python's own: versions stand for those."""
     top = str(names.get("__name__", "")).split(".")[0]
     library = Path(sysconfig.get_paths()["stdlib"])
-    return top == "torch" or str(path).startswith("<frozen") or (library in path.parents and not _is_installed(path))
+    return top == "torch" or str(path).startswith("<frozen") or (library in path.parents and not is_installed(path))
 
 
-def _is_installed(path: Path) -> bool:
-    return any(part in _INSTALLED for part in path.parts)
+def is_installed(path: Path | str) -> bool:
+    """Whether a file is that of an installed package."""
+    return any(part in _INSTALLED for part in Path(path).parts)
+
+
+def is_library(module: str | None, besides: tuple[str, ...] = ()) -> bool:
+    """Whether a module of this name is torch's, NumPy's or Python's own, and its top package is none of `besides`."""
+    top = str(module).split(".")[0]
+    return module is None or (top not in besides and (top in ("torch", "numpy") or top in sys.stdlib_module_names))
 
 
 def _package(path: Path) -> str:
@@ -158,5 +165,5 @@ def _modules_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[Path]:
     for name in code.co_names:
         value = names.get(name)
         source = getattr(value, "__file__", None) if isinstance(value, ModuleType) else None
-        if source is not None and not _is_installed(Path(source)) and not _is_known(Path(source), vars(value)):
+        if source is not None and not is_installed(Path(source)) and not _is_known(Path(source), vars(value)):
             yield Path(source)

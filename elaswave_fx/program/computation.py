@@ -1,0 +1,197 @@
+"""What a forward pass computes, as a value to compare: equal for two runs that would be captured as one program.
+
+Operators are recorded while the model runs. What leads to loss, count or a buffer counts, with its numbers and in its
+order; what is kept for inspection alone does not, and neither does how a constant was made: a mask that is built in the
+first call and kept is the same as one that is built in every call.
+
+    record(model, batch) == record(model, batch)       # as long as nothing but samples, parameters and draws counts
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_ENDLESS = 20
+"""By how much longer than another run a run may get."""
+
+
+class TooLong(RuntimeError):
+    """A run that calls many more operators than it may."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """`results`: how loss, count and updated buffers are computed, as digests; `calls`: operators that take part, as
+    digest and place."""
+
+    results: Mapping[str, str]
+    calls: Mapping[str, str] = field(compare=False, repr=False)
+    length: int = field(compare=False)
+
+    def first_difference(self, other: Computation) -> str:
+        """ " in CLASS.METHOD, line N": where a call of `other` stands that this computation does not have."""
+        return next((place for digest, place in other.calls.items() if digest not in self.calls and place), "")
+
+
+def record(model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None = None) -> Computation:
+    """Run forward once, with torch's generator as after `torch.manual_seed(0)`, and say what it computed.
+
+    `most`: the operators that it may call before TooLong is raised.
+    """
+    inputs = {name: tensor.clone() for name, tensor in batch.items()}
+    buffers = dict(model.named_buffers())
+    recorder = _Recorder({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
+                         most)  # fmt: skip
+    try:
+        with torch.random.fork_rng(), recorder:
+            torch.manual_seed(0)
+            outputs = model(**inputs)
+    finally:
+        if recorder.compiled:
+            torch.compiler.reset()  # What was compiled for a recorder is of no use to others.
+    results = {f"result {i}": recorder.digest(value) for i, value in enumerate(tree_leaves(outputs))}
+    results |= {name: recorder.digest(tensor) for name, tensor in buffers.items() if recorder.wrote(tensor)}
+    return Computation(results, recorder.calls_of(results.values()), recorder.length)
+
+
+def allowance(base: Computation) -> int:
+    """How many operators a run may call that is compared with `base`."""
+    return _ENDLESS * base.length + 10_000
+
+
+@dataclass
+class _Call:
+    """An operator's call; `constant`: nothing that it reads depends on samples, parameters, buffers or draws."""
+
+    digest: str
+    constant: bool
+    sources: tuple[str, ...]
+    place: str
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes calls of operators by the memory that they write: a view is known by its place in that memory."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, named: Mapping[str, torch.Tensor], most: int | None) -> None:
+        super().__init__()
+        self.names = {_memory(tensor): name for name, tensor in named.items()}
+        self.most = most
+        self.length = 0
+        self.compiled = False
+        self.draws = 0
+        self.writers: dict[int, _Call] = {}
+        self.by_digest: dict[str, _Call] = {}
+        self.contents: dict[tuple[Any, ...], str] = {}
+        self.alive: list[Any] = list(named.values())
+        """Memory that is given back would be somebody else's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.length += 1
+        self.compiled |= not isinstance(func, torch._ops.OpOverload)
+        if self.most is not None and self.length > self.most:
+            raise TooLong(f"calls more than {self.most} operators")
+        values = tree_leaves((args, kwargs or {}))
+        before = [self.digest(value) for value in values]
+        constant = all(self.constant(value) for value in values) and not _draws(func)
+        result = func(*args, **(kwargs or {}))
+        self._note(func, values, before, constant, result)
+        return result
+
+    def _note(self, func: Any, values: list[Any], before: list[str], constant: bool, result: Any) -> None:
+        made = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+        read = dict.fromkeys(_memory(value) for value in values if isinstance(value, torch.Tensor))
+        written = dict.fromkeys(map(_memory, made))
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            written = {memory: None for memory in written if memory in read} or read
+        else:
+            written = {memory: None for memory in written if memory not in read}
+        if _draws(func):
+            self.draws += 1
+        self.alive += made
+        for number, memory in enumerate(written):
+            text = f"{func} {torch.is_grad_enabled()} {self.draws if not constant else ''} {number} {before}"
+            call = _Call(_sha(text.encode()), constant, tuple(before), "" if constant else _place())
+            self.writers[memory] = self.by_digest[call.digest] = call
+
+    def constant(self, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return True
+        writer = self.writers.get(_memory(value))
+        return writer.constant if writer is not None else _memory(value) not in self.names
+
+    def wrote(self, tensor: torch.Tensor) -> bool:
+        return _memory(tensor) in self.writers
+
+    def digest(self, value: Any) -> str:
+        """A text for a value that an operator reads: what made it, or what it holds."""
+        if not isinstance(value, torch.Tensor):
+            return f"{type(value).__name__} {getattr(value, '__qualname__', value)}"
+        place = f"{value.dtype} {tuple(value.shape)}"
+        if value.layout == torch.strided:
+            place += f" {value.stride()} {value.storage_offset()} {value.is_conj()} {value.is_neg()}"
+        if self.constant(value):
+            return f"{place} {self._contents(value)}"
+        writer = self.writers.get(_memory(value))
+        return f"{place} {writer.digest if writer is not None else self.names[_memory(value)]} {value.requires_grad}"
+
+    def _contents(self, value: torch.Tensor) -> str:
+        if value.layout != torch.strided or value.device.type == "meta":
+            return "opaque"
+        key = (_memory(value), value._version, tuple(value.shape), value.stride(), value.storage_offset())
+        if key not in self.contents:
+            self.alive.append(value)
+            data = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            self.contents[key] = _sha(data.numpy().tobytes())
+        return self.contents[key]
+
+    def calls_of(self, results: Any) -> dict[str, str]:
+        """The calls that `results` are made by, in order: digest -> place."""
+        found: set[str] = set()
+        stack = [word for text in results for word in text.split()]
+        while stack:
+            word = stack.pop()
+            if word in self.by_digest and word not in found:
+                found.add(word)
+                stack += [other for text in self.by_digest[word].sources for other in text.split()]
+        return {digest: call.place for digest, call in self.by_digest.items() if digest in found}
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place() -> str:
+    """ " in CLASS.METHOD, line N" of the innermost method of a module that is running."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self") if frame.f_code.co_name not in ("_call_impl", "_wrapped_call_impl") else None
+        if isinstance(owner, nn.Module):
+            return f" in {type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno}"
+    return ""

@@ -1,0 +1,333 @@
+"""Whatever holds values by keys, as one kind of thing: what it held when it was noted, what differs now, and back.
+
+    noted = Entries(module.stats, "stats", Home("the model (Net)", module))      # {"calls": 0}
+    model(**batch)
+    list(changes_of(noted))     ->  [Slot(noted, "calls", before=0, after=1)], whose path is "stats['calls']"
+    noted.restore()
+
+Values are compared: an equal list in the place of another is no change.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elaswave_fx.program.fingerprint import plain_text
+from elaswave_fx.program.generators import generator_state, set_generator_state
+
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+ABSENT = object()
+"""The value of a key that is not there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place that forward changed: the value at `key` of `container`; `path`: from the attribute or global that leads
+    there, such as "stats['calls']"."""
+
+    container: Container
+    key: Any
+    before: Any
+    after: Any
+
+    @property
+    def path(self) -> str:
+        return self.container.path_of(self.key)
+
+    @property
+    def title(self) -> str:
+        """The path and what it belongs to, in words."""
+        return f"{self.path} of {self.container.home.name}" if self.path else self.container.home.name
+
+    def put(self, value: Any) -> None:
+        self.container.put(self.key, value)
+
+
+class Container:
+    """Something that holds values by keys. `home`: the module, class, function or global that it belongs to."""
+
+    def __init__(self, owner: Any, path: str, home: Home) -> None:
+        self.owner = owner
+        self.path = path
+        self.home = home
+        self.saved = self.items()
+
+    def items(self) -> dict[Any, Any]:
+        raise NotImplementedError
+
+    def put(self, key: Any, value: Any) -> None:
+        raise NotImplementedError
+
+    def path_of(self, key: Any) -> str:
+        return f"{self.path}[{key!r}]"
+
+    def grow(self, key: Any, value: Any, by: int) -> None:
+        """Add entries like that of `key`, if this can have more."""
+
+    def restore(self) -> None:
+        now = self.items()
+        for key in now.keys() - self.saved.keys():
+            self.put(key, ABSENT)
+        for key, value in self.saved.items():
+            if now.get(key, ABSENT) is not value:
+                self.put(key, _fresh(value))
+
+
+@dataclass(frozen=True)
+class Home:
+    """What state belongs to, for messages: `name` as "layers.0 (Block)", `owner` the module, class or code."""
+
+    name: str
+    owner: Any
+
+
+class Attributes(Container):
+    """An object's `__dict__` and slots; of a class its data alone."""
+
+    def items(self) -> dict[Any, Any]:
+        found = dict(vars(self.owner)) if hasattr(self.owner, "__dict__") else {}
+        for kind in type(self.owner).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__") and hasattr(self.owner, name):
+                    found[name] = getattr(self.owner, name)
+        if isinstance(self.owner, nn.Module):
+            return {key: value for key, value in found.items() if key not in _OF_TORCH}
+        if isinstance(self.owner, type):
+            return {key: value for key, value in found.items() if not key.startswith("__") and _is_data(value)}
+        return found
+
+    def put(self, key: Any, value: Any) -> None:
+        if isinstance(self.owner, type):
+            delattr(self.owner, key) if value is ABSENT else setattr(self.owner, key, value)
+        elif hasattr(self.owner, "__dict__") and (key in vars(self.owner) or not hasattr(type(self.owner), key)):
+            vars(self.owner).pop(key, None) if value is ABSENT else vars(self.owner).__setitem__(key, value)
+        else:
+            object.__delattr__(self.owner, key) if value is ABSENT else object.__setattr__(self.owner, key, value)
+
+    def path_of(self, key: Any) -> str:
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+class Entries(Container):
+    """A dictionary, without what its class makes of it: looking at some loads modules."""
+
+    def items(self) -> dict[Any, Any]:
+        return dict(dict.items(self.owner))
+
+    def put(self, key: Any, value: Any) -> None:
+        kind: Any = OrderedDict if isinstance(self.owner, OrderedDict) else dict
+        if value is ABSENT:
+            kind.pop(self.owner, key, None)
+        else:
+            kind.__setitem__(self.owner, key, value)
+
+    def grow(self, key: Any, value: Any, by: int) -> None:
+        for other in _others(key, by):
+            self.put(other, value)
+
+
+class Elements(Container):
+    """A list or deque: its elements, or all of them under the key None."""
+
+    def items(self) -> dict[Any, Any]:
+        return dict(enumerate(self.owner))
+
+    def put(self, key: Any, value: Any) -> None:
+        if key is None:
+            self.owner.clear()
+            self.owner.extend(value)
+        elif value is not ABSENT:
+            self.owner[key] = value
+
+    def path_of(self, key: Any) -> str:
+        return self.path if key is None else super().path_of(key)
+
+    def grow(self, key: Any, value: Any, by: int) -> None:
+        self.put(None, [*value, *value[-1:] * by])
+
+    def restore(self) -> None:
+        now = list(self.owner)
+        if len(now) != len(self.saved) or any(a is not b for a, b in zip(now, self.saved.values(), strict=True)):
+            self.owner.clear()
+            self.owner.extend(_fresh(value) for value in self.saved.values())
+
+
+class Members(Container):
+    """A set."""
+
+    def items(self) -> dict[Any, Any]:
+        return {element: element for element in self.owner}
+
+    def put(self, key: Any, value: Any) -> None:
+        self.owner.discard(key) if value is ABSENT else self.owner.add(value)
+
+    def grow(self, key: Any, value: Any, by: int) -> None:
+        self.owner.update(_others(key, by))
+
+
+class Variable(Container):
+    """A variable of a function around a function."""
+
+    def items(self) -> dict[Any, Any]:
+        try:
+            return {"": self.owner.cell_contents}
+        except ValueError:
+            return {}
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is not ABSENT:
+            self.owner.cell_contents = value
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+class Contents(Container):
+    """The contents of a tensor that is neither parameter nor buffer, or of an array."""
+
+    def items(self) -> dict[Any, Any]:
+        if isinstance(self.owner, np.ndarray):
+            return {"": _Data(self.owner.tobytes(), self.owner.copy())}
+        return {"": _Data(self.owner._version, self.owner.detach().clone())}
+
+    def put(self, key: Any, value: Any) -> None:
+        if isinstance(self.owner, np.ndarray):
+            self.owner[...] = value.data
+        else:
+            with torch.no_grad():
+                self.owner.copy_(value.data)
+
+    def restore(self) -> None:
+        kept = self.saved[""]
+        now = self.owner.tobytes() if isinstance(self.owner, np.ndarray) else self.owner._version
+        if now != kept.print:
+            self.put("", kept)
+            self.saved = self.items()
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+class GeneratorState(Container):
+    """A generator of random numbers: its state."""
+
+    def items(self) -> dict[Any, Any]:
+        return {"": generator_state(self.owner)}
+
+    def put(self, key: Any, value: Any) -> None:
+        set_generator_state(self.owner, value)
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Contents: a copy, and a number or bytes by which they are told from others."""
+
+    print: Any
+    data: Any
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """A copy of an iterator, or the iterator where it cannot be copied; and how far it was."""
+
+    iterator: Any
+    text: str
+
+
+class GlobalName(Container):
+    """One name of a module's globals."""
+
+    def __init__(self, space: dict[str, Any], name: str, home: Home) -> None:
+        self.name = name
+        self.ident = hash((id(space), name))
+        super().__init__(space, name, home)
+
+    def items(self) -> dict[Any, Any]:
+        return {self.name: self.owner[self.name]} if self.name in self.owner else {}
+
+    def put(self, key: Any, value: Any) -> None:
+        self.owner.pop(key, None) if value is ABSENT else self.owner.__setitem__(key, value)
+
+    def path_of(self, key: Any) -> str:
+        return self.name
+
+
+def _others(key: Any, count: int) -> list[Any]:
+    """Keys like a number or a text."""
+    if isinstance(key, int):
+        return [key + 1 + number for number in range(count)]
+    return [f"{key} {number}" for number in range(count)] if isinstance(key, str) else []
+
+
+def _is_data(value: Any) -> bool:
+    """Whether an attribute of a class is data, and no method or descriptor."""
+    return not callable(value) and not hasattr(value, "__get__")
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value is advanced by being read, as those of itertools are and what generators return."""
+    kind = type(value)
+    return hasattr(kind, "__next__") and hasattr(kind, "__iter__") and not hasattr(value, "__dict__")
+
+
+def set_aside(iterator: Any) -> Advanced:
+    try:
+        return Advanced(copy.copy(iterator), _text(iterator))
+    except TypeError:
+        return Advanced(iterator, _text(iterator))
+
+
+def _fresh(value: Any) -> Any:
+    """A value to put back, which may be changed then."""
+    return set_aside(value.iterator).iterator if isinstance(value, Advanced) else value
+
+
+def changes_of(container: Container) -> Iterator[Slot]:
+    now = container.items()
+    if isinstance(container, Elements) and len(now) != len(container.saved):
+        yield Slot(container, None, list(container.saved.values()), list(now.values()))
+        return
+    for key in dict.fromkeys((*container.saved, *now)):
+        before, after = container.saved.get(key, ABSENT), now.get(key, ABSENT)
+        if before is not after and not _same(before, after):
+            yield Slot(container, key, before, after)
+
+
+def _same(before: Any, after: Any) -> bool:
+    if before is ABSENT or after is ABSENT:
+        return False
+    if isinstance(before, _Data):
+        return before.print == after.print
+    if isinstance(before, Advanced):
+        return is_iterator(after) and before.text == _text(after)
+    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+        return before.dtype == after.dtype and before.shape == after.shape and before.tobytes() == after.tobytes()
+    return plain_text(before) == plain_text(after)
+
+
+def _text(iterator: Any) -> str:
+    frame = getattr(iterator, "gi_frame", None)
+    if frame is not None:
+        return f"{frame.f_lasti} {plain_text(frame.f_locals)}"
+    try:
+        return _reduced(iterator.__reduce__())
+    except TypeError:
+        return "unknown"
+
+
+def _reduced(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_reduced(item) for item in value) + ")"
+    return _reduced(value.__reduce__()) if is_iterator(value) else plain_text(value)

@@ -1,0 +1,200 @@
+"""What Python holds for a model: attributes of its modules and their classes, what those hold in turn, variables of
+functions and globals that its code names, and the generators of `random` and NumPy.
+
+    held = HeldState(model)
+    model(**batch)
+    held.changes()      ->  [Slot("calls", of "layers.0", before=0, after=1)]
+    held.restore()      ->  as it was, by the same objects
+
+Parameters, buffers and torch's generator are somebody else's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elaswave_fx.program.containers import (
+    Attributes,
+    Container,
+    Contents,
+    Elements,
+    Entries,
+    GeneratorState,
+    GlobalName,
+    Home,
+    Members,
+    Slot,
+    Variable,
+    changes_of,
+    is_iterator,
+    set_aside,
+)
+from elaswave_fx.program.forward_code import is_installed, is_library
+from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
+
+_MOST = 200_000
+_WALKED = ("argparse", "collections", "functools", "types")
+"""Python's own modules of which objects are looked into; those of others hold nothing of a model's."""
+
+
+@contextmanager
+def python_state_kept(model: nn.Module) -> Iterator[None]:
+    """What Python holds for the model as it was, and as it is again afterwards."""
+    held = HeldState(model)
+    try:
+        yield
+    finally:
+        held.restore()
+
+
+class HeldState:
+    """A snapshot, taken when it is made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.containers: dict[int, Container] = {}
+        self._modules = {id(module): _module_name(name, module) for name, module in model.named_modules()}
+        self._known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._waiting: list[tuple[Any, str, Home]] = []
+        self.functions: list[FunctionType] = []
+        """Functions that forward may run through, outside of torch and Python."""
+        self._walk(model)
+
+    def changes(self) -> list[Slot]:
+        """What differs from the snapshot, by value."""
+        return [slot for container in self.containers.values() for slot in changes_of(container)]
+
+    def restore(self) -> None:
+        for container in self.containers.values():
+            container.restore()
+
+    def _walk(self, model: nn.Module) -> None:
+        self._add(GeneratorState(PYTHONS, "", Home("Python's generator (module random)", None)))
+        self._add(GeneratorState(NUMPYS, "", Home("NumPy's generator (numpy.random)", None)))
+        for name, module in model.named_modules():
+            home = Home(_module_name(name, module), module)
+            self._add(Attributes(module, "", home))
+            for kind in type(module).__mro__:
+                if not is_library(kind.__module__):
+                    self._class(kind)
+        while self._waiting and len(self.containers) < _MOST:
+            self._look_at(*self._waiting.pop())
+
+    def _add(self, container: Container) -> None:
+        if id(container.owner) in self.containers:
+            return
+        self.containers[id(container.owner)] = container
+        for key, value in container.saved.items():
+            if is_iterator(value):
+                container.saved[key] = set_aside(value)
+            elif not isinstance(container, (Contents, GeneratorState)):
+                self._waiting.append((value, container.path_of(key), container.home))
+
+    def _class(self, kind: type) -> None:
+        if id(kind) in self.containers:
+            return
+        self._add(Attributes(kind, "", Home(f"class {kind.__name__}", kind)))
+        for value in vars(kind).values():
+            value = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(value, FunctionType):
+                self._function(value)
+
+    def _look_at(self, value: Any, path: str, home: Home) -> None:
+        if id(value) in self.containers or id(value) in self._modules or value is None:
+            return
+        if isinstance(value, (bool, int, float, complex, str, bytes, type, ModuleType)):
+            return
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._known and value.layout == torch.strided and value.device.type == "cpu":
+                self._add(Contents(value, path, home))
+        elif isinstance(value, np.ndarray):
+            if value.dtype != object:
+                self._add(Contents(value, path, home))
+        elif is_generator(value):
+            self._add(GeneratorState(value, path, home))
+        elif isinstance(value, MethodType):
+            self._waiting += [(value.__self__, path, home), (value.__func__, path, home)]
+        elif isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, dict):
+            self._add(Entries(value, path, home))
+        elif isinstance(value, (list, deque)):
+            self._add(Elements(value, path, home))
+        elif isinstance(value, set):
+            self._add(Members(value, path, home))
+        elif isinstance(value, (tuple, frozenset)):
+            self._waiting += [(item, path, home) for item in value]
+        elif isinstance(value, functools.partial):
+            self._waiting += [(each, path, home) for each in (value.func, value.args, value.keywords)]
+        elif isinstance(value, nn.Module) or not is_library(type(value).__module__, _WALKED):
+            self._add(Attributes(value, path, home))
+
+    def _function(self, function: FunctionType) -> None:
+        """Variables around a function, its defaults, and, if it is the user's, globals that it names."""
+        if id(function) in self.containers or is_library(function.__module__):
+            return
+        self.functions.append(function)
+        home = Home(f"function {function.__qualname__}", function)
+        self._add(Attributes(function, function.__name__, home))
+        self._waiting += [(value, name, home) for name, value in _defaults(function)]
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self.containers:
+                self._add(Variable(cell, name, home))
+        if not is_installed(function.__code__.co_filename):
+            self._globals(function, frozenset(names_of(function.__code__)))
+
+    def _globals(self, function: FunctionType, names: frozenset[str]) -> None:
+        space = function.__globals__
+        self._namespace(space, names)
+        for name in names & space.keys():
+            value = space[name]
+            if isinstance(value, ModuleType) and not is_library(value.__name__) and _is_users(value):
+                self._namespace(vars(value), names)
+            elif isinstance(value, type) and _is_users(sys.modules.get(value.__module__)):
+                self._class(value)
+
+    def _namespace(self, space: dict[str, Any], names: frozenset[str]) -> None:
+        """Some of a module's globals, each a slot of its own."""
+        for name in names & space.keys():
+            value = space[name]
+            if not isinstance(value, (ModuleType, type)):
+                title = f"module {space.get('__name__', '?')}"
+                container = GlobalName(space, name, Home(title, space))
+                if container.ident not in self.containers:
+                    self.containers[container.ident] = container
+                    self._waiting.append((value, name, container.home))
+                    if is_iterator(value):
+                        container.saved[name] = set_aside(value)
+
+
+def names_of(code: CodeType) -> Iterator[str]:
+    """The globals and attributes that code names, its inner functions' included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_of(constant)
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    source = getattr(module, "__file__", None)
+    return source is not None and not is_installed(source)
+
+
+def _module_name(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def _defaults(function: FunctionType) -> Iterable[tuple[str, Any]]:
+    code = function.__code__
+    given = function.__defaults__ or ()
+    named = code.co_varnames[: code.co_argcount][code.co_argcount - len(given) :]
+    return (*zip(named, given, strict=True), *(function.__kwdefaults__ or {}).items())

@@ -1,0 +1,279 @@
+"""What forward takes from Python is frozen by the capture: refuse a model whose forward changes it and depends on it.
+
+Attributes, globals and generators that a call changes are set to other values: those of later calls, numbers far away,
+comparisons answered the other way round, the lowest and highest draws. Where forward then computes something else, a
+program that is captured once would train something else.
+
+    self.calls += 1; loss + min(1.0, self.calls / 4) * penalty      ->  CaptureError: names calls, its class and line
+    if random.random() < 0.05: skip the layer                       ->  CaptureError: names Python's generator
+    self.calls += 1; if self.calls % 100 == 0: print(loss)          ->  nothing: what is computed is the same
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import linecache
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.check_against_eager import state_kept
+from elaswave_fx.program.computation import Computation, allowance, record
+from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
+from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
+from elaswave_fx.program.held_state import HeldState
+from elaswave_fx.program.probe import Flips, probe
+
+_STEPS = (1, 1000, 1_000_003)
+"""How far a number is moved."""
+_GROWTH = 1000
+"""By how many entries what grows is made to grow."""
+_LATER_S = 1e9
+_WRONG_ANSWERS = 4
+"""How many answers that make forward fail are taken back."""
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
+
+Batch = Mapping[str, torch.Tensor]
+_Values = Mapping[Slot, list[Any]]
+"""Slots, with the values that calls in a row leave there."""
+_Test = Callable[[_Values], bool]
+
+
+def refuse_python_state(model: nn.Module, batch: Batch) -> None:
+    """Raise CaptureError when a forward pass changes what Python holds, and depends on it. All is put back."""
+    held = HeldState(model)
+    try:
+        _Trial(model, batch, held).run()
+    finally:
+        held.restore()
+
+
+class _Trial:
+    """Runs forward from changed states and compares what is computed with what the first call computes."""
+
+    def __init__(self, model: nn.Module, batch: Batch, held: HeldState) -> None:
+        self.model = model
+        self.batch = batch
+        self.held = held
+        self.most: int | None = None
+
+    def run(self) -> None:
+        try:
+            base = self._record()
+        except Exception:  # noqa: BLE001 - the user's code, or an operator that cannot be recorded
+            self._refuse_changes()
+            return
+        self.most = allowance(base)
+        changed = self.held.changes()
+        for slot in changed:
+            if is_iterator(slot.after) or not can_be_steered(slot.container.owner):
+                raise CaptureError(self._refusal(slot))
+        self._refuse_other_sources(base)
+        if not changed and not self.held.changes():
+            return
+        values, differs = self._calls(base)
+        if differs:
+            last: _Test = functools.partial(self._differs, base, lambda slot, found: slot.put(found[-1]))
+            raise CaptureError(self._refusal(_culprit(values, last)))
+        for test, wanted in self._tests(base):
+            chosen = {slot: found for slot, found in values.items() if wanted(slot, found)}
+            if chosen and test(chosen):
+                raise CaptureError(self._refusal(_culprit(chosen, test)))
+
+    def _tests(self, base: Computation) -> Iterator[tuple[_Test, Callable[[Slot, list[Any]], bool]]]:
+        """Ways to change slots, each with those that it is for."""
+        differs = functools.partial(functools.partial, self._differs, base)
+        for step in _STEPS:
+            yield differs(lambda slot, found, by=step: slot.put(found[-1] + by)), _counts
+        yield functools.partial(self._differs_by_answers, base), _counts
+        yield differs(lambda slot, found: slot.container.grow(slot.key, found[-1], _GROWTH)), _grows
+        for draws in DRAWS:
+            yield differs(lambda slot, _, to=draws: steer(slot.container.owner, to)), _draws
+
+    def _record(self) -> Computation:
+        """One call, after which buffers are as before."""
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        try:
+            return record(self.model, self.batch, self.most)
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+    def _refuse_changes(self) -> None:
+        """Refuse what a second call changes, where calls cannot be compared. What fails without a recorder as well is
+        refused by the capture, which says why."""
+        self.held.restore()
+        inputs = {name: tensor.clone() for name, tensor in self.batch.items()}
+        changes: list[Slot] = []
+        with state_kept(self.model), torch.no_grad(), contextlib.suppress(Exception):
+            self.model(**inputs)
+            after_one = HeldState(self.model)
+            self.model(**inputs)
+            changes = after_one.changes()
+        if changes:
+            raise CaptureError(self._refusal(changes[0]))
+
+    def _refuse_other_sources(self, base: Computation) -> None:
+        """Refuse what computes something else from the same state: a clock counts, or the system's entropy."""
+        self.held.restore()
+        again = None
+        with _later(), contextlib.suppress(Exception):  # The user's code may fail in any way; it did not before.
+            again = self._record()
+        if again != base:
+            place = base.first_difference(again) if again is not None else ""
+            raise CaptureError(
+                f"model: {type(self.model).__name__} computes something else when it is called again in the same state"
+                f"{place}: it reads a clock, or draws random numbers outside of torch, and its "
+                "program is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
+            )
+
+    def _calls(self, base: Computation) -> tuple[dict[Slot, list[Any]], bool]:
+        """The slots that three calls in a row change, with the value after each; and whether a call computes something
+        else than the first."""
+        self.held.restore()
+        slots: dict[tuple[int, Any], Slot] = {}
+        found: dict[tuple[int, Any], list[Any]] = {}
+        differs = False
+        for number in range(3):
+            differs |= not self._same(base)
+            for slot in self.held.changes():
+                key = (id(slot.container), slot.key)
+                slots.setdefault(key, slot)
+                found.setdefault(key, [slot.before] * number).append(slot.after)
+        for values in found.values():
+            values += [values[-1]] * (3 - len(values))
+        return {slot: found[key] for key, slot in slots.items()}, differs
+
+    def _same(self, base: Computation) -> bool:
+        try:
+            return self._record() == base
+        except Exception:  # noqa: BLE001 - the user's code, which did not fail before
+            return False
+
+    def _differs(self, base: Computation, alter: Callable[[Slot, list[Any]], None], values: _Values) -> bool:
+        """Whether one of two calls from the altered state computes something else: some changes show a call later."""
+        self.held.restore()
+        for slot, found in values.items():
+            alter(slot, found)
+        return not (self._same(base) and self._same(base))
+
+    def _differs_by_answers(self, base: Computation, values: _Values) -> bool:
+        """Whether something else is computed where comparisons with these numbers are answered the other way round.
+        An answer with which forward fails says nothing."""
+        flips = Flips()
+        for _ in range(_WRONG_ANSWERS):
+            self.held.restore()
+            for slot, found in values.items():
+                slot.put(probe(found[-1], flips))
+            try:
+                return self._record() != base or self._record() != base
+            except Exception:  # noqa: BLE001 - as in _same
+                flips.take_back()
+        return False
+
+    def _refusal(self, slot: Slot) -> str:
+        frozen = "what it computes depends on that, and its program is captured once"
+        if is_generator(slot.container.owner):
+            what = f"draws from {slot.title}"
+            cure = "a draw by torch, such as torch.rand"
+        else:
+            what = f"changes {slot.title}"
+            cure = (
+                "a buffer (register_buffer) that tensor operators update, with parallel.granule=the samples of a step"
+            )
+        return f"model: forward {what}{_place(slot, self.held.functions)}: {frozen}; a way out is {cure}"
+
+
+def _culprit(values: _Values, test: _Test) -> Slot:
+    """The first slot that makes the difference by itself; the first one if none does."""
+    alone = (slot for slot, found in values.items() if test({slot: found}))
+    return next(alone, next(iter(values)))
+
+
+def _counts(_: Slot, found: list[Any]) -> bool:
+    """True for a number that goes on changing, and is no flag."""
+    return all(isinstance(each, Real) and not isinstance(each, bool) for each in found) and len({*found}) > 1
+
+
+def _grows(slot: Slot, found: list[Any]) -> bool:
+    return slot.before is ABSENT or (slot.key is None and len(found[-1]) > len(found[-2]))
+
+
+def _draws(slot: Slot, _: list[Any]) -> bool:
+    return is_generator(slot.container.owner)
+
+
+@contextlib.contextmanager
+def _later() -> Iterator[None]:
+    """Python's clocks, moved on."""
+    with contextlib.ExitStack() as stack:
+        for name in _CLOCKS:
+            clock = getattr(time, name)
+            stack.enter_context(mock.patch.object(time, name, lambda clock=clock: clock() + _LATER_S))
+        yield
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def _place(slot: Slot, functions: list[FunctionType]) -> str:
+    """ " in Net.forward, line 12 of net.py (self.calls += 1)": where code changes a slot, or names it; else nothing."""
+    owner = slot.container.home.owner
+    if isinstance(owner, nn.Module):
+        own = {kind.__module__ for kind in type(owner).__mro__}
+        functions = sorted(functions, key=lambda function: function.__module__ not in own)
+    drawn = slot.container.owner if is_generator(slot.container.owner) and not slot.path else None
+    name = re.split(r"[.\[]", slot.path)[0]
+    best: tuple[int, str] = (3, "")
+    for function in functions:
+        if function.__name__ == "__init__":
+            continue
+        for code, instruction in _instructions(function.__code__):
+            if drawn is not None:
+                rank = 0 if _names_generator(instruction, function.__globals__, drawn) else 3
+            elif instruction.argval != name:
+                continue
+            else:
+                rank = 0 if instruction.opname.startswith("STORE") else 1
+            line = instruction.positions.lineno if instruction.positions is not None else None
+            if rank < best[0] and line is not None:
+                best = (rank, _words_of(function, code, line))
+    return best[1]
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[CodeType, dis.Instruction]]:
+    for instruction in dis.get_instructions(code):
+        yield code, instruction
+        if isinstance(instruction.argval, CodeType):
+            yield from _instructions(instruction.argval)
+
+
+def _names_generator(instruction: dis.Instruction, names: Mapping[str, Any], generator: Any) -> bool:
+    """Whether an instruction names the module of a global generator, or one of its functions."""
+    if not instruction.opname.startswith("LOAD") or not isinstance(instruction.argval, str):
+        return False
+    value = names.get(instruction.argval)
+    if isinstance(generator, random.Random):
+        return value is random or getattr(value, "__self__", None) is generator
+    if value is np:
+        return True
+    return value is np.random or getattr(value, "__self__", None) is generator
+
+
+def _words_of(function: FunctionType, code: CodeType, line: int) -> str:
+    text = linecache.getline(code.co_filename, line).strip()
+    return f" in {function.__qualname__}, line {line} of {Path(code.co_filename).name}" + (f" ({text})" if text else "")

@@ -1,0 +1,345 @@
+"""python_state: what forward takes from Python and changes is found, wherever it is held and however late it counts."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.forward_code import forward_code
+from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.python_state import refuse_python_state
+from tests.passes.models import WIDTH, Classifier, vectors
+
+CALLS = 0
+
+
+class Held(Classifier):
+    """Holds something; `scale` says by what features are multiplied."""
+
+    held: Any = None
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__(layers=1)
+        if held is not None:
+            self.held = held
+
+    def scale(self) -> Any:
+        return 1.0
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * self.scale()
+
+
+class Annealed(Held):
+    def scale(self) -> Any:
+        self.held += 1
+        return 1 + min(1.0, self.held / 4)
+
+
+class LateThreshold(Held):
+    def scale(self) -> Any:
+        self.held += 1
+        return 1.0 if self.held < 600_000 else 0.5
+
+
+class EveryHundredth(Held):
+    def scale(self) -> Any:
+        self.held += 1
+        return 0.5 if self.held % 100 == 37 else 1.0
+
+
+class Fraction(Held):
+    """Float that loses its class on the way."""
+
+    def scale(self) -> Any:
+        self.held += 1
+        return 0.5 if float(self.held) / 1e4 > 0.5 else 1.0
+
+
+class LatePhase(Held):
+    """The counter moves a phase, the phase counts in the next call."""
+
+    phase = 0
+
+    def scale(self) -> Any:
+        scale = 1.0 + self.phase
+        self.held += 1
+        if self.held == 5000:
+            self.phase = 1
+        return scale
+
+
+class EverySecond(Held):
+    """The number moves in every second call only."""
+
+    turn = False
+
+    def scale(self) -> Any:
+        self.turn = not self.turn
+        self.held += self.turn
+        return 1.0 if self.held < 60 else 0.5
+
+
+class InDictionary(Held):
+    def scale(self) -> Any:
+        self.held["calls"] += 1
+        return 1.0 if self.held["calls"] < 60 else 0.5
+
+
+class InObject(Held):
+    def scale(self) -> Any:
+        self.held.schedule.step += 1
+        return 1.0 if self.held.schedule.step < 60 else 0.5
+
+
+class GrowingList(Held):
+    def scale(self) -> Any:
+        self.held.append(0.5)
+        return 1.0 if len(self.held) < 60 else 0.5
+
+
+class GrowingSet(Held):
+    def scale(self) -> Any:
+        self.held.add(len(self.held))
+        return 1.0 if len(self.held) < 60 else 0.5
+
+
+class FirstCall(Held):
+    def scale(self) -> Any:
+        first, self.held = self.held, False
+        return 2.0 if first else 1.0
+
+
+class Alternating(Held):
+    def scale(self) -> Any:
+        self.held = not self.held
+        return 2.0 if self.held else 1.0
+
+
+class Named(Held):
+    def scale(self) -> Any:
+        self.held = {"cold": "warm", "warm": "hot", "hot": "hot"}[self.held]
+        return 2.0 if self.held == "hot" else 1.0
+
+
+class OfTheClass(Held):
+    held = 0
+
+    def scale(self) -> Any:
+        type(self).held += 1
+        return 1.0 if type(self).held < 60 else 0.5
+
+
+class Global(Held):
+    def scale(self) -> Any:
+        global CALLS
+        CALLS += 1
+        return 1.0 if CALLS < 60 else 0.5
+
+
+def counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+class AroundAFunction(Held):
+    def scale(self) -> Any:
+        return 1.0 if self.held() < 60 else 0.5
+
+
+class Counting(Held):
+    def scale(self) -> Any:
+        return 1.0 if next(self.held) < 60 else 0.5
+
+
+def numbers() -> Iterator[float]:
+    yield from (1.0 / n for n in range(1, 10**6))
+
+
+class InTensor(Held):
+    """A tensor that is no buffer."""
+
+    def scale(self) -> Any:
+        self.held += 1
+        return self.held.clamp(max=4.0)
+
+
+class Seldom(Held):
+    def scale(self) -> Any:
+        return 0.5 if random.random() < 0.001 else 1.0
+
+
+class SeldomByNumPy(Held):
+    def scale(self) -> Any:
+        return 0.5 if np.random.uniform() > 0.999 else 1.0
+
+
+class MaskByNumPy(Held):
+    def scale(self) -> Any:
+        return torch.from_numpy((np.random.rand(WIDTH) > 0.2).astype(np.float32))
+
+
+class OwnGenerator(Held):
+    def scale(self) -> Any:
+        return 0.5 if self.held.random() < 0.001 else 1.0
+
+
+class Entropy(Held):
+    def scale(self) -> Any:
+        return float(np.random.default_rng().random())
+
+
+class Clock(Held):
+    def scale(self) -> Any:
+        return 1.0 if time.time() < 1.9e9 else 0.5
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (
+        lambda: Annealed(0),
+        r"held of the model \(Annealed\) in Annealed.scale, line \d+ of test_python_state.py \(self.h",
+    ),
+    (lambda: LateThreshold(0), r"changes held of the model \(LateThreshold\)"),
+    (lambda: EveryHundredth(0), r"changes held of the model"),
+    (lambda: Fraction(0.0), r"changes held of the model"),
+    (lambda: LatePhase(0), r"changes held of the model"),
+    (lambda: EverySecond(np.int64(0)), r"changes held of the model"),
+    (lambda: InDictionary({"calls": 0}), r"changes held\['calls'\] of the model"),
+    (lambda: InObject(SimpleNamespace(schedule=SimpleNamespace(step=0))), r"changes held.schedule.step of the model"),
+    (lambda: GrowingList([]), r"changes held of the model"),
+    (lambda: GrowingList(collections.deque(maxlen=100)), r"changes held of the model"),
+    (lambda: GrowingSet(set()), r"changes held.* of the model"),
+    (lambda: FirstCall(True), r"changes held of the model"),
+    (lambda: Alternating(False), r"changes held of the model"),
+    (lambda: Named("cold"), r"changes held of the model"),
+    (OfTheClass, r"changes held of class OfTheClass in OfTheClass.scale"),
+    (Global, r"changes CALLS of module tests.program.test_python_state in Global.scale, line"),
+    (lambda: AroundAFunction(counter()), r"changes calls of function counter.<locals>.count in counter"),
+    (lambda: Counting(itertools.count()), r"changes held of the model"),
+    (lambda: Counting(numbers()), r"changes held of the model"),
+    (lambda: InTensor(torch.zeros(())), r"changes held of the model"),
+    (Seldom, r"draws from Python's generator \(module random\) in Seldom.scale, line \d+ .*a draw by torch"),
+    (SeldomByNumPy, r"draws from NumPy's generator \(numpy.random\) in SeldomByNumPy.scale, line"),
+    (MaskByNumPy, r"draws from NumPy's generator"),
+    (lambda: OwnGenerator(random.Random(3)), r"draws from held of the model \(OwnGenerator\)"),
+    (lambda: OwnGenerator(np.random.default_rng(3)), r"draws from held of the model \(OwnGenerator\)"),
+    (Entropy, r"computes something else when it is called again in the same state in Entropy"),
+    (Clock, r"computes something else when it is called again .*a clock"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[f"{i} {m[1][:24]}" for i, m in enumerate(REFUSED)])
+def test_what_is_not_frozen_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    model = make()
+    with pytest.raises(CaptureError, match=message) as refused:
+        refuse_python_state(model, vectors(2, 1))
+    assert "\n" not in str(refused.value)
+    assert CALLS == 0, "what trial calls changed is put back"
+
+
+class Logged(Held):
+    """Counts, prints and keeps for inspection alone."""
+
+    def scale(self) -> Any:
+        self.held["calls"] += 1
+        self.held["times"].append(time.perf_counter())
+        if self.held["calls"] % 10 == 0 or random.random() < 0.01:
+            print(self.held)
+        return 1.0
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        self.last_output = features.detach()
+        self.total = getattr(self, "total", 0.0) + self.last_output.mean()
+        return features
+
+
+class LazyMask(Held):
+    """A table that is made in the first call, by the size that it needs, and kept."""
+
+    def scale(self) -> Any:
+        if self.held is None or self.held.shape[0] < WIDTH:
+            self.held = torch.ones(WIDTH, WIDTH).tril().sum(dim=0)
+        return self.held
+
+
+class Cached(Held):
+    def scale(self) -> Any:
+        if WIDTH not in self.held:
+            self.held[WIDTH] = torch.linspace(0, 1, WIDTH)
+        return self.held[WIDTH]
+
+
+class ByTorch(Held):
+    def scale(self) -> Any:
+        return torch.where(torch.rand(()) < 0.05, 0.5, 1.0)
+
+
+class Checkpointed(Held):
+    def features(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(super().features, x, use_reentrant=False)
+
+
+class InBuffer(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def scale(self) -> Any:
+        self.calls += 1
+        return 1.0
+
+
+TAKEN: list[Callable[[], nn.Module]] = [
+    Held,
+    lambda: Logged({"calls": 0, "times": []}),
+    LazyMask,
+    lambda: Cached({}),
+    ByTorch,
+    Checkpointed,
+    InBuffer,
+    lambda: Held(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
+]
+
+
+@pytest.mark.parametrize("make", TAKEN, ids=range(len(TAKEN)))
+def test_what_does_not_count_is_not_refused(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    before = {name: str(value) for name, value in vars(model).items() if name not in ("_buffers", "_modules")}
+    drawn, by_numpy = random.getstate(), np.random.get_state()[2]
+    refuse_python_state(model, vectors(2, 1))
+    after = {name: str(value) for name, value in vars(model).items() if name not in ("_buffers", "_modules")}
+    assert after == before
+    assert random.getstate() == drawn and np.random.get_state()[2] == by_numpy
+
+
+def test_capture_and_the_look_at_code_leave_attributes_as_they_were() -> None:
+    model = Logged({"calls": 0, "times": []})
+    with python_state_kept(model):
+        forward_code(model, vectors(2, 1))
+    assert model.held == {"calls": 0, "times": []} and not hasattr(model, "last_output")
+    capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
+    assert model.held == {"calls": 0, "times": []} and not hasattr(model, "last_output")
+
+
+def test_a_threshold_in_the_middle_of_capture_is_refused() -> None:
+    with pytest.raises(CaptureError, match="changes held of the model"):
+        capture(LateThreshold(599_999), (vectors(2, 1), vectors(3, 2)), granule=1)
