@@ -22,6 +22,8 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.data import cast_inputs
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.models.hf import HFAdapter
+from elaswave_fx.models.hf_loss import check_own_loss
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.optim.optimizer import GROUPS, group_of
 from elaswave_fx.passes.evaluate import evaluation_agrees
@@ -49,6 +51,8 @@ def compile_model(
     pipeline = make_pipeline(config.passes)
     with python_state_kept(model):
         _check_forward(model, batches[0])
+        if isinstance(model, HFAdapter):
+            check_own_loss(model, batches[0])
     _to_precision(model, config.precision)
     batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
     program = capture(model, batches, config.parallel.granule)

@@ -70,6 +70,7 @@ class HfOptions:
     name: str | None
     task: str | None = constrained(choices=TASKS)
     config: Options
+    mask_token: int | None = constrained(at_least=0)
 
 
 OWN_MODELS: dict[str, type] = {"gpt": GptOptions, "resnet": ResnetOptions, "two_tower": TwoTowerOptions}
@@ -100,7 +101,8 @@ def _model(node: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in node.items() if name != "kind"}
     if kind == "hf":
         options = schema.read(HfOptions, rest, "model")
-        return {"kind": kind, "name": options.name or "", "task": options.task, "options": options.config}
+        typed = {"task": options.task, "mask_token": options.mask_token}
+        return {"kind": kind, "name": options.name or "", "options": options.config, **typed}
     if "config" in rest:
         raise ConfigError(f"model.config: is a key of model=hf only; nearest valid: model.KEY=VALUE of model={kind}")
     options = schema.read(OWN_MODELS[kind], rest, "model")

@@ -55,6 +55,8 @@ class ModelConfig:
     name: str
     task: str | None
     options: Options
+    mask_token: int | None = constrained(at_least=0, kinds=("hf",), default=None)
+    """The id that stands for masked tokens; None: that of the tokenizer of `init_from`, else a new one."""
 
     @property
     def spec(self) -> dict[str, object]:

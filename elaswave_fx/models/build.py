@@ -61,14 +61,20 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None) -> nn.Module:
-    from elaswave_fx.models.hf import build_hf
+    from elaswave_fx.models.hf import MaskedLM, build_hf
+    from elaswave_fx.models.mask_token import mask_token_of
     from elaswave_fx.models.weights import load_hf_weights
 
     base = read_hf_config(init_from) if init_from is not None else {}
     name = model.name or base.get("model_type", "")
     if base and name != base["model_type"]:
         raise ConfigError(f"model.name={name}: init_from={init_from} holds a model of type {base['model_type']}")
-    built = build_hf(name, model.options, task=model.task, sizes=sizes, base=base).train()
+    mask_token = model.mask_token
+    if mask_token is None:
+        mask_token = mask_token_of(init_from, {**base, **model.options})
+    built = build_hf(name, model.options, task=model.task, sizes=sizes, base=base, mask_token=mask_token).train()
+    if model.mask_token is not None and not isinstance(built, MaskedLM):
+        raise ConfigError(f"model.mask_token={model.mask_token}: is a key of model.task=masked_lm, which this is not")
     if init_from is not None:
         load_hf_weights(built, init_from)
     return built

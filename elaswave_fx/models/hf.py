@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.models.hf_config import Resolved, resolve
+from elaswave_fx.models.hf_config import Resolved, refuse_loss_options, resolve
 from elaswave_fx.models.losses import IGNORED_LABEL, token_loss_sum
 from elaswave_fx.models.sizes import DataSizes
 
@@ -33,6 +33,11 @@ class HFAdapter(nn.Module):
         super().__init__()
         self.model = model
 
+    def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """What the architecture reads of at most so many tokens of `batch`, labels for its own loss, and the same
+        labels where this adapter has them."""
+        raise NotImplementedError
+
 
 def _read(input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor]:
     """Not every architecture knows masks: one is handed on only where the data has it."""
@@ -45,6 +50,11 @@ class CausalLM(HFAdapter):
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens) int64 each, to (loss sum fp32, count int64)."""
         return token_loss_sum(self.model(**_read(input_ids, attention_mask)).logits, labels)
+
+    def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        ids = batch["input_ids"][:, :tokens]
+        following = torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], IGNORED_LABEL)), dim=1)
+        return {"input_ids": ids}, ids, following
 
 
 class MaskedLM(HFAdapter):
@@ -62,6 +72,10 @@ class MaskedLM(HFAdapter):
         logits = self.model(**_read(shown, attention_mask)).logits
         return token_loss_sum(logits, input_ids.masked_fill(~masked, IGNORED_LABEL))
 
+    def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        ids = batch["input_ids"][:, :tokens]
+        return {"input_ids": ids}, ids, ids
+
 
 class Seq2SeqLM(HFAdapter):
     """Encode the input, and predict each label from the labels before it; `start_token` precedes the first."""
@@ -78,6 +92,11 @@ class Seq2SeqLM(HFAdapter):
         encoded = _read(input_ids, attention_mask)
         return token_loss_sum(self.model(**encoded, decoder_input_ids=decoder_input_ids).logits, labels)
 
+    def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        ids = batch["input_ids"][:, :tokens]
+        labels = batch["labels"][:, :tokens].clamp(min=0)
+        return {"input_ids": ids, "decoder_input_ids": labels}, labels, labels
+
 
 class ImageClassification(HFAdapter):
     """Predict the class of an image."""
@@ -85,6 +104,9 @@ class ImageClassification(HFAdapter):
     def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, channels, height, width) float, (batch,) int64, to (loss sum fp32, count int64)."""
         return token_loss_sum(self.model(pixel_values=image).logits, label)
+
+    def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        return {"pixel_values": batch["image"]}, batch["label"], batch["label"]
 
 
 def build_hf(
@@ -94,18 +116,21 @@ def build_hf(
     task: str | None,
     sizes: DataSizes,
     base: Mapping[str, Any] | None = None,
+    mask_token: int | None = None,
 ) -> HFAdapter:
     """An adapter around a freshly initialized model of `model_type`.
 
     `options` are keys of its configuration (over `base`, the `config.json` of a folder), `task` is one of
-    `hf_config.TASKS` or None for the first that exists.
+    `hf_config.TASKS` or None for the first that exists, `mask_token` stands for masked tokens.
     Raises `ConfigError` for an unknown type, task or option and for options that do not fit the data.
     """
-    resolved = resolve(model_type, options, task=task, sizes=sizes, base=base)
+    refuse_loss_options(options)
+    resolved = resolve(model_type, options, task=task, sizes=sizes, base=base, mask_token=mask_token)
+    if resolved.task == "masked_lm":
+        resolved.config.mask_token_id = _mask_token(resolved.config, mask_token, sizes, has_weights=bool(base))
     model = _from_config(resolved, model_type)
     if resolved.task == "masked_lm":
-        vocab_size = resolved.config.vocab_size
-        return MaskedLM(model, vocab_size - 1 if sizes.vocab_size is None else sizes.vocab_size)
+        return MaskedLM(model, resolved.config.mask_token_id)
     if resolved.task == "seq2seq_lm":
         return Seq2SeqLM(model, _start_token(resolved.config))
     return {"causal_lm": CausalLM, "image_classification": ImageClassification}[resolved.task](model)
@@ -125,6 +150,25 @@ def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
     except (ValueError, TypeError, AssertionError, ZeroDivisionError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"model.config: does not suit {model_type}: {reason}") from error
+
+
+def _mask_token(config: Any, known: int | None, sizes: DataSizes, has_weights: bool) -> int:
+    """The known one; a model that starts from nothing can learn one more than the data has."""
+    if known is not None and known >= config.vocab_size:
+        raise ConfigError(f"model.mask_token={known}: is no token of a vocabulary of {config.vocab_size}")
+    if known is None and has_weights:
+        raise ConfigError(
+            "model.mask_token: init_from holds a trained model and no tokenizer file that names its mask token; give "
+            "the id, as in model.mask_token=103, or put the model's tokenizer.json beside its weights"
+        )
+    if known is None and sizes.vocab_size is None:
+        raise ConfigError(
+            "model.mask_token: the data does not say how many tokens it has, so that none is known to be free for "
+            f"masks; give an id below model.config.vocab_size={config.vocab_size} that the data does not use"
+        )
+    token = sizes.vocab_size if known is None else known
+    assert token is not None
+    return token
 
 
 def _start_token(config: Any) -> int:

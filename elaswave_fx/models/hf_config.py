@@ -7,6 +7,7 @@ refused, a value that the user left out is set to what the data needs:
       -> task causal_lm, config with vocab_size=256 and at least 64 positions
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,6 +29,8 @@ _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
 MOST_OF_BYTES = 512
 """A vocabulary of bytes: 256 of them, special tokens, and what rounds it up."""
 
+_LOSS_NAMES = re.compile(r"(^|_)(loss|losses|label_smoothing|focal_alpha)(_|$)|^(problem_type|class_weights?)$")
+_NEUTRAL = (None, False, 0, "single_label_classification")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 
@@ -56,25 +59,29 @@ def resolve(
     task: str | None,
     sizes: DataSizes,
     base: Mapping[str, Any] | None = None,
+    mask_token: int | None = None,
 ) -> Resolved:
     """Check type, task and options, and fill in what the data decides; raises `ConfigError` naming the key.
 
-    `base` is the `config.json` of a folder; `options` override it.
+    `base` is the `config.json` of a folder; `options` override it. `mask_token` is None where the mask is a new token.
     """
     default = _make_config(model_type, {})
     _check_keys(default, options)
     task, auto_class = _choose_task(model_type, default, task)
+    extra = 1 if task == "masked_lm" and mask_token is None else 0
     # Aliases (`attribute_map`) let one architecture call its positions or layers differently: compare canonical names.
     aliases: Mapping[str, str] = getattr(default, "attribute_map", {})
     kept = {key: value for key, value in (base or {}).items() if key not in _NOT_FROM_BASE}
     given = {aliases.get(key, key): value for key, value in (*kept.items(), *options.items())}
-    fill = _image_values if task == "image_classification" else _text_values
-    for key, value in fill(default, given, task, sizes):
+    images = task == "image_classification"
+    values = _image_values(default, given, sizes) if images else _text_values(default, given, task, sizes, extra)
+    for key, value in values:
         given.setdefault(aliases.get(key, key), value)
     config = _make_config(model_type, given)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    if task == "image_classification":
+    if images:
+        refuse_loss_options({"problem_type": getattr(config, "problem_type", None)})
         _check_patches(config)
     return Resolved(task, auto_class, config)
 
@@ -106,6 +113,22 @@ def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")
 
 
+def acts_in_own_loss(key: str, value: Any) -> bool:
+    """Whether a key of a configuration acts in the library's own loss, which no adapter uses, and in nothing else."""
+    return bool(_LOSS_NAMES.search(key)) and value not in _NEUTRAL
+
+
+def refuse_loss_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keys of a configuration that act in the library's own loss alone."""
+    for key, value in options.items():
+        if acts_in_own_loss(key, value):
+            raise ConfigError(
+                f"model.config.{key}={value}: acts in transformers' own loss alone, which is a mean and is not used: "
+                "the cross entropy of the logits is summed instead; leave the key out, or write the loss into a model "
+                "of your own (model._target_=…) that returns (loss sum, count)"
+            )
+
+
 def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, Any]:
     transformers = import_transformers()
     if task is not None and task not in TASKS:
@@ -121,17 +144,19 @@ def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, 
     return chosen, classes[chosen]
 
 
-def _text_values(default: Any, given: Mapping[str, Any], task: str, sizes: DataSizes) -> list[tuple[str, Any]]:
+def _text_values(
+    default: Any, given: Mapping[str, Any], task: str, sizes: DataSizes, extra: int
+) -> list[tuple[str, Any]]:
     values: list[tuple[str, Any]] = []
     vocab_size = given.get("vocab_size")
     if sizes.vocab_size is not None:
-        # Masked models replace tokens by one that the tokenizer cannot produce.
-        least = sizes.vocab_size + (1 if task == "masked_lm" else 0)
+        # Masked models replace tokens by one that the tokenizer cannot produce, unless it has one for that.
+        least = sizes.vocab_size + extra
         if vocab_size is None:
             vocab_size = least
             values.append(("vocab_size", least))
         elif vocab_size < least:
-            why = ", the mask one more" if task == "masked_lm" else ""
+            why = ", the mask one more" if extra else ""
             raise ConfigError(
                 f"model.config.vocab_size={vocab_size}: is too small, the tokenizer has {sizes.vocab_size} tokens{why}"
             )
@@ -168,7 +193,7 @@ def _positions(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> list
     return []
 
 
-def _image_values(default: Any, given: Mapping[str, Any], task: str, sizes: DataSizes) -> list[tuple[str, Any]]:
+def _image_values(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> list[tuple[str, Any]]:
     values: list[tuple[str, Any]] = []
     if sizes.classes is not None:
         labels = len(given["id2label"]) if "id2label" in given else given.get("num_labels", sizes.classes)

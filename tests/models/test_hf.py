@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
+from elaswave_fx.models.hf_loss import check_own_loss
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -27,10 +28,10 @@ MODELS = [
 ]
 
 
-def build(name, options, task=None, *, seed=0, init_from=None, vocab_size=VOCAB, seq_len=TOKENS):
+def build(name, options, task=None, *, seed=0, init_from=None, vocab_size=VOCAB, seq_len=TOKENS, mask_token=None):
     images = {"image_shape": (1, 8, 8), "classes": 10, "vocab_size": None, "seq_len": None}
     sizes = images if name == "vit" else {"vocab_size": vocab_size, "seq_len": seq_len}
-    config = ModelConfig(kind="hf", name=name, task=task, options=options)
+    config = ModelConfig(kind="hf", name=name, task=task, options=options, mask_token=mask_token)
     return build_model(config, seed=seed, init_from=init_from, **sizes)
 
 
@@ -202,3 +203,116 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
     with pytest.raises(ConfigError, match=r"init_from=.*: cannot be read"):
         build("gpt2", {}, init_from=tmp_path)
+
+
+MIXTRAL = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def checked(name, options, task=None, **rest):
+    check_own_loss(build(name, options, task, **rest), inputs_of(name, 3))
+
+
+@pytest.mark.parametrize(("name", "options", "task"), [*MODELS, ("mixtral", MIXTRAL, "causal_lm")])
+def test_the_librarys_own_loss_is_the_one_that_is_summed(name, options, task):
+    model, batch = build(name, options, task), inputs_of(name, 3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}, vars(model.model.config).copy()
+    state = torch.random.get_rng_state()
+    check_own_loss(model, batch)
+    assert torch.equal(state, torch.random.get_rng_state()) and vars(model.model.config) == before[1]
+    assert all(torch.equal(before[0][key], value) for key, value in model.state_dict().items())
+
+
+def test_a_term_that_only_the_librarys_own_loss_has_is_refused(tmp_path):
+    message = (
+        "own loss of a mixtral is .*output_router_logits=True, router_aux_loss_coef=0.001: set model.config.output_r"
+    )
+    with pytest.raises(ConfigError, match=message):
+        checked("mixtral", {**MIXTRAL, "output_router_logits": True})
+    checked("mixtral", {**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 0.0})
+    build("mixtral", {**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 0.0}).model.save_pretrained(
+        tmp_path
+    )
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"router_aux_loss_coef": 0.0', '"router_aux_loss_coef": 0.5'))
+    with pytest.raises(ConfigError, match="router_aux_loss_coef=0.5"):
+        checked("mixtral", {}, init_from=tmp_path)
+    checked("mixtral", {"output_router_logits": False}, init_from=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "key"),
+    [
+        ("mixtral", {**MIXTRAL, "router_aux_loss_coef": 0.05}, "router_aux_loss_coef=0.05"),
+        ("vit", {**VIT, "problem_type": "multi_label_classification"}, "problem_type=multi_label_classification"),
+        ("switch_transformers", {"router_z_loss_coef": 0.01}, "router_z_loss_coef=0.01"),
+        ("prophetnet", {"disable_ngram_loss": True}, "disable_ngram_loss=True"),
+    ],
+)
+def test_options_that_act_in_the_librarys_own_loss_alone_are_refused(name, options, key):
+    with pytest.raises(
+        ConfigError, match=f"model.config.{key}: acts in transformers' own loss alone.*leave the key out"
+    ):
+        build(name, options)
+    if name == "vit":
+        build("vit", {**VIT, "problem_type": "single_label_classification"})
+
+
+def test_a_folder_for_another_kind_of_problem_is_refused(tmp_path):
+    source = build("vit", VIT).model
+    source.config.problem_type = "regression"
+    source.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="model.config.problem_type=regression: acts in transformers' own loss alone"):
+        build("vit", {}, init_from=tmp_path)
+
+
+ADDED = {"id": 5, "content": "[MASK]", "special": True}
+TOKENIZERS = {
+    "added tokens": ({"tokenizer.json": {"added_tokens": [ADDED], "model": {"vocab": {"a": 0}}}}, 5),
+    "vocabulary": ({"tokenizer.json": {"added_tokens": [], "model": {"vocab": {"a": 0, "<mask>": 7}}}}, 7),
+    "unigram": ({"tokenizer.json": {"model": {"vocab": [["a", 0.0], ["<mask>", 0.0]]}}}, 1),
+    "named": (
+        {
+            "tokenizer_config.json": {"mask_token": {"content": "[GAP]"}},
+            "tokenizer.json": {"added_tokens": [ADDED, {"id": 9, "content": "[GAP]"}]},
+        },
+        9,
+    ),
+    "decoder": (
+        {"tokenizer_config.json": {"mask_token": "<mask>", "added_tokens_decoder": {"11": {"content": "<mask>"}}}},
+        11,
+    ),
+    "special tokens": ({"special_tokens_map.json": {"mask_token": "[M]"}, "vocab.txt": "a\n[MASK]\nb\n[M]\n"}, 3),
+    "words": ({"vocab.txt": "a\nb\n[MASK]\n"}, 2),
+    "nothing": ({"tokenizer.json": {"added_tokens": [], "model": {"vocab": {"a": 0}}}}, None),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_mask_is_that_of_the_folders_tokenizer(tmp_path, kind):
+    files, expected = TOKENIZERS[kind]
+    build("bert", SMALL, "masked_lm").model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"mask_token_id"', '"other_id"'))
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if expected is None:
+        with pytest.raises(
+            ConfigError, match="model.mask_token: init_from holds a trained model and no tokenizer file"
+        ):
+            build("bert", {}, "masked_lm", init_from=tmp_path)
+        expected, mask = 4, {"mask_token": 4}
+    else:
+        mask = {}
+    model = build("bert", {}, "masked_lm", init_from=tmp_path, vocab_size=VOCAB + 1, **mask)
+    assert model.mask_token == expected and model.model.config.vocab_size == VOCAB + 1
+
+
+def test_the_mask_of_a_model_that_starts_from_nothing():
+    assert build("bert", SMALL, "masked_lm", mask_token=3).mask_token == 3
+    assert build("bert", {**SMALL, "vocab_size": VOCAB}, "masked_lm", mask_token=3).model.config.vocab_size == VOCAB
+    with pytest.raises(ConfigError, match="model.mask_token=97: is no token of a vocabulary of 97"):
+        build("bert", {**SMALL, "vocab_size": VOCAB}, "masked_lm", mask_token=VOCAB)
+    with pytest.raises(ConfigError, match="model.mask_token: the data does not say how many tokens it has"):
+        build("bert", SMALL, "masked_lm", vocab_size=None)
+    with pytest.raises(ConfigError, match="model.mask_token=3: is a key of model.task=masked_lm"):
+        build("gpt2", GPT2, mask_token=3)
