@@ -76,7 +76,9 @@ class DataConfig:
     paths: tuple[str, ...] = constrained(kinds=("files", "memmap", "hf"), default=())
     limit_mb: float | None = constrained(above=0, kinds=("stdlib", "files"), default=None)
     """Reading stops after so many megabytes."""
-    dtype: str = constrained(choices=("uint16", "uint32"), kinds=("memmap",), default="uint16")
+    dtype: str = constrained(
+        choices=("uint8", "uint16", "int32", "uint32", "int64"), kinds=("memmap",), default="uint16"
+    )
     """The ids in flat files have this type."""
     vocab_size: int | None = constrained(at_least=2, at_most=MOST, kinds=("memmap", "hf", "synthetic"), default=None)
     """Ids are below this; with None it is measured."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from elaswave_fx.config.schema import nearest, show
+from elaswave_fx.data.file_kinds import refuse_no_text
 from elaswave_fx.errors import DataError
 
 # Installed packages are no part of the standard library, and its tests are half of its text and little like the rest.
@@ -33,8 +34,8 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[bytes]:
-    """The files that the patterns name. Raises `DataError` if one matches nothing or all files are empty."""
-    documents = read_documents(matching_files(patterns), limit_mb)
+    """The files that the patterns name. Raises `DataError` if one matches nothing or is no text, or all are empty."""
+    documents = read_documents(map(refuse_no_text, matching_files(patterns)), limit_mb)
     if not any(documents):
         raise DataError(f"data.paths={show(patterns)}: all files are empty")
     return documents

@@ -14,20 +14,35 @@ import numpy as np
 
 from elaswave_fx.config.schema import hint, show
 from elaswave_fx.config.types import DataConfig
+from elaswave_fx.data.columns import refuse_no_numbers, refuse_ragged, texts_of, tokens_of, type_in_words
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor
+from elaswave_fx.data.json_columns import json_columns, names_in
 from elaswave_fx.errors import DataError
 from elaswave_fx.files import others_may_change
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+_FORMATS = {
+    ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
+}  # fmt: skip
+
+_DECODED = ("Image", "Audio", "Video")
+"""Features whose values the library makes of bytes or paths."""
 
 
 class ColumnsDataset(Dataset):
     """Rows of chosen columns, each a number or an array of one shape."""
 
     def __init__(self, table: Any, fields: tuple[str, ...]) -> None:
-        self._table = table.select_columns(list(fields))
+        self._table = table.select_columns(list(fields)).with_format(None)
         self._fields = fields
+        for name in fields:
+            if type(table.features[name]).__name__ not in _DECODED:
+                refuse_no_numbers(_arrow(table, name), f"data.fields: column {name}")
+
+    def refuse_ragged(self) -> None:
+        """Raise `DataError` if rows differ in shape."""
+        for name in self._fields:
+            refuse_ragged(_arrow(self._table, name), f"data.fields: column {name}")
 
     def __len__(self) -> int:
         return len(self._table)
@@ -50,12 +65,19 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         loaded = loaded[config.split]
     if len(loaded) == 0:
         raise DataError(f"data.paths={show(config.paths)}: the split {config.split} is empty")
-    wanted = config.fields or ((config.column,) if config.column else ())
-    for name in wanted:
-        if name not in loaded.column_names:
-            key = "data.fields" if config.fields else "data.column"
-            raise DataError(f"{key}={name}: no such column; {hint(name, loaded.column_names, 'value')}")
+    _refuse_missing(config, loaded.column_names)
     return loaded
+
+
+def _wanted(config: DataConfig) -> tuple[str, ...]:
+    return config.fields or ((config.column,) if config.column else ())
+
+
+def _refuse_missing(config: DataConfig, names: list[str]) -> None:
+    for name in _wanted(config):
+        if name not in names:
+            key = "data.fields" if config.fields else "data.column"
+            raise DataError(f"{key}={name}: no such column; {hint(name, names, 'value')}")
 
 
 def choose_column(config: DataConfig, table: Any) -> str:
@@ -72,16 +94,22 @@ def choose_column(config: DataConfig, table: Any) -> str:
 
 def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray | None]:
     """(documents, None) of a column of texts, (None, tokens) of a column of token ids. Raises `DataError`."""
-    values = list(table[name])
-    first = values[0]
-    if isinstance(first, str):
-        return [(value or "").encode() for value in values], None
-    if isinstance(first, (list, np.ndarray)) and np.issubdtype(np.asarray(first).dtype, np.integer):
-        return None, np.concatenate([np.asarray(value, np.int64) for value in values])
+    column = _arrow(table, name)
+    documents = texts_of(column)
+    if documents is not None:
+        return documents, None
+    tokens = tokens_of(column, f"data.column={name}")
+    if tokens is not None:
+        return None, tokens
     raise DataError(
-        f"data.column={name}: holds {type(first).__name__}, neither text nor lists of token ids; columns of numbers "
-        f"go to data.fields=[{name}]"
+        f"data.column={name}: holds {type_in_words(column.type)}, neither text nor lists of token ids; "
+        f"columns of numbers go to data.fields=[{name}]"
     )
+
+
+def _arrow(table: Any, name: str) -> Any:
+    """A column as Arrow has it, whatever form the table gives its rows."""
+    return table.select_columns([name]).with_format("arrow")[:].column(name)
 
 
 def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
@@ -91,17 +119,46 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: mixes files of {' and '.join(sorted(formats))}")
     if cache is not None and others_may_change(cache / "datasets"):
         cache = None
+    format = formats.pop()
     with _folder(cache) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:
-            table = load(
-                formats.pop(), data_files=[str(path.resolve()) for path in files], split="train", cache_dir=str(folder)
-            )
-        except (library.exceptions.DatasetGenerationError, ValueError) as error:
+            return load(
+                format, data_files=[str(path.resolve()) for path in files], split="train", cache_dir=str(folder),
+                keep_in_memory=cache is None,  # the files that back the table are about to go
+                **_only_wanted(config, format, files),
+            )  # fmt: skip
+        except (library.exceptions.DatasetGenerationError, ValueError, TypeError, OSError) as error:
+            if format == "json":
+                names = names_in(files)
+                if names:
+                    _refuse_missing(config, names)
+                table = json_columns(files, _wanted(config) or ("text",))
+                if table is not None and table.num_columns:
+                    return library.Dataset(library.table.InMemoryTable(table))
             reason = " ".join(str(error.__cause__ or error).split())
             raise DataError(f"data.paths={show(config.paths)}: cannot be read ({reason})") from error
-        # Without a cache the files that back the table are about to go.
-        return table if cache else library.Dataset.from_dict({name: table[name][:] for name in table.column_names})
+
+
+def _only_wanted(config: DataConfig, format: str, files: list[Path]) -> dict[str, Any]:
+    """Options of the library by which columns that nobody reads are not looked at: they may be of any type, or of
+    several. Raises `DataError` for a column that is missing."""
+    wanted = _wanted(config)
+    options: dict[str, Any] = {}
+    if format == "csv":
+        import pandas
+
+        # A text may read NA or null; only what is empty is missing.
+        options = {} if config.fields else {"keep_default_na": False, "na_values": [""]}
+        if wanted:
+            _refuse_missing(config, list(pandas.read_csv(files[0], nrows=0).columns))
+            options["usecols"] = list(wanted)
+    if format == "parquet" and wanted:
+        from pyarrow import parquet
+
+        _refuse_missing(config, parquet.read_schema(files[0]).names)
+        options["columns"] = list(wanted)
+    return options
 
 
 def _format(path: Path) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from elaswave_fx.config.targets import completed, instantiate, takes_argument
@@ -22,7 +21,7 @@ from elaswave_fx.data.order import HeldOutOrder, SampleOrder
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
-from elaswave_fx.data.tokens import ArrayTokens, TokenDataset
+from elaswave_fx.data.tokens import ArrayTokens, TokenDataset, TokenStream
 from elaswave_fx.data.transform import Transform, TransformedDataset, open_transform
 from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
@@ -85,8 +84,7 @@ def _own_dataset(config: Config, tokenizer: Tokenizer | None) -> Dataset:
     if data.kind == "files":
         return _text_dataset(config, file_documents(data.paths, data.limit_mb), tokenizer)
     if data.kind == "memmap":
-        stream = open_token_files(data.paths, data.dtype)
-        return TokenDataset(stream, config.seq_len, data.vocab_size, "data=memmap")
+        return _token_dataset(config, open_token_files(data.paths, data.dtype, data.vocab_size))
     if data.kind == "hf":
         return _hf_dataset(config, cache, tokenizer)
     if data.kind == "digits":
@@ -112,14 +110,22 @@ def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer |
 def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None) -> Dataset:
     table = hf.read_table(config.data, cache)
     if config.data.fields:
-        return hf.ColumnsDataset(table, config.data.fields)
+        columns = hf.ColumnsDataset(table, config.data.fields)
+        if config.data.transform is None:  # which may pad them
+            columns.refuse_ragged()
+        return columns
     documents, tokens = hf.read_column(table, hf.choose_column(config.data, table))
     if documents is not None:
         return _text_dataset(config, documents, tokenizer)
     assert tokens is not None
-    if tokens.size and np.min(tokens) < 0:
-        raise DataError(f"data.column={config.data.column}: holds negative token ids")
-    return TokenDataset(ArrayTokens(tokens), config.seq_len, config.data.vocab_size, "data=hf")
+    return _token_dataset(config, ArrayTokens(tokens))
+
+
+def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
+    """Of ids that somebody else made."""
+    dataset = TokenDataset(stream, config.seq_len, config.data.vocab_size, f"data={config.data.kind}")
+    dataset.refuse_foreign()
+    return dataset
 
 
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:

@@ -1,7 +1,9 @@
-"""Files of tokens, memory-mapped: flat `.bin` files and the indexed files of Megatron-LM.
+"""Files of tokens, memory-mapped: flat `.bin` files, NumPy's `.npy`, those of llm.c, the indexed files of Megatron-LM.
 
-A flat file is nothing but unsigned integers, little-endian. Megatron's `NAME.bin` is the same for any integer type, and
-`NAME.idx` beside it says where the sequences are (public format, version 1, all little-endian):
+A flat file is nothing but integers, little-endian. What else a file is, it says itself (`file_kinds`): NumPy's by its
+header, llm.c's by 256 int32 (magic number, version, number of tokens) in front of them. Megatron's `NAME.bin` is as a
+flat file of any integer type, and `NAME.idx` beside it says where the sequences are (public format, version 1, all
+little-endian):
 
     9 bytes "MMIDIDX" 0 0    uint64 version 1    uint8 type code    uint64 s, sequences    uint64 d, document bounds
     int32[s] tokens per sequence    int64[s] byte offset of each in the .bin    int64[d] first sequence per document
@@ -14,6 +16,8 @@ import numpy as np
 
 from elaswave_fx.config.schema import show
 from elaswave_fx.data.corpus import matching_files
+from elaswave_fx.data.file_kinds import LLM_C, LLM_C_TOKENS, NUMPY, TEXT, kind_of
+from elaswave_fx.data.token_width import refuse_other_width
 from elaswave_fx.data.tokens import ArrayTokens, JoinedTokens, PiecedTokens, TokenStream
 from elaswave_fx.errors import DataError
 
@@ -21,18 +25,21 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
 # Codes 6 and 7 are floating-point types, which are no tokens.
 _TYPE_CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_LLM_C_BYTES = 4 * 256
+"""Of llm.c's header."""
 
 
-def open_token_files(patterns: Sequence[str], dtype: str) -> TokenStream:
-    """One stream of the tokens of all files, in the order of the patterns. `dtype` is that of flat files.
+def open_token_files(patterns: Sequence[str], dtype: str, vocab_size: int | None = None) -> TokenStream:
+    """One stream of the tokens of all files, in the order of the patterns. `dtype` is that of flat files, `vocab_size`
+    what ids are below, if that is known.
 
-    Raises `DataError` for files that are missing, empty, cut off or not of the format.
+    Raises `DataError` for files that are missing, empty, cut off, of a format that is not read, or of another width.
     """
     expanded = [_with_suffix(pattern) for pattern in patterns]
     files = [path for path in matching_files(expanded) if path.suffix != ".idx"]
     if not files:
         raise DataError(f"data.paths={show(patterns)}: holds .idx files without their .bin")
-    streams = [_open(path, dtype) for path in files]
+    streams = [_open(path, dtype, vocab_size) for path in files]
     return streams[0] if len(streams) == 1 else JoinedTokens(streams)
 
 
@@ -43,9 +50,52 @@ def _with_suffix(pattern: str) -> str:
     return str(paired) if not path.exists() and paired.is_file() else pattern
 
 
-def _open(path: Path, dtype: str) -> TokenStream:
+def _open(path: Path, dtype: str, vocab_size: int | None) -> TokenStream:
     index = path.with_suffix(".idx")
-    return _open_indexed(path, index) if index.is_file() else ArrayTokens(_map(path, np.dtype(dtype).newbyteorder("<")))
+    if index.is_file():
+        return _open_indexed(path, index)
+    kind = kind_of(path)
+    if kind is NUMPY:
+        return ArrayTokens(_array(path))
+    if kind is LLM_C:
+        return ArrayTokens(_of_llm_c(path))
+    if kind is TEXT:
+        raise DataError(
+            f"data.paths={path}: is text, no file of tokens; {TEXT.cure}, or name the files of tokens alone"
+        )
+    if kind is not None:
+        raise DataError(f"data.paths={path}: is {kind.name}, no flat file of tokens; {kind.cure}")
+    tokens = _map(path, np.dtype(dtype).newbyteorder("<"))
+    refuse_other_width(path, dtype, vocab_size)
+    return ArrayTokens(tokens)
+
+
+def _array(path: Path) -> np.ndarray:
+    """The array of a `.npy` file: one dimension of integers."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"data.paths={path}: is {NUMPY.name} that cannot be read ({error})") from error
+    if array.dtype.kind not in "iu":
+        raise DataError(f"data.paths={path}: is {NUMPY.name} of {array.dtype}; token ids are integers")
+    if array.ndim != 1:
+        raise DataError(
+            f"data.paths={path}: is {NUMPY.name} of shape {list(array.shape)}; a stream of tokens has one dimension: "
+            "save array.reshape(-1)"
+        )
+    return array
+
+
+def _of_llm_c(path: Path) -> np.ndarray:
+    """The tokens behind llm.c's header, as many as it says."""
+    magic, version, count = (int(word) for word in np.fromfile(path, "<i4", 3))
+    known, dtype = LLM_C_TOKENS[magic]
+    if version != known:
+        raise DataError(f"data.paths={path}: is {LLM_C.name} of version {version}; version {known} is known")
+    there = (path.stat().st_size - _LLM_C_BYTES) / np.dtype(dtype).itemsize
+    if there != count:
+        raise DataError(f"data.paths={path}: is {LLM_C.name}, which says {count} tokens, and {there:g} follow it")
+    return np.memmap(path, dtype, mode="r", offset=_LLM_C_BYTES) if count else np.empty(0, dtype)
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:

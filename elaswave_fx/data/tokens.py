@@ -21,6 +21,9 @@ from elaswave_fx.errors import DataError
 _SCAN = 1 << 24
 """So many tokens are looked at together when the largest is wanted."""
 
+_PROBE, _PROBES = 1 << 15, 64
+"""So many tokens are looked at together, and how many times, before anything starts."""
+
 
 class TokenStream(Protocol):
     def __len__(self) -> int: ...
@@ -86,6 +89,10 @@ class JoinedTokens:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
+def _ends(tokens: np.ndarray) -> tuple[int, int]:
+    return int(tokens.min()), int(tokens.max())
+
+
 class TokenDataset(Dataset):
     """Windows of `seq_len` tokens; `vocab_size` None is measured when somebody asks. `name` is for messages."""
 
@@ -113,8 +120,26 @@ class TokenDataset(Dataset):
         if self._vocab_size is None:
             count = len(self._stream)
             ranges = ((start, min(start + _SCAN, count)) for start in range(0, count, _SCAN))
-            self._vocab_size = max(int(self._stream.read(start, stop).max()) for start, stop in ranges) + 1
+            ends = [_ends(self._stream.read(start, stop)) for start, stop in ranges]
+            self._refuse_negative(min(least for least, _ in ends))
+            self._vocab_size = max(most for _, most in ends) + 1
         return self._vocab_size
+
+    def refuse_foreign(self) -> None:
+        """Look at tokens here and there. Raises `DataError` if one is not of the vocabulary that was given."""
+        count = len(self._stream)
+        starts = np.unique(np.linspace(0, max(count - _PROBE, 0), _PROBES).astype(np.int64))
+        ends = [_ends(self._stream.read(int(start), min(int(start) + _PROBE, count))) for start in starts]
+        self._refuse_negative(min(least for least, _ in ends))
+        most = max(most for _, most in ends)
+        if self._vocab_size is not None and most >= self._vocab_size:
+            raise DataError(
+                f"data.vocab_size={self._vocab_size}: {self._name} holds token {most}; nearest valid: {most + 1}"
+            )
+
+    def _refuse_negative(self, least: int) -> None:
+        if least < 0:
+            raise DataError(f"{self._name}: holds the negative token id {least}")
 
     def __len__(self) -> int:
         return (len(self._stream) - 1) // self._seq_len

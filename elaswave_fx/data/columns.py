@@ -1,0 +1,125 @@
+"""Columns of Arrow tables: what is in them is told from their types, for whole columns, never from a first row.
+
+texts_of(column)    string, large_string, …     ->  documents; rows of null are left out
+tokens_of(column)   lists of integers           ->  one stream; rows of null are left out, as empty ones are
+refuse_no_numbers   numbers and lists of them   ->  nothing, or a `DataError` that names the first row of null
+"""
+
+from typing import Any
+
+import numpy as np
+
+from elaswave_fx.errors import DataError
+
+_JSON = "arrow.json"
+"""The extension type that `datasets` gives a column of several types: every value as its JSON text."""
+
+
+def texts_of(column: Any) -> list[bytes] | None:
+    """The texts of a chunked array, in UTF-8; None if it holds something else."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    types = pa.types
+    if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
+        return None
+    return column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
+
+
+def tokens_of(column: Any, place: str) -> np.ndarray | None:
+    """The token ids of a chunked array of lists, one after the other; None if it holds something else.
+
+    Raises `DataError` for a null among the ids, with its row."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    if not _is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+        return None
+    ids = _compute().list_flatten(column)
+    if ids.null_count:
+        raise DataError(f"{place}: row {_row_of_null(column, of_rows=False)} has a null among its token ids")
+    chunks = ids.chunks if isinstance(ids, pa.ChunkedArray) else [ids]
+    parts = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def refuse_no_numbers(column: Any, place: str) -> None:
+    """Raise `DataError` for what is neither a number nor nested lists of them, or has a null, with its row."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    kind = column.type
+    while _is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind) and column.null_count == len(column):
+        raise DataError(f"{place}: has no values, all {len(column)} rows are null")
+    if pa.types.is_null(kind):
+        kind = pa.int64()  # lists that are all empty
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"{place}: holds {type_in_words(column.type)}; a sample is made of numbers and lists of numbers"
+        )
+    row = _row_of_null(column)
+    if row is not None:
+        raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
+
+
+def refuse_ragged(column: Any, place: str) -> None:
+    """Raise `DataError` if lists differ in length, with the first row whose list has another length than row 0."""
+    column = _plain(column).combine_chunks()
+    rows = np.arange(len(column))
+    while _is_list(column.type) and len(column):
+        lengths = _compute().list_value_length(column).to_numpy(zero_copy_only=False)
+        (others,) = np.nonzero(lengths != lengths[0])
+        if len(others):
+            raise DataError(
+                f"{place}: has {lengths[others[0]]} values in row {rows[others[0]]} and {lengths[0]} in row {rows[0]}; "
+                "all samples must have one shape: pad them (with labels of -100 and an attention_mask), or have "
+                "data.transform do so"
+            )
+        rows = rows[_compute().list_parent_indices(column).to_numpy()]
+        column = column.flatten()
+
+
+def _compute() -> Any:
+    import pyarrow.compute
+
+    return pyarrow.compute  # most of it is made when it is imported, which no type checker sees
+
+
+def type_in_words(kind: Any) -> str:
+    """An Arrow type, for messages."""
+    return "values of several types" if _JSON in str(kind) else str(kind)
+
+
+def _plain(column: Any) -> Any:
+    """The column without what only says how it is stored: extension types, dictionaries, views."""
+    import pyarrow as pa
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != _JSON:
+        return _plain(pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
+    if pa.types.is_dictionary(kind):
+        return _plain(column.cast(kind.value_type))
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return _plain(column.cast(pa.large_list(kind.value_type)))
+    return column
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _row_of_null(column: Any, of_rows: bool = True) -> int | None:
+    """The first row that has a null somewhere in its lists, or (`of_rows`) is null; None: there is none."""
+    column = column.combine_chunks()
+    rows, found = np.arange(len(column)), []
+    while True:
+        if column.null_count and of_rows:
+            found.append(int(rows[column.is_null().to_numpy(zero_copy_only=False)][0]))
+        if not _is_list(column.type):
+            return min(found, default=None)
+        rows = rows[_compute().list_parent_indices(column).to_numpy()]
+        column, of_rows = column.flatten(), True

@@ -1,0 +1,119 @@
+"""Whether a flat file of tokens can have the type that it is said to have: wrong widths show in the ids.
+
+    int64 ids read as uint16:   7 0 0 0 9 0 0 0 …         three of four tokens are 0
+    uint32 ids read as uint16:  7 0 9 0 …                 every second token is 0
+    uint16 ids read as uint32:  7 + 9 x 65536, …          the upper half of an id is as large as the lower one
+
+Only a part of a large file is looked at, spread evenly over it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from elaswave_fx.errors import DataError
+
+_BLOCK, _BLOCKS = 1 << 16, 64
+"""Bytes that are looked at together, and how many times."""
+
+_LEAST = 16
+"""So many ids that are not 0 make a pattern."""
+
+_MANY, _FEW_UPPER = 1024, 16
+"""Among so many 32-bit ids of a large vocabulary the upper halves stay below that: ids below a million."""
+
+_OF_HALF = 8
+"""The upper half of ids that counts as as large as the lower one."""
+
+
+def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
+    """Raise `DataError` if ids of `dtype` cannot be meant, with the nearest type that can."""
+    examined = _examined(path)
+    sign = _sign(examined, np.dtype(dtype), vocab_size)
+    if sign is None:
+        return
+    fitting = [name for name in _candidates(vocab_size) if _sign(examined, np.dtype(name), vocab_size) is None]
+    if fitting:
+        cure = f"nearest valid: data.dtype={fitting[0]}"
+    elif vocab_size is not None:
+        cure = f"nearest valid: data.vocab_size={_largest(examined, np.dtype(dtype)) + 1}"
+    else:
+        cure = "save the ids with numpy.save, which keeps their type"
+    raise DataError(f"data.paths={path}: cannot be tokens of data.dtype={dtype}: {sign}; {cure}")
+
+
+def _candidates(vocab_size: int | None) -> Iterator[str]:
+    """Return types in the order in which they are likely; bytes are ids of any width, unless a vocabulary says so."""
+    if vocab_size is not None and vocab_size <= 256:
+        yield "uint8"
+    yield from ("uint16", "uint32", "int64")
+
+
+def _examined(path: Path) -> np.ndarray:
+    """The bytes that are looked at, in blocks that begin at multiples of 8."""
+    raw = np.memmap(path, np.uint8, mode="r")
+    if len(raw) <= _BLOCK * _BLOCKS:
+        return np.asarray(raw)
+    starts = np.linspace(0, len(raw) - _BLOCK, _BLOCKS).astype(np.int64) // 8 * 8
+    return np.concatenate([raw[start : start + _BLOCK] for start in starts])
+
+
+def _sign(examined: np.ndarray, dtype: np.dtype, vocab_size: int | None) -> str | None:
+    """What shows that the bytes are no ids of `dtype`, or None."""
+    tokens = _view(examined, dtype)
+    if not len(tokens):
+        return None
+    return (
+        _sign_of_wider(examined, dtype)
+        or _sign_of_range(tokens, vocab_size)
+        or (_sign_of_narrower(examined, dtype) if vocab_size is None else None)
+    )
+
+
+def _sign_of_wider(examined: np.ndarray, dtype: np.dtype) -> str | None:
+    """Return what shows an upper half of wider ids, which is (nearly) always 0."""
+    width = dtype.itemsize
+    for wider in (8, 4, 2):
+        parts = wider // width
+        if parts < 2:
+            break
+        lanes = _view(examined, np.dtype(f"<u{width}"), wider).reshape(-1, parts)
+        low, high = lanes[:, : parts // 2], lanes[:, parts // 2 :]
+        if not len(lanes) or np.count_nonzero(low.any(axis=1)) < _LEAST:
+            continue
+        if not high.any():
+            zeros = sum(not lane.any() for lane in lanes.T)
+            return "every second token is 0" if parts == 2 else f"{zeros} of every {parts} tokens are 0"
+        if (width, wider) == (2, 4) and len(lanes) >= _MANY and high.max() < _FEW_UPPER and np.median(low) > 255:
+            return f"every second token is below {_FEW_UPPER}"
+    return None
+
+
+def _sign_of_range(tokens: np.ndarray, vocab_size: int | None) -> str | None:
+    if tokens.min() < 0:
+        return f"it would hold the negative id {int(tokens.min())}"
+    if vocab_size is not None and tokens.max() >= vocab_size:
+        return f"it would hold id {int(tokens.max())}, beyond data.vocab_size={vocab_size}"
+    return None
+
+
+def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
+    """Return what shows two ids in one: upper halves that are used as lower ones are."""
+    width = dtype.itemsize
+    if width < 4:
+        return None
+    halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
+    low, high = int(halves[:, 0].max()), int(halves[:, 1].max())
+    if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
+        return None
+    return f"the upper half of ids (up to {high}) is as large as the lower one (up to {low}), as of two ids in one"
+
+
+def _view(examined: np.ndarray, dtype: np.dtype, multiple: int | None = None) -> np.ndarray:
+    whole = multiple or dtype.itemsize
+    return examined[: len(examined) // whole * whole].view(dtype.newbyteorder("<"))
+
+
+def _largest(examined: np.ndarray, dtype: np.dtype) -> int:
+    return int(_view(examined, dtype).max())

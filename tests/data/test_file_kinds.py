@@ -1,0 +1,273 @@
+"""Files say what they are: containers are read as what they are or refused by name, and flat files of another width
+than data.dtype are refused."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.data import Dataset, open_data
+from elaswave_fx.data.file_kinds import TEXT, kind_of
+from elaswave_fx.errors import DataError
+
+TOKENS = (np.arange(4000) * 7919 % 100).astype(np.uint16)
+
+
+def opened(kind: str, path: Path, *words: str) -> Dataset:
+    return open_data(load_config([f"data={kind}", f"data.paths=[{path}]", "seq_len=16", "cache.enabled=false", *words]))
+
+
+def llm_c(magic: int, version: int, tokens: np.ndarray, count: int | None = None) -> bytes:
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    return header.tobytes() + tokens.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "<i4", "<u4", "<i8"])
+def test_a_numpy_array_is_read_by_its_own_header(dtype: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", TOKENS.astype(dtype))
+    dataset = opened("memmap", tmp_path / "tokens.npy")
+    assert (len(dataset), dataset.vocab_size) == (3999 // 16, 100)
+    assert dataset.sample(3)["labels"].tolist() == TOKENS[49:65].tolist()
+
+
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "<u2"), (20240801, 7, "<u4")])
+def test_a_token_file_of_llm_c_is_read_behind_its_header(magic: int, version: int, dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(llm_c(magic, version, TOKENS.astype(dtype)))
+    dataset = opened("memmap", tmp_path / "train.bin")
+    assert dataset.vocab_size == 100
+    assert dataset.sample(0)["input_ids"].tolist() == TOKENS[:16].tolist()
+
+
+def test_containers_are_joined_with_flat_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", TOKENS.astype(np.int64))
+    TOKENS.tofile(tmp_path / "b.bin")
+    (tmp_path / "c.bin").write_bytes(llm_c(20240520, 1, TOKENS))
+    assert len(opened("memmap", tmp_path)) == (3 * 4000 - 1) // 16
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((4, 100), np.uint16), r"of shape \[4, 100\]; a stream of tokens has one dimension"),
+        (np.zeros(100, np.float32), "of float32; token ids are integers"),
+        (np.array([[1], [2, 3]], object), "cannot be read"),
+        (np.array([5, -100, 7] * 20), "holds the negative token id -100"),
+    ],
+    ids=["rows", "floats", "objects", "negative"],
+)
+def test_arrays_that_are_no_stream_of_tokens(array: np.ndarray, words: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match=words):
+        opened("memmap", tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (llm_c(20240520, 2, TOKENS), "of version 2; version 1 is known"),
+        (llm_c(20240520, 1, TOKENS, count=5000), "which says 5000 tokens, and 4000 follow it"),
+        (llm_c(20240522, 1, TOKENS), "an evaluation file of llm.c"),
+    ],
+)
+def test_files_of_llm_c_that_are_not_read(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        opened("memmap", tmp_path / "x.bin")
+
+
+def tensors(path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"ids": torch.arange(100)}, path)
+
+
+def archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("notes.txt", "words")
+
+
+def tar(path: Path) -> None:
+    with tarfile.open(path, "w") as file:
+        file.addfile(tarfile.TarInfo("notes.txt"), io.BytesIO(b""))
+
+
+def parquet(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"ids": [[1, 2]]}), path)
+
+
+def arrow(stream: bool) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        import pyarrow as pa
+
+        table = pa.table({"ids": [[1, 2]]})
+        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
+            file.write_table(table)
+
+    return write
+
+
+def database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table t (x)")
+
+
+def old_torch(path: Path) -> None:
+    torch.save(torch.arange(9), path, _use_new_zipfile_serialization=False)
+
+
+def npz(path: Path) -> None:
+    np.savez(path.open("wb"), ids=TOKENS)
+
+
+def hdf5(path: Path) -> None:
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+
+
+def written(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+ROWS = [{"ids": list(range(9)), "name": str(number)} for number in range(50)]
+CONTAINERS = {
+    "a Parquet table; data=hf": parquet,
+    "an Arrow table; data=hf ": arrow(stream=False),
+    "an Arrow table; data=hf": arrow(stream=True),
+    "compressed by gzip; decompress": written(gzip.compress(TOKENS.tobytes())),
+    "compressed by bzip2; decompress": written(bz2.compress(TOKENS.tobytes())),
+    "compressed by xz; decompress": written(lzma.compress(TOKENS.tobytes())),
+    "compressed by zstd; decompress": written(b"\x28\xb5\x2f\xfd\x24\x05" + bytes(20)),
+    "an archive of NumPy arrays (.npz); save": npz,
+    "a zip archive; unpack": archive,
+    "a tar archive; unpack": tar,
+    "a file of torch.save; save": lambda path: torch.save(torch.arange(9), path),
+    "a file of torch.save; save ": old_torch,
+    "a file of safetensors; save": tensors,
+    "an HDF5 file; save": hdf5,
+    "a pickle; save": written(pickle.dumps(ROWS)),
+    "a pickle; save ": written(pickle.dumps(ROWS, protocol=2)),
+    "an SQLite database; export": database,
+    "a PDF; extract": written(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj"),
+    "a PNG image; leave": written(b"\x89PNG\r\n\x1a\n" + bytes(20)),
+}
+
+
+@pytest.mark.parametrize("words", CONTAINERS)
+def test_what_is_neither_tokens_nor_text_is_refused_by_name(words: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    CONTAINERS[words](path)
+    name, _, cure = words.strip().partition("; ")
+    for kind, rest in (("memmap", "no flat file of tokens"), ("files", "no text")):
+        with pytest.raises(DataError) as caught:
+            opened(kind, path)
+        assert str(caught.value).startswith(f"data.paths={path}: is {name}, {rest}; {cure}"), kind
+
+
+def test_text_is_no_file_of_tokens_and_tokens_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "prepare.py").write_text("import numpy\n" * 20)
+    with pytest.raises(DataError, match="prepare.py: is text, no file of tokens; data=files reads it"):
+        opened("memmap", tmp_path)
+    (tmp_path / "prepare.py").unlink()
+    np.save(tmp_path / "x.npy", TOKENS)
+    with pytest.raises(DataError, match="x.npy: is a NumPy array .*no text; data=memmap reads it"):
+        opened("files", tmp_path)
+    (tmp_path / "x.npy").unlink()
+    TOKENS.tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match="x.bin: is no text, it has bytes of 0 .*data=memmap"):
+        opened("files", tmp_path)
+    (tmp_path / "x.bin").write_text("Wörter und mehr\n" * 20, encoding="utf-16")
+    with pytest.raises(DataError, match="x.bin: is text in UTF-16 or UTF-32; save it in UTF-8"):
+        opened("files", tmp_path)
+
+
+def test_text_of_any_kind_is_text(tmp_path: Path) -> None:
+    texts = (
+        "häßlich, 漢字 👋\n" * 2000,
+        "BZh is no archive, nor is PK" * 9,
+        '{"a": 1}\n' * 9,
+        "\x1b[1mred\x1b[0m" * 9,
+    )
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.txt"
+        path.write_text(text, encoding="utf-8")
+        assert kind_of(path) is TEXT, text[:20]
+    (tmp_path / "latin-1.txt").write_bytes("Straße und Häuser\n".encode("latin-1") * 20)
+    opened("files", tmp_path)  # byte by byte, as ever
+
+
+@pytest.mark.parametrize(
+    ("stored", "read", "vocab_size", "words"),
+    [
+        ("<u4", "uint16", None, "every second token is 0; nearest valid: data.dtype=uint32"),
+        ("<i4", "uint16", None, "every second token is 0; nearest valid: data.dtype=uint32"),
+        ("<i8", "uint16", None, "3 of every 4 tokens are 0; nearest valid: data.dtype=int64"),
+        ("<i8", "uint32", None, "every second token is 0; nearest valid: data.dtype=int64"),
+        ("<i8", "uint8", None, "7 of every 8 tokens are 0; nearest valid: data.dtype=int64"),
+        ("<u2", "uint32", None, "as of two ids in one; nearest valid: data.dtype=uint16"),
+        ("<u2", "int64", None, "as of two ids in one; nearest valid: data.dtype=uint16"),
+        ("<u4", "int64", None, "as of two ids in one; nearest valid: data.dtype=uint32"),
+        ("<u2", "uint32", 100, "beyond data.vocab_size=100; nearest valid: data.dtype=uint16"),
+        ("u1", "uint16", 100, "beyond data.vocab_size=100; nearest valid: data.dtype=uint8"),
+        ("<u2", "uint16", 50, "id 99, beyond data.vocab_size=50; nearest valid: data.vocab_size=100"),
+    ],
+)
+def test_flat_files_of_another_width(
+    stored: str, read: str, vocab_size: int | None, words: str, tmp_path: Path
+) -> None:
+    TOKENS.astype(stored).tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError) as caught:
+        opened("memmap", tmp_path / "x.bin", f"data.dtype={read}", f"data.vocab_size={vocab_size or 'null'}")
+    assert str(caught.value).startswith(f"data.paths={tmp_path}/x.bin: cannot be tokens of data.dtype={read}: ")
+    assert str(caught.value).endswith(words)
+
+
+LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "read"),
+    [
+        (TOKENS, "uint16"),
+        (TOKENS % 2, "uint16"),
+        (np.zeros(4000, np.uint16), "uint16"),
+        (LARGE.astype("<u4"), "uint32"),
+        (LARGE.astype("<i8"), "int64"),
+        ((LARGE % 50257).astype("<u2"), "uint16"),
+        ((LARGE % 256).astype("u1"), "uint8"),
+        (np.repeat((LARGE % 200).astype("<u2"), 3), "uint16"),
+        (np.where(LARGE < 64_000, 0, LARGE % 500).astype("<u2"), "uint16"),
+    ],
+    ids=["small", "bits", "padding", "uint32", "int64", "uint16", "uint8", "repeated", "half padding"],
+)
+def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, tmp_path: Path) -> None:
+    tokens.tofile(tmp_path / "x.bin")
+    assert opened("memmap", tmp_path / "x.bin", f"data.dtype={read}").vocab_size == int(tokens.max()) + 1
+
+
+def test_a_large_vocabulary_in_32_bits_is_not_read_as_16(tmp_path: Path) -> None:
+    LARGE.astype("<u4").tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match="every second token is below 16; nearest valid: data.dtype=uint32"):
+        opened("memmap", tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "rows.jsonl"])
+def test_ids_beyond_a_vocabulary_that_was_given_are_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", TOKENS)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"ids": TOKENS.tolist()}))
+    with pytest.raises(DataError, match="data.vocab_size=99: data=.* holds token 99; nearest valid: 100"):
+        opened("memmap" if name == "x.npy" else "hf", tmp_path / name, "data.vocab_size=99")

@@ -1,0 +1,167 @@
+"""Tables: what columns hold is told from their types; rows of null are left out or refused; other columns may be
+anything."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.data import Dataset, open_data
+from elaswave_fx.errors import DataError
+
+datasets = pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
+
+
+def opened(paths: Sequence[Path] | Path, *words: str, cache: Path | None = None) -> Dataset:
+    named = ",".join(map(str, paths)) if isinstance(paths, Sequence) else str(paths)
+    kept = "cache.enabled=false" if cache is None else f"cache.dir={cache}"
+    return open_data(load_config(["data=hf", f"data.paths=[{named}]", "seq_len=4", kept, *words]))
+
+
+def parquet(folder: Path, array: Any, name: str = "x") -> Path:
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({name: array, "other": list(range(len(array)))}), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def ids_of(dataset: Dataset) -> list[int]:
+    """The stream: inputs of all samples, and the last label."""
+    batch = dataset.batch(np.arange(len(dataset)))
+    return [*batch["input_ids"].flatten().tolist(), int(batch["labels"][-1, -1])]
+
+
+IDS = [[1, 2, 3], None, [4, 5], [], [6, 7, 8, 9]]
+PAIRS = [None, [1, 2], [3, 4], None, [5, 6], [7, 8], [9, 9]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(IDS, pa.list_(pa.int32())),
+        pa.array(IDS, pa.large_list(pa.uint16())),
+        pa.array([None, *IDS], pa.list_(pa.int64())),
+        pa.array(PAIRS, pa.list_(pa.int8(), 2)),
+    ],
+    ids=["list", "large_list", "null first", "fixed_size_list"],
+)
+def test_rows_of_null_are_left_out_of_token_ids(column: Any, tmp_path: Path) -> None:
+    assert ids_of(opened(parquet(tmp_path, column), "data.column=x")) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_rows_of_null_are_left_out_of_texts(kind: str, tmp_path: Path) -> None:
+    texts = pa.array([None, "abcd", None, "", "efgh"])
+    column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(getattr(pa, kind)())
+    assert bytes(ids_of(opened(parquet(tmp_path, column), "data.column=x"))) == b"abcd\0\0efg\0"[:9]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([[1.0, 2.0]] * 9), r"holds list<.*double>, neither text nor lists of token ids"),
+        (pa.array([[True, False]] * 9), r"holds list<.*bool>, neither text"),
+        (pa.array([[[1, 2], [3]]] * 9), r"holds list<.*list<.*int64>>, neither text"),
+        (pa.array([None] * 9), "holds null, neither text"),
+        (pa.array([b"abc"] * 9), "holds binary, neither text"),
+        (pa.array([[1, 2], [3, None], [None]]), "row 1 has a null among its token ids"),
+        (pa.array([None, [1, 2], None, [3, None]]), "row 3 has a null among its token ids"),
+    ],
+    ids=["floats", "bools", "nested", "nulls", "binary", "null inside", "null rows before"],
+)
+def test_columns_that_are_no_tokens(column: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"data.column=x: {words}"):
+        opened(parquet(tmp_path, column), "data.column=x")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([1.5, 2.5, None]), "row 2 has a null"),
+        (pa.array([None, [1, 2]]), "row 0 has a null"),
+        (pa.array([[[1, 2]], [[3, None]]]), "row 1 has a null"),
+        (pa.array(PAIRS[1:], pa.list_(pa.int8(), 2)), "row 2 has a null"),
+        (pa.array(["a", "b"]), "holds string; a sample is made of numbers"),
+        (pa.array([{"a": 1}] * 2), "holds struct<a: int64>; a sample is made of numbers"),
+        (pa.array([None, None]), "has no values, all 2 rows are null"),
+        (pa.array([[1, 2], [1, 2, 3]]), r"has 3 values in row 1 and 2 in row 0; all samples must have one shape"),
+        (pa.array([[[1], [2]], [[1], [2, 3]]]), "has 2 values in row 1 and 1 in row 0; all samples"),
+    ],
+)
+def test_columns_of_fields_that_cannot_be(column: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"data.fields: column x: {words}"):
+        opened(parquet(tmp_path, column), "data.fields=[x,other]")
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "arrow", None])
+def test_a_table_may_give_its_rows_in_any_form(form: str | None, tmp_path: Path) -> None:
+    table = datasets.Dataset.from_dict({"x": [[1, 2, 3], [4, 5, 6]], "y": [0.5, 1.5], "z": ["a", "b"]})
+    table.set_format(form, columns=["y"] if form == "torch" else None)
+    table.save_to_disk(str(tmp_path / "saved"))
+    assert ids_of(opened(tmp_path / "saved", "data.column=x")) == [1, 2, 3, 4, 5]
+    row = opened(tmp_path / "saved", "data.fields=[x,y]").sample(1)
+    assert (row["x"].tolist(), row["y"].item()) == ([4, 5, 6], 1.5)
+    assert len(opened(tmp_path / "saved", "data.column=z", "seq_len=3")) == 1
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+MIXED = ({"text": "abcd", "ids": [1, 2, 3], "m": 1}, {"text": None, "ids": None, "m": 2})
+OTHERS = ({"text": "efgh", "ids": [4, 5], "m": {"by": [1, "x"]}}, {"text": "i", "ids": [6, 7, 8, 9], "m": "x"})
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)], ids=["values first", "null first"])
+def test_a_mixed_column_that_nobody_reads_does_not_matter(
+    cached: bool, places: tuple[int, int], tmp_path: Path
+) -> None:
+    first = [MIXED[place] for place in places]
+    paths = [lines(tmp_path / "a.jsonl", *first[:1]), lines(tmp_path / "b.jsonl", *first[1:], *OTHERS)]
+    cache = tmp_path / "cache" if cached else None
+    assert ids_of(opened(paths, "data.column=ids", cache=cache)) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert bytes(ids_of(opened(paths, cache=cache))) == b"abcd\0efgh\0i\0"[:9]
+    with pytest.raises(DataError, match="data.column=idz: no such column; nearest valid value: ids"):
+        opened(paths, "data.column=idz", cache=cache)
+    with pytest.raises(DataError, match="column m holds values of several types, such as .* in row"):
+        opened(paths, "data.column=m", cache=cache)
+
+
+def test_a_mixed_column_of_one_file(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "abcdefgh", "m": 1}, {"text": "b", "m": "x"})
+    assert len(opened(path)) == 2
+    for words in ("data.column=m", "data.fields=[m]"):
+        with pytest.raises(DataError, match="holds values of several types"):
+            opened(path, words)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_whose_other_columns_differ(kind: str, tmp_path: Path) -> None:
+    tables = [datasets.Dataset.from_dict({"text": ["abcd"], "m": [m]}) for m in (1, "x")]
+    paths = [tmp_path / f"{number}.{kind}" for number in range(2)]
+    for table, path in zip(tables, paths, strict=True):
+        getattr(table, f"to_{kind}")(str(path))
+    assert bytes(ids_of(opened(paths, "data.column=text"))) == b"abcd\0abcd"
+    with pytest.raises(DataError, match="data.column=txt: no such column; nearest valid value: text"):
+        opened(paths, "data.column=txt")
+
+
+def test_a_text_may_read_like_a_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,m\nNA,1\n,2\nnull,3\n")
+    assert bytes(ids_of(opened(tmp_path / "rows.csv", "data.column=text", "seq_len=6"))) == b"NA\0null"
+
+
+def test_arrow_files_are_tables_too(tmp_path: Path) -> None:
+    table = pa.table({"ids": [[1, 2, 3], [4, 5]]})
+    for stream in (True, False):
+        path = tmp_path / f"{stream}.arrow"
+        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
+            file.write_table(table)
+        assert ids_of(opened(path)) == [1, 2, 3, 4, 5]
