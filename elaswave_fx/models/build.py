@@ -4,7 +4,6 @@ In: `ModelConfig`, the sizes of the data, a seed. Out: a `torch.nn.Module` in tr
 `forward` returns (loss sum, count). The same arguments give the same bits, in any process.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,18 @@ from elaswave_fx.config.targets import instantiate
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
+from elaswave_fx.models.hf_config import read_hf_config
 from elaswave_fx.models.resnet import ResNet
 from elaswave_fx.models.sizes import DataSizes
 from elaswave_fx.models.two_tower import TwoTower
+
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
+    "merges.txt", "sentencepiece.bpe.model",
+)  # fmt: skip
+
+_BYTES = (256, 257)
+"""Vocabularies of weights that were trained here on bytes, with or without a mask."""
 
 
 def build_model(
@@ -48,18 +56,6 @@ def build_model(
     return built.train()
 
 
-def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """The `config.json` of a Hugging Face folder; raises `ConfigError`."""
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"init_from={folder}: config.json cannot be read: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"init_from={folder}: config.json names no model_type")
-    return config
-
-
 def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None) -> nn.Module:
     from elaswave_fx.models.hf import MaskedLM, build_hf
     from elaswave_fx.models.mask_token import mask_token_of
@@ -69,6 +65,8 @@ def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None
     name = model.name or base.get("model_type", "")
     if base and name != base["model_type"]:
         raise ConfigError(f"model.name={name}: init_from={init_from} holds a model of type {base['model_type']}")
+    if init_from is not None:
+        _refuse_other_tokenizer(Path(init_from), {**base, **model.options}.get("vocab_size"), sizes)
     mask_token = model.mask_token
     if mask_token is None:
         mask_token = mask_token_of(init_from, {**base, **model.options})
@@ -78,6 +76,25 @@ def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None
     if init_from is not None:
         load_hf_weights(built, init_from)
     return built
+
+
+def _refuse_other_tokenizer(folder: Path, vocab_size: object, sizes: DataSizes) -> None:
+    """Refuse tokens that mean something else than those that the weights were trained on."""
+    if sizes.tokenizer is None:
+        return
+    files = sorted(name for name in _TOKENIZER_FILES if (folder / name).is_file())
+    if sizes.tokenizer == "bytes" and not files and vocab_size in _BYTES:
+        return
+    why = {
+        "bpe": "tokenizer=bpe was trained on this data",
+        "bytes": "tokenizer=bytes takes the bytes of the text for ids",
+    }[sizes.tokenizer]
+    own = f"its {files[0]} says which" if files else f"{vocab_size} of them"
+    raise ConfigError(
+        f"init_from={folder}: its weights know the tokens of a tokenizer of their own ({own}), and {why}, so that ids "
+        "would mean other tokens; give ids that the folder's tokenizer made: data=memmap, or data=hf with a column of "
+        "token ids"
+    )
 
 
 def _build_target(model: ModelConfig, sizes: DataSizes) -> nn.Module:

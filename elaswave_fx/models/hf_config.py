@@ -7,13 +7,16 @@ refused, a value that the user left out is set to what the data needs:
       -> task causal_lm, config with vocab_size=256 and at least 64 positions
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from elaswave_fx.config.schema import nearest
+from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
 
@@ -84,6 +87,24 @@ def resolve(
         refuse_loss_options({"problem_type": getattr(config, "problem_type", None)})
         _check_patches(config)
     return Resolved(task, auto_class, config)
+
+
+def task_of(model: ModelConfig, init_from: str | Path | None) -> str:
+    """The task that `model`, of kind hf, is built for. Raises `ConfigError`."""
+    model_type = model.name or (read_hf_config(init_from)["model_type"] if init_from is not None else "")
+    return model.task or _choose_task(model_type, _make_config(model_type, {}), None)[0]
+
+
+def read_hf_config(folder: str | Path) -> dict[str, Any]:
+    """The `config.json` of a Hugging Face folder; raises `ConfigError`."""
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"init_from={folder}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ConfigError(f"init_from={folder}: config.json names no model_type")
+    return config
 
 
 def _make_config(model_type: str, options: Mapping[str, Any]) -> Any:

@@ -153,6 +153,32 @@ def test_bytes_are_not_the_tokens_of_a_vocabulary_that_a_model_brings():
     build_model(ModelConfig(kind="hf", task=None, name="gpt2", options=gpt2), **{**sizes, "tokenizer": None})
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "file", "words"),
+    [
+        ("bpe", 300, None, "(300 of them), and tokenizer=bpe was trained on this data"),
+        ("bpe", 300, "tokenizer.json", "(its tokenizer.json says which), and tokenizer=bpe was trained on this data"),
+        ("bytes", 384, None, "(384 of them), and tokenizer=bytes takes the bytes of the text for ids"),
+        ("bytes", 256, "tokenizer_config.json", "(its tokenizer_config.json says which), and tokenizer=bytes takes"),
+        ("bytes", 256, None, None),
+        (None, 300, "tokenizer.json", None),
+    ],
+)
+def test_weights_are_not_given_the_tokens_of_another_tokenizer(tmp_path, tokenizer, vocab_size, file, words):
+    build("gpt2", {**GPT2, "vocab_size": vocab_size}).model.save_pretrained(tmp_path)
+    if file is not None:
+        (tmp_path / file).write_text("{}")
+    config = ModelConfig(kind="hf", task=None, name="", options={})
+    known = {"vocab_size": min(vocab_size, 256), "seq_len": 8, "seed": 0, "tokenizer": tokenizer}
+    if words is None:
+        build_model(config, init_from=tmp_path, **known)
+        return
+    with pytest.raises(ConfigError) as caught:
+        build_model(config, init_from=tmp_path, **known)
+    assert words in str(caught.value)
+    assert str(caught.value).endswith("data=memmap, or data=hf with a column of token ids")
+
+
 def test_the_architectures_own_output_is_refused_by_name():
     model = build("gpt2", GPT2)
     ids = inputs_of("gpt2", 2)["input_ids"]
