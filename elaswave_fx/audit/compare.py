@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.record import Line, Record, Summary, sum_of_keys
 from elaswave_fx.checkpoint.manifest import leaves, plain_config
+from elaswave_fx.config.types import Config
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.program.artifact import Artifact
 
 _MAY_DIFFER = (
     "parallel.dp", "parallel.pp", "parallel.ranks_per_host", "parallel.micro_batch", "copies.count", "copies.mode",
-    "checkpoint", "resume", "faults", "launch", "recovery", "cache", "steps", "eval.every", "policy", "planner",
+    "checkpoint", "resume", "faults", "launch", "recovery", "cache", "steps", "policy", "planner",
     "data.deadline_s", "optimizer.max_skipped", "passes.dump",
 )  # fmt: skip
 """Keys that cost an exact run no bit. (`steps` does where the learning rate follows from it; the ledger shows that.)"""
@@ -49,7 +50,7 @@ def _recipes(record: Record, other: Record) -> Iterator[Finding]:
         which = " and ".join(str(each.folder) for each in (record, other) if not each.exact)
         yield unchecked("recipes", f"{which}: without exact=true, layouts and losses of ranks change bits")
         return
-    here, there = (leaves(plain_config(each.last.config)) for each in (record, other))
+    here, there = (_keys_of(each.last.config) for each in (record, other))
     differing = [
         f"{key}={here.get(key)} against {there.get(key)}"
         for key in sorted({*here, *there})
@@ -63,6 +64,14 @@ def _recipes(record: Record, other: Record) -> Iterator[Finding]:
         yield unchecked("recipes", f"they are of other machines: {machine}")
     else:
         yield holds("recipes", "their keys differ in nothing that changes bits")
+
+
+def _keys_of(config: Config) -> dict[str, object]:
+    """Dotted key -> value; of the evaluation only what takes samples from training."""
+    plain = plain_config(config)
+    evaluation = config.eval
+    kept = {"fraction": evaluation.fraction, "split": evaluation.split}
+    return leaves({**plain, "eval": kept if evaluation.every and evaluation.data is None else {}})
 
 
 def _first_difference(own: Line, their: Line, artifact: Artifact | None) -> str | None:

@@ -32,7 +32,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.data import Source, check_evaluation, load_batch, open_source
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.devices import make_device
@@ -104,6 +104,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     """
     clock = _Clock()
     source = open_source(config)
+    check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
     state = None
@@ -364,6 +365,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         fingerprint=hash_of(fingerprint, built.folder.name),
         lines=(
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
+            *built.source.lines,
             *built.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
             *_links_line(config, plan),
@@ -453,7 +455,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             seed=config.seed,
             image_shape=image_shape,  # type: ignore[arg-type]
             classes=dataset.classes,
-            tokenizer=dataset.tokenizer,
+            tokenizer=dataset.tokenizer.kind if dataset.tokenizer is not None else None,
             init_from=config.init_from,
         )
     except (MemoryError, RuntimeError) as error:

@@ -30,6 +30,9 @@ from elaswave_fx.files import file_digest
 
 FORMAT = 1
 
+_OF_SAMPLES = ("data", "tokenizer", "seq_len", "eval.fraction", "eval.every", "eval.split", "eval.data")
+"""Keys that decide which samples train."""
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -150,8 +153,10 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
             )
     then = manifest.contents
     if (then.samples, then.data_digest) != (contents.samples, contents.data_digest):
-        named = _differences(manifest.config, plain_config(config), ("data", "tokenizer", "seq_len", "eval.fraction"))
+        named = _differences(manifest.config, plain_config(config), _OF_SAMPLES)
         why = f" ({', '.join(named)})" if named else ", the keys of data being the same"
+        if "split" not in manifest.config["eval"]:
+            why += "; that run held out the last samples, evaluated or not: set eval.split=last and eval.every"
         counts = f"{contents.samples} to train on, {then.samples} in the checkpoint's run"
         raise ConfigError(f"resume={where}: the data has other samples ({counts}){why}")
 
@@ -187,9 +192,22 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[st
     found = []
     before, after = leaves(then), leaves(now)
     for key in sorted({*before, *after}):
-        if before.get(key) != after.get(key) and any(key == each or key.startswith(f"{each}.") for each in keys):
-            found.append(f"{key}={show(after.get(key))} (was {show(before.get(key))})")
+        if _value(before, key) == _value(after, key):
+            continue
+        whole = next((each for each in _parents(key) if each in before or each in after), None)
+        if whole is None and any(key == each or key.startswith(f"{each}.") for each in keys):
+            found.append(f"{key}={show(_value(after, key))} (was {show(_value(before, key))})")
     return tuple(found)
+
+
+def _parents(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _value(of: Mapping[str, Any], key: str) -> object:
+    """What a key has, or the kind of a group that stands in its place."""
+    return of.get(key, of.get(f"{key}.kind"))
 
 
 def leaves(node: Mapping[str, Any], place: str = "") -> dict[str, Any]:

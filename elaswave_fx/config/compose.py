@@ -43,7 +43,10 @@ from elaswave_fx.launch.stop import SIGNALLED
 from elaswave_fx.ownership import refuse_links, refuse_others
 
 # These groups take a class of the user by `GROUP._target_=…`, followed by its keyword arguments as keys.
-_TARGET_GROUPS = ("model", "data", "optimizer", "schedule")
+_TARGET_GROUPS = ("model", "data", "optimizer", "schedule", "eval.data")
+
+_PACKAGES = {"eval.data": "data@eval.data"}
+"""Groups whose options are another group's, as Hydra names them."""
 
 _RUN_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "out")
 """Keys of folders that Hydra makes, and writes to."""
@@ -193,13 +196,20 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
     `model.config.` and `data.transform.`, which belong to others, may be given with or without the `+`.
     """
     groups = [group for group in _TARGET_GROUPS if any(_key(word) == f"{group}._target_" for word in words)]
-    prepared = [f"{group}=target" for group in groups if not any(_key(word) == group for word in words)]
+    prepared = [
+        f"{_PACKAGES.get(group, group)}=target"
+        for group in groups
+        if not any(_key(word) in (group, _PACKAGES.get(group)) for word in words)
+    ]
     for word in words:
         key = _key(word)
-        if word == "recipe=null":
-            word = "~recipe"  # Hydra spells it so.
+        if key in _PACKAGES:
+            word = word.replace(key, _PACKAGES[key], 1)
+        if word in ("recipe=null", *(f"{name}=null" for name in _PACKAGES.values())):
+            word = "~" + word.removesuffix("=null")  # Hydra spells it so.
         opened = any(key.startswith(f"{group}.") for group in groups)
-        if (opened or key.startswith(("model.config.", "data.transform."))) and not word.startswith(("~", "++")):
+        foreign = key.startswith(("model.config.", "data.transform.", "eval.data.transform."))
+        if (opened or foreign) and not word.startswith(("~", "++")):
             word = "++" + word.lstrip("+")
         prepared.append(word)
     return _before_flags(prepared, len(prepared) - len(words))
@@ -305,6 +315,9 @@ def _parse_reason(error: OverrideParseException) -> str:
 
 
 def _unknown_key(key: str, config_name: str) -> str:
+    if key.startswith("eval.data."):
+        of_data = _unknown_key(key.removeprefix("eval."), config_name)
+        return of_data.replace("data.", "eval.data.").replace("data=", "eval.data=")
     group = key.split(".")[0]
     owners = [option for option, keys in _keys_of_options(group).items() if key in keys]
     if owners:

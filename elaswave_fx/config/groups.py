@@ -17,6 +17,7 @@ from typing import Any
 from elaswave_fx.config import schema
 from elaswave_fx.config.schema import constrained, keys_of_kind, nearest, nearest_key, show
 from elaswave_fx.config.types import (
+    LABELS,
     MOST,
     DataConfig,
     OptimizerConfig,
@@ -82,7 +83,7 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     """`plain` with its groups in the form of the dataclasses. Raises `ConfigError`."""
     groups = dict(plain)
     readers = {"model": _model, "data": _data, "optimizer": _optimizer, "schedule": _schedule}
-    readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes}
+    readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes, "eval": _eval}
     for name, reader in readers.items():
         if name not in groups:
             continue  # `schema.read` says so.
@@ -116,39 +117,43 @@ def _model(node: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "name": kind, "task": None, "options": dataclasses.asdict(options)}
 
 
-def _data(node: Mapping[str, Any]) -> dict[str, Any]:
-    if _is_target("data", "kind", node):
+def _eval(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {**node, "data": _data(node["data"], "eval.data")} if isinstance(node.get("data"), Mapping) else dict(node)
+
+
+def _data(node: Mapping[str, Any], place: str = "data") -> dict[str, Any]:
+    if _is_target(place, "kind", node):
         typed = keys_of_kind(DataConfig, "target") - {"name", "options"}
+        if node.get("labels") not in LABELS:
+            typed -= {"labels"}  # It is an argument of the class, by that name.
         if not isinstance(node.get("transform"), Mapping) or "_target_" not in node["transform"]:
             typed -= {"transform"}  # It is an argument of the class, by that name.
-        name, options = _split_target("data", node, typed=typed)
+        name, options = _split_target(place, node, typed=typed)
         kept = {key: node[key] for key in typed if key in node}
-        _check_transform(kept.get("transform"))
+        _check_transform(kept.get("transform"), f"{place}.transform")
         return {**kept, "fields": node.get("fields") or (), "name": name, "options": options}
-    kind = _kind("data", "kind", node, DATA_KINDS)
-    schema.refuse_unknown(node, keys_of_kind(DataConfig, kind), "data")
-    _check_transform(node.get("transform"))
+    kind = _kind(place, "kind", node, DATA_KINDS)
+    schema.refuse_unknown(node, keys_of_kind(DataConfig, kind), place)
+    _check_transform(node.get("transform"), f"{place}.transform")
     if kind in ("files", "memmap", "hf") and not node.get("paths"):
         raise ConfigError(
-            f"data.paths: is missing, data={kind} needs at least one path, such as data.paths=[DIR/*.txt]"
+            f"{place}.paths: is missing, {place}={kind} needs at least one path, such as {place}.paths=[DIR/*.txt]"
         )
     if kind in ("digits", "synthetic"):
         layouts = ("image", "flat", "halves") + (("tokens",) if kind == "synthetic" else ())
         layout = str(node.get("layout"))
         if layout not in layouts:
             best = nearest(layout, layouts) or layouts[0]
-            raise ConfigError(f"data.layout={layout}: must be one of {', '.join(layouts)}; nearest valid: {best}")
+            raise ConfigError(f"{place}.layout={layout}: must be one of {', '.join(layouts)}; nearest valid: {best}")
     return dict(node)
 
 
-def _check_transform(node: object) -> None:
+def _check_transform(node: object, place: str) -> None:
     if node is None:
         return
     if not isinstance(node, Mapping) or "_target_" not in node:
-        raise ConfigError(
-            f"data.transform={show(node)}: needs an import path, such as data.transform._target_=package.Class"
-        )
-    _split_target("data.transform", node, typed=())
+        raise ConfigError(f"{place}={show(node)}: needs an import path, such as {place}._target_=package.Class")
+    _split_target(place, node, typed=())
 
 
 def _optimizer(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ MOST_RANKS = 4096
 
 LEAST, MOST_BYTES = 1e-6, 1e15
 """Durations, speeds and watts are multiplied and divided by each other: beyond these bounds that overflows."""
+LABELS = ("auto", "shifted", "same")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,8 @@ class DataConfig:
     split: str = constrained(kinds=("hf",), default="train")
     fields: tuple[str, ...] = constrained(kinds=("hf", "target"), default=())
     """These name what a sample holds: columns, or the positions of a tuple."""
+    labels: str = constrained(choices=LABELS, kinds=("hf", "target"), default="auto")
+    """Whether labels are the next tokens (shifted), or stand at their own tokens (same)."""
     layout: str = constrained(
         choices=("image", "flat", "halves", "tokens"), kinds=("digits", "synthetic"), default="image"
     )
@@ -152,12 +155,15 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """The evaluation: every `every` steps (0: never), on at most `batches` global batches of held-out samples. The last
-    `fraction` of the samples is held out from training."""
+    """The evaluation: every `every` steps (0: never, and nothing is held out), on at most `batches` global batches of
+    held-out samples. `fraction` of the samples is held out from training, by `split`: a keyed shuffle, or the last
+    ones; none if `data` are other ones."""
 
     every: int = constrained(at_least=0, at_most=MOST)
     batches: int = constrained(at_least=1, at_most=MOST)
     fraction: float = constrained(at_least=0, below=1)
+    split: str = constrained(choices=("shuffled", "last"))
+    data: DataConfig | None
 
 
 @dataclass(frozen=True, kw_only=True)

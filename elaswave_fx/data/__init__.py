@@ -9,7 +9,7 @@ A sample is a pure function of (seed, data epoch, index): there is no cursor, so
 from elaswave_fx.data.batches import Prefetcher, cast_inputs, load_batch, load_ranges
 from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.order import HeldOutOrder, Order, SampleOrder
-from elaswave_fx.data.source import Source, open_data, open_source
+from elaswave_fx.data.source import Source, check_evaluation, open_data, open_source
 from elaswave_fx.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from elaswave_fx.data.user_code import UserCode
 
@@ -27,6 +27,7 @@ __all__ = [
     "Tokenizer",
     "UserCode",
     "cast_inputs",
+    "check_evaluation",
     "load_batch",
     "load_ranges",
     "open_data",

@@ -16,6 +16,7 @@ from torch import Tensor
 from elaswave_fx.config.targets import parameters_of
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices, key_of, keys_of
+from elaswave_fx.data.tokenizer import Tokenizer
 from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
 
@@ -40,9 +41,14 @@ class Dataset(ABC):
         return None
 
     @property
-    def tokenizer(self) -> str | None:
-        """The kind of the tokenizer that made tokens of text; None for ids that somebody else made."""
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that made tokens of text; None for ids that somebody else made."""
         return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user: what was done to the samples without having been asked for."""
+        return ()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -82,8 +88,12 @@ class WrappedDataset(Dataset):
         return self._wrapped.classes
 
     @property
-    def tokenizer(self) -> str | None:
+    def tokenizer(self) -> Tokenizer | None:
         return self._wrapped.tokenizer
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._wrapped.notes
 
     def __len__(self) -> int:
         return len(self._wrapped)

@@ -18,7 +18,8 @@ Indices = npt.NDArray[np.int64]
 
 _ROUNDS = 8
 _KEYS = 0x6B657973
-"""Tells the seed of keys from those of permutations."""
+_SPLIT = 0x73706C69
+"""Tell the seeds of keys and of the split from those of permutations."""
 
 
 class Order(Protocol):
@@ -37,12 +38,30 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class SampleOrder:
-    """An order that is shuffled anew in every data epoch; each epoch visits each of the samples 0..num_samples-1
-    once."""
+class Shuffle:
+    """A keyed permutation of all `num_samples` samples of a dataset: its first places train, its last are held out."""
 
     seed: int
     num_samples: int
+
+    def indices(self, places: Indices) -> Indices:
+        """The samples at these places."""
+        key = derive(self.seed, _SPLIT)
+        return permute(places.astype(np.uint64), self.num_samples, key).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """An order that is shuffled anew in every data epoch; each epoch visits each of the samples at the first
+    `num_samples` places once: places of `shuffle`, or of the dataset itself."""
+
+    seed: int
+    num_samples: int
+    shuffle: Shuffle | None = None
+
+    def samples(self, places: Indices) -> Indices:
+        """The samples at places 0..num_samples-1, of those that train."""
+        return places if self.shuffle is None else self.shuffle.indices(places)
 
     def indices(self, first: int, count: int) -> Indices:
         positions = np.arange(first, first + count, dtype=np.int64)
@@ -52,7 +71,7 @@ class SampleOrder:
             here = epochs == epoch
             key = derive(self.seed, int(epoch))
             result[here] = permute(places[here].astype(np.uint64), self.num_samples, key).astype(np.int64)
-        return result
+        return self.samples(result)
 
     def keys(self, first: int, count: int) -> Words:
         """Another one at every position, so in every data epoch."""
@@ -61,13 +80,16 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class HeldOutOrder:
-    """The samples first_sample..first_sample+num_samples-1 in their own order, round and round."""
+    """The samples at places first_place..first_place+num_samples-1 of `shuffle`, or of the dataset itself, in that
+    order, round and round."""
 
-    first_sample: int
+    first_place: int
     num_samples: int
+    shuffle: Shuffle | None = None
 
     def indices(self, first: int, count: int) -> Indices:
-        return self.first_sample + np.arange(first, first + count, dtype=np.int64) % self.num_samples
+        places = self.first_place + np.arange(first, first + count, dtype=np.int64) % self.num_samples
+        return places if self.shuffle is None else self.shuffle.indices(places)
 
     def keys(self, first: int, count: int) -> Words:
         """A sample's own: every evaluation sees the same."""

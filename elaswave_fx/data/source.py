@@ -1,9 +1,10 @@
 """From the configuration to data that is ready to be read: which samples train, which are held out, and whether there
 are enough of them. Every complaint about data is made here or below, before a worker starts.
 
-    open_source(config)   ->  Source(dataset, train order, held-out order, eval batches)
+    open_source(config)   ->  Source(dataset, train order, evaluation, held-out order, eval batches, lines)
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,58 +12,134 @@ from pathlib import Path
 from torch import Tensor
 
 from elaswave_fx.config.targets import completed, instantiate, takes_argument
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, TimedDataset
 from elaswave_fx.data.digits import open_digits
-from elaswave_fx.data.order import HeldOutOrder, SampleOrder
+from elaswave_fx.data.labels import with_next_tokens
+from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from elaswave_fx.data.tokens import ArrayTokens, TokenDataset, TokenStream
 from elaswave_fx.data.transform import Transform, TransformedDataset, open_transform
 from elaswave_fx.data.user_code import UserCode
-from elaswave_fx.errors import DataError
+from elaswave_fx.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Source:
-    """The data of a run. Training reads `train`, evaluation the first `eval_batches` global batches of `held_out` from
-    the dataset as it is for evaluation."""
+    """The data of a run. Training reads `train` of `dataset`, evaluation the first `eval_batches` global batches of
+    `held_out` from `evaluation`, which is the dataset as it is for evaluation, or another one. `lines`: for the user.
+    """
 
     dataset: Dataset
     train: SampleOrder
+    evaluation: Dataset
     held_out: HeldOutOrder
     eval_batches: int  # this is 0 if nothing is evaluated
+    lines: tuple[str, ...]
 
 
 def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Source:
     """Open the data and split it; raises `DataError` if a batch needs more samples than there are."""
     dataset = open_data(config, tokenizer, code)
+    split = config.eval if config.eval.every and config.eval.data is None else None
     total, batch = len(dataset), config.global_batch
-    held = int(total * config.eval.fraction)
-    if total - held < batch:
+    held = int(total * split.fraction) if split is not None else 0
+    train = total - held
+    if train < batch:
         lost = f" ({held} of {total} are held out, eval.fraction={config.eval.fraction})" if held else ""
         raise DataError(
-            f"global_batch={batch}: data={config.data.kind} has {total - held} samples to train on{lost}; "
-            f"{_largest_batch(total - held, config.parallel.granule)}"
+            f"global_batch={batch}: data={config.data.kind} has {train} samples to train on{lost}; "
+            f"{_largest_batch(train, config.parallel.granule)}"
         )
-    eval_batches = min(config.eval.batches, held // batch) if config.eval.every else 0
-    if config.eval.every and not eval_batches:
+    if split is not None and held < batch:
         raise DataError(
-            f"eval.fraction={config.eval.fraction}: holds out {held} of {total} samples, fewer than "
+            f"eval.fraction={split.fraction}: holds out {held} of {total} samples, fewer than "
             f"global_batch={batch}; {_smallest_fraction(total, batch)}"
         )
-    return Source(dataset, SampleOrder(config.seed, total - held), HeldOutOrder(total - held, held), eval_batches)
+    shuffle = Shuffle(config.seed, total) if split is not None and split.split == "shuffled" else None
+    evaluation, held_out = dataset.for_evaluation(), HeldOutOrder(train, held, shuffle)
+    if config.eval.every and config.eval.data is not None:
+        evaluation = open_evaluation(config, config.eval.data, dataset, code)
+        held_out = HeldOutOrder(0, len(evaluation))
+    batches = min(config.eval.batches, held_out.num_samples // batch) if config.eval.every else 0
+    lines = (_split_line(config, train, held_out.num_samples, batches), *dataset.notes)
+    if evaluation.notes != dataset.notes:
+        lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
+    return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
+
+
+def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str:
+    """How many samples train, and how many do not."""
+    evaluation = config.eval
+    if not evaluation.every:
+        return f"data: all {train:,} samples train, none is held out (eval.every=0)"
+    used = f"every {evaluation.every} steps the first {batches * config.global_batch:,} of them are evaluated"
+    if evaluation.data is not None:
+        return f"data: all {train:,} samples train; eval.data={evaluation.data.kind} has {evaluated:,}, and {used}"
+    which = "the last ones" if evaluation.split == "last" else "drawn by the seed"
+    return (
+        f"data: {train:,} samples train, {evaluated:,} are held out ({which}, eval.fraction={evaluation.fraction}), "
+        f"and {used}"
+    )
+
+
+def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: UserCode | None) -> Dataset:
+    """The data of `eval.data` as an evaluation sees it. Raises `DataError` if the model that trains on `dataset` could
+    not read it."""
+    within = code.within(data.deadline_s) if code is not None else None
+    try:
+        opened = open_data(dataclasses.replace(config, data=data), dataset.tokenizer, within).for_evaluation()
+    except ConfigError as error:
+        words = str(error)
+        raise type(error)(f"eval.{words}" if words.startswith("data") else f"eval.data: {words}") from error
+    kinds = [each.tokenizer.kind if each.tokenizer is not None else None for each in (dataset, opened)]
+    if kinds[0] != kinds[1]:
+        words = [f"text (tokenizer={kind})" if kind is not None else "no text" for kind in kinds]
+        raise DataError(f"eval.data={data.kind}: is {words[1]}, and data={config.data.kind} is {words[0]}")
+    train, held_out = _form(dataset.sample(0)), _form(opened.sample(0))
+    for field in sorted({*train, *held_out}):
+        if train.get(field) != held_out.get(field):
+            raise DataError(
+                f"eval.data={data.kind}: {field} is {held_out.get(field, 'missing')}, and "
+                f"{train.get(field, 'missing')} in the samples that train"
+            )
+    if len(opened) < config.global_batch:
+        raise DataError(
+            f"eval.data={data.kind}: has {len(opened)} samples, fewer than global_batch={config.global_batch}; give "
+            "more of them"
+        )
+    return opened
+
+
+def check_evaluation(source: Source) -> None:
+    """Refuse data for evaluation that has tokens or classes which training does not know. Raises `DataError`."""
+    for key, words in (("vocab_size", "tokens"), ("classes", "classes")):
+        known, evaluated = getattr(source.dataset, key), getattr(source.evaluation, key)
+        if known is not None and evaluated is not None and evaluated > known:
+            raise DataError(
+                f"eval.data: has {evaluated} {words}, and the data that trains {known}; give the data that trains a "
+                f"vocabulary for both, such as data.vocab_size={evaluated}"
+                if key == "vocab_size"
+                else f"eval.data: has {evaluated} {words}, and the data that trains {known}"
+            )
 
 
 def open_data(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Dataset:
     """The dataset that `config.data` names. Text goes through `tokenizer`, or the one that `config.tokenizer` names,
     trained on that text; `code` runs what is the user's, and None stands for one whose errors are the user's to mend.
     Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
-    data, code = config.data, code or UserCode(config.data.deadline_s, DataError)
+    code = code or UserCode(config.data.deadline_s, DataError)
+    return with_next_tokens(config, _open(config, tokenizer, code))
+
+
+def _open(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Dataset:
+    """The dataset with labels as the data has them."""
+    data = config.data
     if data.transform is None:
         return _untransformed(config, tokenizer, code)
     transform = open_transform(data.transform)
@@ -103,8 +180,7 @@ def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer |
     else:
         key = digest(chosen.key, *documents)
         tokens = cached_array(cache and cache / "tokens", "tokens", key, lambda: chosen.encode(documents))
-    kind = "bytes" if isinstance(chosen, ByteTokenizer) else "bpe"
-    return TokenDataset(ArrayTokens(tokens), config.seq_len, chosen.vocab_size, f"data={config.data.kind}", kind)
+    return TokenDataset(ArrayTokens(tokens), config.seq_len, chosen.vocab_size, f"data={config.data.kind}", chosen)
 
 
 def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None) -> Dataset:

@@ -22,6 +22,11 @@ _CHUNK = 1000
 
 class Tokenizer(Protocol):
     @property
+    def kind(self) -> str:
+        """As the configuration names it."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @property
@@ -39,6 +44,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Every byte is a token; byte 0 is the end mark."""
 
+    kind = "bytes"
     vocab_size = 256
     key = "bytes"
 
@@ -51,6 +57,8 @@ class ByteTokenizer:
 
 class BpeTokenizer:
     """Byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) of the tokenizers library, from its JSON form."""
+
+    kind = "bpe"
 
     def __init__(self, serialized: str) -> None:
         self._tokenizer: Any = _library().Tokenizer.from_str(serialized)

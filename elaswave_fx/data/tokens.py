@@ -16,6 +16,7 @@ import torch
 from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices
+from elaswave_fx.data.tokenizer import Tokenizer
 from elaswave_fx.errors import DataError
 
 _SCAN = 1 << 24
@@ -97,7 +98,12 @@ class TokenDataset(Dataset):
     """Windows of `seq_len` tokens; `vocab_size` None is measured when somebody asks. `name` is for messages."""
 
     def __init__(
-        self, stream: TokenStream, seq_len: int, vocab_size: int | None, name: str, tokenizer: str | None = None
+        self,
+        stream: TokenStream,
+        seq_len: int,
+        vocab_size: int | None,
+        name: str,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         if len(stream) < seq_len + 1:
             longest = max(len(stream) - 1, 0)
@@ -112,7 +118,7 @@ class TokenDataset(Dataset):
         self._tokenizer = tokenizer
 
     @property
-    def tokenizer(self) -> str | None:
+    def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
     @property

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -40,9 +40,10 @@ class _Call:
     place: str
     what: str
     since_s: float
+    deadline_s: float
 
-    def overdue(self, deadline_s: float) -> str:
-        return f"{self.place}: {self.what} has not been read after {deadline_s:g} s (data.deadline_s)"
+    def overdue(self) -> str:
+        return f"{self.place}: {self.what} has not been read after {self.deadline_s:g} s (data.deadline_s)"
 
 
 class UserCode:
@@ -72,12 +73,16 @@ class UserCode:
             pass
         return future.result()
 
+    def within(self, deadline_s: float) -> "UserCode":
+        """The same thread, for code that has another deadline."""
+        return _Within(self, deadline_s)
+
     @contextmanager
-    def watched(self, place: str, what: str) -> Iterator[None]:
+    def watched(self, place: str, what: str, deadline_s: float | None = None) -> Iterator[None]:
         """Around each call of the user's code, in a job: the deadline counts from here."""
-        self._call = _Call(place, what, time.monotonic())
-        patience_s = max(_PATIENCE * self._deadline_s, _PATIENCE_S)
-        watchdog.expect(self._deadline_s + patience_s, self._call.overdue(self._deadline_s))
+        self._call = call = _Call(place, what, time.monotonic(), deadline_s or self._deadline_s)
+        patience_s = max(_PATIENCE * call.deadline_s, _PATIENCE_S)
+        watchdog.expect(call.deadline_s + patience_s, call.overdue())
         try:
             yield
         except ElasWaveError:
@@ -97,10 +102,12 @@ class UserCode:
     def _patience_s(self) -> float:
         """Until the next look at the present call. Raises if it is overdue."""
         call = self._call
-        left_s = self._deadline_s - self._waited.look(call, time.monotonic())
-        if call is None or left_s > 0:
-            return _LOOK_S if call is None else min(left_s, _LOOK_S)
-        error = self._error(call.overdue(self._deadline_s))
+        waited_s = self._waited.look(call, time.monotonic())
+        if call is None:
+            return _LOOK_S
+        if waited_s < call.deadline_s:
+            return min(call.deadline_s - waited_s, _LOOK_S)
+        error = self._error(call.overdue())
         error.add_note(f"It hangs here:\n{self._stack()}")
         raise error
 
@@ -117,3 +124,20 @@ class UserCode:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - not handled here: `run` raises it
                 future.set_exception(error)
+
+
+class _Within(UserCode):
+    """The thread of another one, with a deadline of its own."""
+
+    def __init__(self, code: UserCode, deadline_s: float) -> None:
+        super().__init__(deadline_s, code._error)
+        self._code = code
+
+    def run(self, job: Callable[[], Result]) -> Result:
+        return self._code.run(job)
+
+    def watched(self, place: str, what: str, deadline_s: float | None = None) -> AbstractContextManager[None]:
+        return self._code.watched(place, what, deadline_s or self._deadline_s)
+
+    def progress(self) -> str:
+        return self._code.progress()

@@ -175,7 +175,7 @@ def data_digest(source: Source) -> str:
     last = source.train.num_samples - 1
     indices = np.unique(np.linspace(0, last, _PROBED_SAMPLES).astype(np.int64))
     total = hashlib.sha256()
-    for name, tensor in sorted(source.dataset.batch(indices).items()):
+    for name, tensor in sorted(source.dataset.batch(source.train.samples(indices)).items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor_digest(tensor))
     return total.hexdigest()

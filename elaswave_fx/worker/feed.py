@@ -48,7 +48,6 @@ class InputFeed:
         self._names = input_names(artifact, plan, rank)
         self._vouched = vouched_inputs(artifact, plan, rank)
         self._config, self._spans, self._source = config, tile.spans, source
-        self._held_out = source.dataset.for_evaluation()
         self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
 
     def await_batch(self, step: int, timeout_s: float) -> bool:
@@ -63,7 +62,7 @@ class InputFeed:
         """What the held-out batch `number` gives this rank."""
         if self._ahead is None:
             return {}
-        return self._select(load_ranges(self._held_out, self._source.held_out, self._positions(number)))
+        return self._select(load_ranges(self._source.evaluation, self._source.held_out, self._positions(number)))
 
     def close(self) -> None:
         if self._ahead is not None:

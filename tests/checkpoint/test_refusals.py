@@ -182,6 +182,11 @@ OTHERS = [
         replace(CONTENTS, samples=90), ("eval.fraction=0.1",),
         "has other samples (90 to train on, 100 in the checkpoint's run) (eval.fraction=0.1 (was 0.05))",
     ),
+    (
+        replace(CONTENTS, samples=95), ("eval.every=9",),
+        "has other samples (95 to train on, 100 in the checkpoint's run) (eval.every=9 (was 0))",
+    ),
+    (replace(CONTENTS, samples=105), ("eval.data=digits",), "run) (eval.data=digits (was null))"),
     (replace(CONTENTS, data_digest="ee"), (), "(100 to train on, 100 in the checkpoint's run), the keys of data "),
 ]  # fmt: skip
 
@@ -195,6 +200,18 @@ def test_another_model_optimizer_or_data(
         check_model(read_manifest(path), contents, load_config(["steps=20", "global_batch=8", *overrides]), path)
     assert str(caught.value).startswith(f"resume={path}: ")
     assert words in str(caught.value)
+
+
+def test_a_checkpoint_of_when_the_last_samples_were_always_held_out(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 5)
+    manifest = read_manifest(path)
+    then = {name: value for name, value in manifest.config["eval"].items() if name not in ("split", "data")}
+    manifest = replace(manifest, config={**manifest.config, "eval": then})
+    config = load_config(["steps=20", "global_batch=8"])
+    with pytest.raises(ConfigError) as caught:
+        check_model(manifest, replace(CONTENTS, samples=105), config, path)
+    assert "(eval.split=shuffled (was null)); that run held out" in str(caught.value)
+    assert str(caught.value).endswith("set eval.split=last and eval.every")
 
 
 def test_the_folder_keeps_the_newest_and_sweeps_what_is_half(tmp_path: Path) -> None:

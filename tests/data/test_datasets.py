@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.data import Dataset, load_batch, open_data, open_source
+from elaswave_fx.data import Dataset, check_evaluation, load_batch, open_data, open_source
 from elaswave_fx.data.source import Source
 from elaswave_fx.errors import ConfigError, DataError
 
@@ -184,7 +184,7 @@ def test_hf_text_from_json_lines(tmp_path: Path) -> None:
     assert bytes(dataset.sample(1)["input_ids"].tolist()) == b"defg"
     with pytest.raises(DataError, match=r"data.column=txt: no such column; nearest valid value: text"):
         hf(f"data.paths={tmp_path}/rows.jsonl", "data.column=txt")
-    with pytest.raises(DataError, match=r"data.column=id: holds int, neither text nor lists"):
+    with pytest.raises(DataError, match=r"data.column=id: holds int64, neither text nor lists"):
         hf(f"data.paths={tmp_path}/rows.jsonl", "data.column=id")
 
 
@@ -225,26 +225,97 @@ def test_hf_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         hf(f"data.paths={tmp_path}/rows.json")
     (tmp_path / "rows.xml").write_text("<a/>")
-    with pytest.raises(DataError, match=r"rows.xml: is none of .json, .jsonl, .csv, .parquet, .txt"):
+    with pytest.raises(DataError, match=r"rows.xml: is none of .json, .jsonl, .csv, .parquet, .arrow, .txt"):
         hf(f"data.paths={tmp_path}/rows.xml")
 
 
 SYNTHETIC = ["data=synthetic", "data.samples=100", "seq_len=8", "global_batch=10"]
 
 
-def test_training_and_held_out_samples_are_disjoint_and_all() -> None:
-    source = open_source(load_config([*SYNTHETIC, "eval.fraction=0.25", "eval.every=5", "eval.batches=9"]))
-    train = set(source.train.indices(0, 750).tolist())
-    held = set(source.held_out.indices(0, 25).tolist())
-    assert train == set(range(75))
-    assert held == set(range(75, 100))
-    assert source.eval_batches == 2
-    assert open_source(load_config([*SYNTHETIC, "eval.fraction=0.25"])).eval_batches == 0
+def split(*words: str) -> tuple[list[int], list[int], Source]:
+    """The samples of an epoch of training, those that are held out, and the source."""
+    source = open_source(load_config([*SYNTHETIC, *words]))
+    train = source.train.indices(0, source.train.num_samples).tolist()
+    return train, source.held_out.indices(0, source.held_out.num_samples).tolist(), source
 
 
-def test_whether_one_evaluates_does_not_change_the_samples() -> None:
-    quiet, seen = (open_source(load_config([*SYNTHETIC, f"eval.every={n}", "eval.fraction=0.2"])) for n in (0, 5))
-    assert quiet.train == seen.train
+@pytest.mark.parametrize("which", ["shuffled", "last"])
+def test_training_and_held_out_samples_are_disjoint_and_all(which: str) -> None:
+    words = ("eval.fraction=0.25", "eval.every=5", "eval.batches=9", f"eval.split={which}")
+    train, held, source = split(*words)
+    assert (len(train), len(held), source.eval_batches) == (75, 25, 2)
+    assert sorted(train + held) == list(range(100))
+    assert (sorted(held) == list(range(75, 100))) is (which == "last")
+    assert split(*words)[:2] == (train, held), "everybody holds out the same"
+    other = split(*words, "seed=1")[1]
+    assert (other == held) is (which == "last")
+    how = {"shuffled": "drawn by the seed", "last": "the last ones"}[which]
+    assert source.lines == (
+        f"data: 75 samples train, 25 are held out ({how}, eval.fraction=0.25), and every 5 steps the first 20 of them "
+        "are evaluated",
+    )
+
+
+def test_nothing_is_held_out_that_nobody_evaluates() -> None:
+    train, held, source = split("eval.fraction=0.25")
+    assert (sorted(train), held, source.eval_batches) == (list(range(100)), [], 0)
+    assert source.lines == ("data: all 100 samples train, none is held out (eval.every=0)",)
+
+
+def test_how_often_one_evaluates_does_not_change_the_samples() -> None:
+    often, seldom = (split(f"eval.every={n}", "eval.fraction=0.2")[2] for n in (2, 5))
+    assert often.train == seldom.train
+
+
+def test_other_data_may_be_evaluated() -> None:
+    words = ("data=digits", "global_batch=10", "eval.every=5", "cache.enabled=false")
+    source = open_source(load_config([*words, "eval.data=synthetic", "eval.data.layout=image", "eval.data.samples=35"]))
+    assert (source.train.num_samples, source.held_out.num_samples, source.eval_batches) == (1797, 35, 3)
+    evaluated = load_batch(source.evaluation, source.held_out, 0, 35)
+    assert torch.equal(evaluated["image"], opened("data=synthetic", "data.layout=image").batch(np.arange(35))["image"])
+    assert source.lines[0] == (
+        "data: all 1,797 samples train; eval.data=synthetic has 35, and every 5 steps the first 30 of them are "
+        "evaluated"
+    )
+
+
+def test_text_that_is_evaluated_goes_through_the_tokenizer_of_the_text_that_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("the cat sat on the mat\n" * 90)
+    (tmp_path / "val.txt").write_text("a dog and the hat\n" * 90)
+    words = ("data=files", f"data.paths={tmp_path}/train.txt", "tokenizer=bpe", "tokenizer.vocab_size=265",
+             "seq_len=4", "eval.every=5", "eval.data=files", f"eval.data.paths={tmp_path}/val.txt",
+             "cache.enabled=false")  # fmt: skip
+    source = open_source(load_config(words))
+    assert source.dataset.tokenizer is not None
+    tokens = source.evaluation.batch(np.arange(4))["input_ids"].flatten().tolist()
+    assert source.dataset.tokenizer.decode(tokens).startswith("a dog")
+    with pytest.raises(DataError, match=r"eval.data=synthetic: is no text, and data=files is text \(tokenizer=bpe\)"):
+        open_source(load_config([*words[:6], "eval.data=synthetic", "cache.enabled=false"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("eval.data=files", "eval.data.paths=[/nowhere/x]"), "eval.data.paths=/nowhere/x: no such file"),
+        (("eval.data=digits",), r"eval.data=digits: image is torch.float32 \[1, 8, 8\], and missing in the samples"),
+        (("eval.data=synthetic", "eval.data.samples=9"), "has 9 samples, fewer than global_batch=10"),
+        (
+            ("eval.data=synthetic", "eval.data.smaples=9"),
+            "eval.data.smaples: .*valid key: eval.data.samples",
+        ),
+        (("eval.data=files",), "eval.data.paths: is missing, eval.data=files needs at least one path"),
+        (("eval.data._target_=user_data.Pairs",), "eval.data._target_=user_data.Pairs: cannot be built"),
+    ],
+)
+def test_other_data_that_cannot_be_evaluated(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_source(load_config([*SYNTHETIC, "eval.every=5", *words]))
+
+
+def test_tokens_that_training_does_not_know_are_not_evaluated() -> None:
+    words = ("eval.every=5", "data.vocab_size=50", "eval.data=synthetic", "eval.data.vocab_size=60")
+    with pytest.raises(DataError, match="eval.data: has 60 tokens, and the data that trains 50; .*vocab_size=60"):
+        check_evaluation(open_source(load_config([*SYNTHETIC, *words])))
 
 
 def test_batches_are_functions_of_the_position() -> None:
@@ -259,9 +330,9 @@ def test_batches_are_functions_of_the_position() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["global_batch=96"], r"global_batch=96: data=synthetic has 95 samples to train on \(5 of 100 are held out, "
-         r"eval.fraction=0.05\); nearest valid: global_batch=95"),
-        (["global_batch=100", "parallel.granule=10"], "nearest valid: global_batch=90"),
+        (["global_batch=96", "eval.every=5"], r"global_batch=96: data=synthetic has 95 samples to train on \(5 of 100 "
+         r"are held out, eval.fraction=0.05\); nearest valid: global_batch=95"),
+        (["global_batch=110", "parallel.granule=10"], "has 100 samples to train on; nearest valid: global_batch=100"),
         (["eval.every=5"], r"eval.fraction=0.05: holds out 5 of 100 samples, fewer than global_batch=10; "
          "nearest valid: eval.fraction=0.1"),
         (["eval.every=5", "global_batch=60"], "holds out 5 of 100 .*; nearest valid: eval.every=0"),

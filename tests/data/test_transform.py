@@ -44,7 +44,7 @@ def test_all_kinds_of_data_are_transformed_and_keep_what_is_known_of_them() -> N
     assert torch.equal(batch["labels"], load_batch(plain.dataset, plain.train, 0, 16)["labels"])
     assert source("Noise").dataset.classes == 10
     text = source("Noise", "data.limit_mb=0.1", data="data=stdlib")
-    assert text.dataset.tokenizer == "bytes" and len(text.dataset) > 100
+    assert text.dataset.tokenizer is not None and text.dataset.tokenizer.kind == "bytes" and len(text.dataset) > 100
     assert text.dataset.batch(np.array([], np.int64))["input_ids"].shape == (0, 64)
 
 

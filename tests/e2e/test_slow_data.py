@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import SampleOrder
+from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from tests.recovery.harness import Finished, Job, finish
 from tests.waiting import await_true
 
 DEADLINE_S = 4
 SAMPLES, BATCH, BAD_STEP = 640, 8, 5
-TRAIN = SAMPLES - SAMPLES // 20
 FOREVER_S = 1e6
 
 
@@ -54,7 +53,7 @@ class Net(nn.Module):
 
 
 def sample_at(step: int, place: int) -> int:
-    return int(SampleOrder(0, TRAIN).indices(step * BATCH, BATCH)[place])
+    return int(SampleOrder(0, SAMPLES).indices(step * BATCH, BATCH)[place])
 
 
 def config(bad: int, *words: str) -> Config:
@@ -114,9 +113,11 @@ def test_a_sample_that_stops_all_threads_of_whoever_reads_it_ends_the_run(tmp_pa
 
 
 def test_a_held_out_sample_is_named_too(tmp_path: Path) -> None:
-    run = finish(config(TRAIN + 1, f"data.deadline_s={DEADLINE_S}", "eval.every=4"), tmp_path)
+    train = SAMPLES - SAMPLES // 20
+    bad = int(HeldOutOrder(train, SAMPLES - train, Shuffle(0, SAMPLES)).indices(1, 1)[0])
+    run = finish(config(bad, f"data.deadline_s={DEADLINE_S}", "eval.every=4"), tmp_path)
     assert run.code == 1 and not run.orphans
-    named = f"data._target_={__name__}.Points: sample {TRAIN + 1} has not been read after 4 s"
+    named = f"data._target_={__name__}.Points: sample {bad} has not been read after 4 s"
     assert last_line(run)[0].endswith(f"{named} (data.deadline_s)")
     assert len(run.losses) == 4 and not run.of_kind("agreed")
 

@@ -73,7 +73,7 @@ def held_out_loss(config: Config, tensors: Mapping[str, Tensor]) -> float:
     with torch.no_grad():
         for number in range(source.eval_batches):
             first = number * config.global_batch
-            found = model(**load_batch(source.dataset, source.held_out, first, config.global_batch))
+            found = model(**load_batch(source.evaluation, source.held_out, first, config.global_batch))
             loss, count = loss + float(found[0]), count + float(found[1])
     return loss / count
 

@@ -1,0 +1,147 @@
+"""`data.labels`: labels that stand at their own tokens become the next tokens, for models that predict these."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from elaswave_fx.build.builder import make_model
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.errors import ConfigError, DataError
+
+VOCAB, TOKENS = 50, 12
+
+
+class Prepared:
+    """Samples as people prepare them for transformers: labels are the inputs, but -100 at the prompt and at padding.
+    `what`: what is different. `labels`: an argument of the class."""
+
+    def __init__(self, what: str = "same", labels: str = "none") -> None:
+        self.kind, self.labels = what, labels
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        ids = np.random.default_rng(index).integers(1, VOCAB, TOKENS)
+        labels = np.append(ids[1:], 0) if self.kind == "shifted" else ids.copy()
+        labels[: index % 4] = -100
+        labels[TOKENS - index % 3 :] = -100
+        if self.kind == "other" and index == 39:
+            labels[5] += 1
+        if self.kind == "nothing counts":
+            labels[:] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+GPT2 = ("model=hf", "model.name=gpt2", "model.config.n_layer=1", "model.config.n_embd=16", "model.config.n_head=2",
+        f"model.config.vocab_size={VOCAB}", "global_batch=4", f"seq_len={TOKENS}")  # fmt: skip
+GPT = ("model=gpt", "global_batch=4")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prepared", sys.modules[__name__])
+
+
+def opened(*words: str, kind: str = "same") -> Source:
+    return open_source(load_config(["data._target_=prepared.Prepared", f"data.what={kind}", *words]))
+
+
+def shifts(found: Source) -> bool:
+    """Whether labels are the next tokens: of the data, in a batch and in an evaluation."""
+    raw = Prepared()[7]["labels"]
+    wanted = np.append(raw[1:], -100)
+    seen = [
+        found.dataset.sample(7)["labels"].numpy(),
+        found.dataset.batch(np.array([3, 7]))["labels"][1].numpy(),
+        found.evaluation.sample(7)["labels"].numpy(),
+    ]
+    are = {np.array_equal(labels, wanted) for labels in seen}
+    assert len(are) == 1
+    return are.pop()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "shifted"),
+    [
+        (GPT2, "same", True),
+        (GPT, "same", True),
+        ((*GPT2, "data.labels=same"), "other", True),
+        ((*GPT2, "data.labels=shifted"), "same", False),
+        (GPT2, "shifted", False),
+        (GPT2, "other", False),
+        (GPT2, "nothing counts", False),
+        (("model=hf", "model.name=t5", "global_batch=4"), "same", False),
+        (("model=hf", "model.name=bert", "model.task=masked_lm", "global_batch=4"), "same", False),
+        (("model=hf", "model.name=bert", "model.task=masked_lm", "global_batch=4", "data.labels=same"), "same", False),
+        (("model._target_=torch.nn.Identity", "global_batch=4"), "same", False),
+        (("model._target_=torch.nn.Identity", "global_batch=4", "data.labels=same"), "same", True),
+    ],
+)
+def test_labels_are_shifted_where_they_stand_at_their_own_tokens(
+    words: tuple[str, ...], kind: str, shifted: bool
+) -> None:
+    found = opened(*words, kind=kind)
+    if kind == "other":
+        raw = Prepared("other")[39]["labels"]
+        assert np.array_equal(found.dataset.sample(39)["labels"][:-1], raw[1:]) is shifted
+    else:
+        assert shifts(found) is shifted
+    said = [line for line in found.lines if line.startswith("labels: ")]
+    assert len(said) == shifted
+    if shifted and "data.labels=same" not in words:
+        assert said[0].startswith("labels: in 16 examined samples they equal input_ids wherever they count")
+
+
+def test_the_loss_is_that_of_transformers_itself() -> None:
+    config = load_config(["data._target_=prepared.Prepared", *GPT2])
+    found = open_source(config)
+    model = make_model(config, found.dataset).eval()
+    batch = load_batch(found.dataset, found.train, 0, 4)
+    raw = [Prepared()[index] for index in found.train.indices(0, 4)]
+    given = {name: torch.from_numpy(np.stack([row[name] for row in raw])) for name in ("input_ids", "labels")}
+    with torch.no_grad():
+        loss, count = model(**batch)
+        theirs = model.model(**given).loss
+    assert float(loss / count) == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_columns_of_a_table_are_shifted_as_well(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [Prepared()[index] for index in range(40)]
+    table = datasets.Dataset.from_dict({name: [row[name].tolist() for row in rows] for name in ("input_ids", "labels")})
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    words = ("data=hf", f"data.paths={tmp_path}/rows.parquet", "cache.enabled=false", *GPT2)
+    assert shifts(open_source(load_config([*words, "data.fields=[input_ids,labels]"])))
+    stream = open_source(load_config([*words, "data.column=input_ids"]))
+    sample = stream.dataset.sample(0)
+    assert torch.equal(sample["input_ids"][1:], sample["labels"][:-1]) and int(sample["labels"][-1]) != -100
+    with pytest.raises(DataError, match="data.labels=same: the labels of a column .* are the next tokens, made here"):
+        open_source(load_config([*words, "data.column=input_ids", "data.labels=same"]))
+
+
+def test_words_that_make_no_sense() -> None:
+    with pytest.raises(DataError, match="data.labels=same: samples have no labels; they hold left, right, label"):
+        found = ["data._target_=tests.data.test_labels.Halves", "data.labels=same", "model._target_=torch.nn.Identity"]
+        open_source(load_config([*found, "global_batch=4"]))
+    with pytest.raises(ConfigError, match="data.labels=smae: must be one of auto, shifted, same; nearest valid: same"):
+        load_config(["data=hf", "data.paths=[x]", "data.labels=smae"])
+    with pytest.raises(ConfigError, match="data.labels: unknown key for this data; nearest valid: data=hf"):
+        load_config(["data=digits", "data.labels=same"])
+
+
+class Halves:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        return {"left": 1.0, "right": 2.0, "label": 3.0}
+
+
+def test_a_class_may_have_an_argument_of_that_name() -> None:
+    config = load_config(["data._target_=prepared.Prepared", "data.labels=labels.npy", *GPT2])
+    assert (config.data.labels, config.data.options) == ("auto", {"labels": "labels.npy"})
