@@ -23,10 +23,12 @@ import torch
 from torch import fx, nn
 from torch._decomp import get_decompositions
 from torch._export.verifier import SpecViolationError
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
@@ -49,10 +51,11 @@ from elaswave_fx.program.python_state import refuse_python_state
 Batch = Mapping[str, torch.Tensor]
 
 # What a model's own code and the tracer under it raise when something cannot be traced: bugs of the model (types,
-# lookups, attributes, arithmetic, failed assertions), refusals of the tracer (RuntimeError and its many subclasses).
+# lookups, attributes, arithmetic, failed assertions), refusals of the tracer (RuntimeError and its many subclasses; a
+# SyntaxError where it writes code with an argument called `from`).
 TRACE_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
-    SpecViolationError,
+    SpecViolationError, SyntaxError,
 )  # fmt: skip
 
 
@@ -178,6 +181,8 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if isinstance(error, DynamicOutputShapeException):
+        first += " makes a tensor whose size depends on what samples hold"
     return (
         f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {first}; a way out is to write that "
         "part with tensor operators and without data-dependent control flow, or to switch it off by an option"

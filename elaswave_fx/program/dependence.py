@@ -24,6 +24,7 @@ from elaswave_fx.program.ir import (
     output_nodes,
     placeholders,
     source_of,
+    symbolic_sizes,
     tensors_in,
     value_of,
 )
@@ -87,7 +88,7 @@ def gradient_nodes(program: Program) -> set[fx.Node]:
         inputs.append(value)
     flow = _GradientFlow(program.graph)
     assert mode is not None
-    with mode, torch.enable_grad():
+    with symbolic_sizes(mode), torch.enable_grad():
         flow.run(*inputs)
     reached: set[fx.Node] = set()
     outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)

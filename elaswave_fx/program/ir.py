@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from elaswave_fx.errors import CaptureError
 
@@ -175,6 +176,8 @@ class Program:
     values: tuple[BorderValue, ...] = ()
     invariants: fx.GraphModule | None = None
     kinds: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What is computed in another way than the model asks for, in words for its user."""
 
     def clone(self) -> Program:
         """The same program with a graph of its own, for a pass to change."""
@@ -359,14 +362,25 @@ def emit(graph: fx.Graph, target: Any, *args: Any, like: fx.Node | None = None, 
     """
     node = graph.call_function(target, args, kwargs)
     real_args, real_kwargs = fx.map_arg((args, kwargs), value_of)
-    with _fake_mode(graph) or contextlib.nullcontext():
+    with symbolic_sizes(_fake_mode(graph)):
         node.meta["val"] = target(*real_args, **real_kwargs)
     if like is not None and "nn_module_stack" in like.meta:
         node.meta["nn_module_stack"] = like.meta["nn_module_stack"]
     return node
 
 
-def _fake_mode(graph: fx.Graph) -> Any:
+@contextlib.contextmanager
+def symbolic_sizes(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Run calls on fake tensors of `mode` so that symbolic sizes stay symbolic.
+
+    Some of torch's composite operators, such as upsample_nearest2d.vec, are C++ that reads sizes as plain numbers and
+    would fix the batch size for good; the Python dispatcher takes torch's Python versions of them.
+    """
+    with mode or contextlib.nullcontext(), enable_python_dispatcher():
+        yield
+
+
+def _fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
     """The mode that the graph's values belong to, so that calls without tensor arguments join it."""
     for node in graph.nodes:
         for tensor in tensors_in(value_of(node)):

@@ -1,0 +1,33 @@
+"""Kernels for tensors without data that torch lacks, or that read the batch size as a plain number.
+
+Tracing works out shapes with them; what runs later are torch's own kernels. Importing this module registers them.
+
+    _upsample_bicubic2d_aa_backward     -> no shapes for symbolic sizes (bilinear and lanczos have them)
+    take_along_dim                      -> C++ that broadcasts to plain numbers
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._meta_registrations import meta_upsample_bimode2d_aa_backward
+
+aten = torch.ops.aten
+_Key = torch._C.DispatchKey
+
+aten._upsample_bicubic2d_aa_backward.default.py_impl(_Key.Meta)(meta_upsample_bimode2d_aa_backward)
+
+
+@aten.take_along_dim.default.py_impl(_Key.CompositeImplicitAutograd)
+def take_along_dim(source: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """Gather along a dimension, the others broadcast against each other; without one, from the flat tensor."""
+    if dim is None:
+        return source.flatten().gather(0, indices.flatten())
+    dim %= source.dim()
+    others = torch.broadcast_shapes(_without(source, dim), _without(indices, dim))
+    wide = [[*others[:dim], each.shape[dim], *others[dim + 1 :]] for each in (source, indices)]
+    return source.expand(wide[0]).gather(dim, indices.expand(wide[1]))
+
+
+def _without(tensor: Tensor, dim: int) -> list[int]:
+    return [1 if place == dim else size for place, size in enumerate(tensor.shape)]
