@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check import check_plan
 from elaswave_fx.plan.copies import least_elements
@@ -99,27 +97,26 @@ def _what_takes_memory(artifact: Artifact) -> str:
 
 def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exact: bool = False) -> Workload:
     """What the planner needs to know of a program: measured costs where there are any, analytic ones elsewhere."""
-    itemsize = getattr(torch, artifact.work_dtype).itemsize
     return Workload(
-        units=tuple(_unit_cost(artifact, unit, itemsize) for unit in artifact.units),
+        units=tuple(_unit_cost(artifact, unit) for unit in artifact.units),
         values=tuple(
             Value(v.name, v.producer, v.consumers, v.bytes_per_sample, v.has_grad, None if v.axis < 0 else v.axis)
             for v in artifact.values
         ),
         buckets=tuple(
-            Bucket(bucket.name, bucket.numel, bucket.users, whole=bool(bucket.buffers)) for bucket in artifact.buckets
+            Bucket(bucket.name, bucket.numel, bucket.users, bool(bucket.buffers), bucket.torch_dtype.itemsize)
+            for bucket in artifact.buckets
         ),
         global_batch=global_batch,
         granule=artifact.granule,
         batch_coupled=bool(artifact.batch_coupled),
         state_bytes_per_element=_MASTER_BYTES + GRADIENT_BYTES + 4 * state_tensors,
-        work_bytes_per_element=itemsize,
         least_elements=least_elements(sum(bucket.numel for bucket in artifact.buckets)),
         exact=exact,
     )
 
 
-def _unit_cost(artifact: Artifact, unit: UnitSpec, itemsize: int) -> UnitCost:
+def _unit_cost(artifact: Artifact, unit: UnitSpec) -> UnitCost:
     calls = len(artifact.programs[f"{unit.kind}.forward"]["instructions"])
     forward_s = unit.flops / _OPERATIONS_PER_S
     backward_s, weights_share = _BACKWARD_OVER_FORWARD * forward_s, unit.weights_share
@@ -127,5 +124,5 @@ def _unit_cost(artifact: Artifact, unit: UnitSpec, itemsize: int) -> UnitCost:
         forward_s, backward_s, weights_s = artifact.measured[unit.kind]
         weights_share = weights_s / backward_s if backward_s else 0.0
     own = [bucket for bucket in artifact.buckets if bucket.users[0] == unit.index]
-    params = sum(bucket.numel for bucket in own) * itemsize
+    params = sum(bucket.numel * bucket.torch_dtype.itemsize for bucket in own)
     return UnitCost(forward_s, backward_s, calls * _CALL_S, params, unit.saved_bytes, unit.held_bytes, weights_share)

@@ -44,12 +44,14 @@ aten = torch.ops.aten
 class Joint:
     """One graph for both directions: inputs are the unit's, then one tangent per differentiable result.
 
-    Outputs are the unit's results, then one gradient (or None) per unit input.
+    Outputs are the unit's results, then one gradient (or None) per unit input. `lasting` says which inputs are there
+    all the time: parameters, buffers, constants.
     """
 
     graph: fx.GraphModule
     num_inputs: int
     num_results: int
+    lasting: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
         raise CaptureError(_refusal(unit, whole or unit.graph.graph, first.strip(), str(error))) from error
     flat = _flatten(joint, len(inputs), forward.meta["order"], unit)
     refuse_hidden_randomness(flat.graph, "differentiate")
-    return Joint(flat, len(inputs), len(unit.results))
+    lasting = tuple(source.role in (Role.PARAM, Role.BUFFER, Role.CONSTANT) for source in unit.sources)
+    return Joint(flat, len(inputs), len(unit.results), lasting)
 
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:

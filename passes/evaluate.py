@@ -66,8 +66,8 @@ def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, f
     x, weight, bias, _, momentum, eps = node.args
     mean, var = (buffers[name] for name in statistics_of(node) or ())
     with graph.inserting_before(node):
-        dtype = value_of(x).dtype  # type: ignore[arg-type]
-        if value_of(mean).dtype != dtype:
+        dtype = value_of(weight).dtype if isinstance(weight, fx.Node) else value_of(mean).dtype
+        if value_of(mean).dtype != dtype:  # kernels want parameters and statistics of one dtype
             mean, var = (emit(graph, aten._to_copy.default, statistic, dtype=dtype) for statistic in (mean, var))
         op = aten._native_batch_norm_legit_no_training.default
         steady = emit(graph, op, x, weight, bias, mean, var, momentum, eps)
@@ -141,7 +141,7 @@ def evaluation_agrees(
     model.train(was_training)
     if expected != again and any(draws(evaluation_graph(unit).graph) for unit in program.units):
         return True
-    tolerance = 1e-5 if all(p.dtype == torch.float32 for p in model.parameters()) else 2e-2
+    tolerance = 2e-2 if program.float_dtypes() & {torch.bfloat16, torch.float16} else 1e-5
     pairs = zip(expected, (float(got["loss"]), float(got["count"])), strict=True)
     return all(abs(a - b) <= tolerance * max(1.0, abs(a)) for a, b in pairs)
 

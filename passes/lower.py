@@ -75,7 +75,6 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
     return Artifact(
         granule=program.granule,
         batch_coupled=program.batch_coupled,
-        work_dtype=_work_dtype(program),
         inputs=tuple(source_of(n).name for n in placeholders(program.graph.graph) if source_of(n).role == Role.INPUT),
         params=tuple(_info(name, spec, spec.aliases) for name, spec in program.params.items()),
         buffers=tuple(_info(name, spec) for name, spec in program.buffers.items()),
@@ -113,11 +112,6 @@ def _fold_values(program: Program, fold: Fold) -> tuple[tuple[str, tuple[int, ..
     return tuple((_dtype(value.dtype), fixed_shape(value, symbol, program.granule)) for value in values)
 
 
-def _work_dtype(program: Program) -> str:
-    trained = [spec.dtype for spec in program.params.values() if spec.trainable]
-    return _dtype(trained[0]) if trained else "float32"
-
-
 def _programs(unit: Unit, derivative: Derivative) -> dict[str, Any]:
     made = {f"{unit.kind}.forward": lower_graph(f"{unit.kind}.forward", derivative.forward)}
     if derivative.backward is not None:
@@ -131,7 +125,7 @@ def _programs(unit: Unit, derivative: Derivative) -> dict[str, Any]:
 
 
 def make_buckets(program: Program, group_of: GroupOf) -> tuple[BucketSpec, ...]:
-    """Trained parameters by (unit, optimizer group) in order of first use; tied ones alone, with all their users."""
+    """Trained parameters by (unit, optimizer group, dtype) in order of first use; tied ones alone, with all users."""
     users: dict[str, list[int]] = {}
     for unit in program.units:
         for source, trained in zip(unit.sources, unit.grad_inputs, strict=True):
@@ -140,7 +134,7 @@ def make_buckets(program: Program, group_of: GroupOf) -> tuple[BucketSpec, ...]:
     members: dict[tuple[Any, ...], list[str]] = {}
     for name, indices in users.items():
         group = group_of(name, program.params[name])
-        key = (indices[0], group, "") if len(indices) == 1 else (indices[0], group, name)
+        key = (indices[0], group, "" if len(indices) == 1 else name, _dtype(program.params[name].dtype))
         members.setdefault(key, []).append(name)
     return tuple(
         _bucket(program, key, names, tuple(users[names[0]]))
@@ -149,14 +143,14 @@ def make_buckets(program: Program, group_of: GroupOf) -> tuple[BucketSpec, ...]:
 
 
 def _bucket(program: Program, key: tuple[Any, ...], names: list[str], users: tuple[int, ...]) -> BucketSpec:
-    unit, group, tied = key
+    unit, group, tied, dtype = key
     offset, params = 0, []
     for name in names:
         shape = program.params[name].shape
         params.append(BucketParam(name, offset, shape))
         offset += math.prod(shape)
-    label = f"tied.{tied}" if tied else f"unit{unit}.group{group}"
-    return BucketSpec(label, group, offset, tuple(params), users)
+    label = f"tied.{tied}" if tied else f"unit{unit}.group{group}" + (f".{dtype}" if dtype != "float32" else "")
+    return BucketSpec(label, group, offset, tuple(params), users, dtype=dtype)
 
 
 def make_buffer_buckets(program: Program) -> tuple[BucketSpec, ...]:

@@ -1,10 +1,12 @@
 """normalize: bring a captured graph into the one form that later passes know.
 
-Calls that compute nothing go, running statistics become arithmetic:
+Calls that compute nothing go, parameters that are only read rounded are kept so, running statistics become arithmetic:
 
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
+            linear(x, _to_copy(weight, bfloat16))  # the only reader of weight
             out, _, _, mean', var' = _native_batch_norm_legit_functional(x, w, b, mean, var, True, 0.1, eps)
-    after:  out, _, _ = _native_batch_norm_legit.no_stats(x, w, b, True, 0.1, eps)
+    after:  linear(x, weight)  # which is bfloat16
+            out, _, _ = _native_batch_norm_legit.no_stats(x, w, b, True, 0.1, eps)
             mean' = mean * 0.9 + batch_mean * 0.1; ...  # arithmetic that can be folded granule by granule
 """
 
@@ -19,10 +21,10 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.estimate_cost import VIEWS
 from elaswave_fx.program.ir import (
     Program,
     Role,
-    TensorSpec,
     argument,
     calls,
     emit,
@@ -46,12 +48,13 @@ _CHECKS = (
 # A view is right for the strides that its argument had when it was captured. Operators may return others when they are
 # differentiated, as attention does where its mask is learned; reshape copies where it must.
 _VIEWS = ("aten.view.default", "aten._unsafe_view")
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Drop what computes nothing, spell out running statistics."""
+    """Drop what computes nothing, keep parameters rounded that are only read so, spell out running statistics."""
 
     name: ClassVar[str] = "normalize"
 
@@ -71,18 +74,54 @@ class Normalize:
             elif is_aten(node, "aten._native_batch_norm_legit_functional"):
                 _spell_out_batch_norm(module.graph, node)
         refuse_effects(module.graph)
+        for node in placeholders(module.graph):
+            _keep_rounded(module.graph, node)
         module.graph.eliminate_dead_code()
         module.recompile()
-        return replace(program, buffers=_buffers_as_read(program))
+        program = replace(program, params=_as_read(program, Role.PARAM), buffers=_as_read(program, Role.BUFFER))
+        return replace(program, example=replace(program.example, state=program.as_read(program.example.state)))
 
 
-def _buffers_as_read(program: Program) -> dict[str, TensorSpec]:
-    """Running statistics are kept in single precision, whatever they were captured in."""
-    buffers = dict(program.buffers)
+def _keep_rounded(graph: fx.Graph, node: fx.Node) -> None:
+    """A parameter that every reader rounds alike, it or a view of it, is read rounded: gathered, kept and
+    differentiated as such."""
+    if source_of(node).role != Role.PARAM:
+        return
+    views, readers = _views_and_readers(node)
+    dtypes = {value_of(reader).dtype if is_aten(reader, "aten._to_copy", "aten.to") else None for reader in readers}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    if dtype is None or not dtype.is_floating_point or dtype.itemsize >= value_of(node).dtype.itemsize:
+        return
+    for each in (node, *views):
+        each.meta["val"] = value_of(each).to(dtype)
+    for reader in readers:
+        reader.replace_all_uses_with(_tensor_argument(reader))
+        graph.erase_node(reader)
+
+
+def _views_and_readers(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The views of a value, those of views included, and who reads it or one of them."""
+    views: list[fx.Node] = []
+    readers: list[fx.Node] = []
+    waiting = [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if is_aten(user, *VIEWS) and isinstance(value_of(user), torch.Tensor) and user.args[0] in (node, *views):
+                views.append(user)
+                waiting.append(user)
+            else:
+                readers.append(user)
+    return views, readers
+
+
+def _as_read(program: Program, role: Role) -> dict[str, Any]:
+    """Specs with the dtypes that the graph reads: rounded parameters; running statistics in single precision, whatever
+    they were captured in."""
+    specs: dict[str, Any] = dict(program.params if role == Role.PARAM else program.buffers)
     for node in placeholders(program.graph.graph):
-        if source_of(node).role == Role.BUFFER:
-            buffers[source_of(node).name] = replace(buffers[source_of(node).name], dtype=value_of(node).dtype)
-    return buffers
+        if source_of(node).role == role:
+            specs[source_of(node).name] = replace(specs[source_of(node).name], dtype=value_of(node).dtype)
+    return specs
 
 
 def _tensor_argument(node: fx.Node) -> fx.Node:
@@ -144,9 +183,10 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
         set_statistics(call, (source_of(mean).name, source_of(var).name))
         out = emit(graph, operator.getitem, call, 0, like=node)
         steady = emit(graph, aten.detach.default, x, like=node)
-        if value_of(mean).dtype in (torch.bfloat16, torch.float16):  # small steps of an average would be lost in it
+        if value_of(x).dtype in _LOW_PRECISION:  # small steps of an average would be lost in it
             steady = emit(graph, aten._to_copy.default, steady, dtype=torch.float32, like=node)
-            for statistic in (mean, var):
+        for statistic in (mean, var):
+            if value_of(statistic).dtype in _LOW_PRECISION:
                 statistic.meta["val"] = value_of(statistic).to(torch.float32)
         batch_mean = emit(graph, aten.mean.dim, steady, dims, like=node)
         batch_var = emit(graph, aten.var.correction, steady, dims, correction=1, like=node)

@@ -4,7 +4,8 @@
     light  keep results of products, attention and normalization; make elementwise results again
     full   keep only the unit's inputs; run its forward pass again
 
-Views and keyed draws are always made again: they cost nothing, or less than the memory that would hold them.
+Views, keyed draws and casts of parameters are always made again: they cost nothing, or less than the memory that would
+hold them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.passes.differentiate import Joint, joints_of
-from elaswave_fx.passes.estimate_cost import VIEWS
+from elaswave_fx.passes.estimate_cost import VIEWS, view_base
 from elaswave_fx.program.ir import Program, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 from elaswave_fx.program.keys import DRAWS
 
@@ -97,7 +98,8 @@ def _after(tangents: list[fx.Node]) -> set[fx.Node]:
 
 def _saved(joint: Joint, gradients: list[fx.Node], late: set[fx.Node], policy: Policy) -> list[fx.Node]:
     """Forward values that the backward graph starts from, in graph order."""
-    inputs = set(placeholders(joint.graph.graph)[: joint.num_inputs])
+    ordered = placeholders(joint.graph.graph)[: joint.num_inputs]
+    inputs, lasting = set(ordered), {node for node, lasts in zip(ordered, joint.lasting, strict=True) if lasts}
     saved: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     stack = list(gradients)
@@ -106,12 +108,16 @@ def _saved(joint: Joint, gradients: list[fx.Node], late: set[fx.Node], policy: P
         if node in seen:
             continue
         seen.add(node)
-        if node in inputs or (node not in late and _keep(node, policy)):
+        if node in inputs or (node not in late and _keep(node, policy) and not _is_cast_of(node, lasting)):
             saved.add(node)
         else:
             stack.extend(node.all_input_nodes)
     tangents = set(placeholders(joint.graph.graph)[joint.num_inputs :])
     return [node for node in joint.graph.graph.nodes if node in saved and node not in tangents]
+
+
+def _is_cast_of(node: fx.Node, lasting: set[fx.Node]) -> bool:
+    return is_aten(node, "aten._to_copy") and view_base(node.args[0]) in lasting  # type: ignore[arg-type]
 
 
 def _keep(node: fx.Node, policy: Policy) -> bool:

@@ -16,7 +16,7 @@ from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.program import Program, find_program
 from elaswave_fx.audit.record import Line, Part, Record
 from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
-from elaswave_fx.data import cast_inputs, load_batch
+from elaswave_fx.data import load_batch
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.errors import DataError, ExecError, SampleError
 from elaswave_fx.plan.engine_spec import key_stream
@@ -122,11 +122,10 @@ class _Examiner:
         if counter is None or count is None:
             yield unchecked("counts", "what counts follows from what the model computes, not from the samples alone")
             return
-        fed = cast_inputs(batch, self._config.precision)
         total = ZERO
         for tile in plan.tiles:
             if counter.unit in tile.units:
-                total += sum((self._count_of(counter, fed, part.lo, part.hi) for part in tile.micro_batches), ZERO)
+                total += sum((self._count_of(counter, batch, part.lo, part.hi) for part in tile.micro_batches), ZERO)
         if line.count != total.value.hex():
             yield wrong(
                 "counts", f"step {line.step} (line {line.number}): {float.fromhex(line.count):g} targets were counted, "

@@ -147,7 +147,7 @@ def _sent(plan: Plan, move: Transition) -> Counter[Rank]:
         sent[task.source] += task.size_bytes
     for box in plan.boxes:
         takers = sum(rank != box.owner for rank in move.parameters.get(box.bucket, ()))
-        sent[box.owner] += plan.workload.work_bytes_per_element * len(box.span) * takers
+        sent[box.owner] += plan.workload.buckets[box.bucket].element_bytes * len(box.span) * takers
     return sent
 
 

@@ -19,7 +19,6 @@ from torch import nn
 from elaswave_fx.build.pipeline import make_pipeline
 from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import cast_inputs
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.hf import HFAdapter
@@ -31,6 +30,7 @@ from elaswave_fx.passes.lower import lower
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import is_users, run_passes
 from elaswave_fx.program.artifact import Artifact, Seconds
+from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.held_state import python_state_kept
@@ -53,8 +53,8 @@ def compile_model(
         _check_forward(model, batches[0])
         if isinstance(model, HFAdapter):
             check_own_loss(model, batches[0])
-    _to_precision(model, config.precision)
-    batches = (cast_inputs(batches[0], config.precision), cast_inputs(batches[1], config.precision))
+    if config.precision == "bf16":
+        run_under_autocast(model)
     program = capture(model, batches, config.parallel.granule)
     part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
     with python_state_kept(model):
@@ -70,12 +70,12 @@ def compile_model(
 def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Seconds]:
     """Seconds per sample of every kind of unit, in a process set up as a worker is."""
     make_device(config.device).set_up(threads=1)
-    _to_precision(model, config.precision)
     artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    units = UnitSequence(artifact, constants, lambda name: tensors[name].detach(), halves=artifact.is_split)
+    tensors = {info.name: tensors[info.name].detach().to(info.torch_dtype) for info in artifact.tensors}
+    units = UnitSequence(artifact, constants, tensors.__getitem__, halves=artifact.is_split)
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
-    return measure_kinds(units, artifact, cast_inputs(part, config.precision))
+    return measure_kinds(units, artifact, part)
 
 
 def _check_forward(model: nn.Module, batch: Batch) -> None:
@@ -98,16 +98,3 @@ def _group_rule(config: Config) -> Any:
         return GROUPS.index(group_of(len(spec.shape), config.optimizer.no_decay))
 
     return rule
-
-
-def _to_precision(model: nn.Module, precision: str) -> None:
-    """Parameters compute in `precision`; buffers such as tables keep the dtype they were built with.
-
-    Eager batch normalization wants its statistics in the dtype of its weights; the program keeps them in fp32.
-    """
-    if precision != "bf16":
-        return
-    statistics = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    for tensor in (*model.parameters(), *(buffer for module in statistics for buffer in module.buffers())):
-        if tensor.dtype == torch.float32:
-            tensor.data = tensor.data.to(torch.bfloat16)

@@ -24,7 +24,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Source, cast_inputs, load_batch
+from elaswave_fx.data import Source, load_batch
 from elaswave_fx.data.cached import digest
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import ConfigError, ExecError
@@ -82,7 +82,7 @@ def rehearse(
     path, updated_by, sizes = folder / FILE, digest(json.dumps(update)), sizes_of(config, artifact)
     known, notes = _read(path, updated_by, sizes[0])
     if not known.keys() >= set(sizes):
-        batch = cast_inputs(load_batch(source.dataset, source.train, 0, max(sizes)), config.precision)
+        batch = load_batch(source.dataset, source.train, 0, max(sizes))
         import_modules(artifact)
         constants = Artifact.load_constants(folder)
         known |= _Stage(config, artifact, constants, InitialState(state), update, batch).seconds(sizes)

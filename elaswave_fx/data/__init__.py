@@ -6,7 +6,7 @@ A sample is a pure function of (seed, data epoch, index): there is no cursor, so
     load_batch(source.dataset, source.train, first=0, count=16)["input_ids"].shape   ->  (16, 128)
 """
 
-from elaswave_fx.data.batches import Prefetcher, cast_inputs, load_batch, load_ranges
+from elaswave_fx.data.batches import Prefetcher, load_batch, load_ranges
 from elaswave_fx.data.dataset import Batch, Dataset, Sample
 from elaswave_fx.data.order import HeldOutOrder, Order, SampleOrder
 from elaswave_fx.data.source import Source, check_evaluation, open_data, open_source
@@ -26,7 +26,6 @@ __all__ = [
     "Source",
     "Tokenizer",
     "UserCode",
-    "cast_inputs",
     "check_evaluation",
     "load_batch",
     "load_ranges",

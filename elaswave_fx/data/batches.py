@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from elaswave_fx.data.dataset import Batch, Dataset
 from elaswave_fx.data.order import Order
@@ -30,13 +29,6 @@ def load_ranges(dataset: Dataset, order: Order, positions: Sequence[range]) -> B
     indices = [order.indices(part.start, len(part)) for part in positions]
     keys = [order.keys(part.start, len(part)) for part in positions]
     return dataset.batch(np.concatenate(indices), np.concatenate(keys))
-
-
-def cast_inputs(batch: Batch, precision: str) -> Batch:
-    """The batch as a captured program takes it: its floating-point inputs are in bf16 when the program computes so."""
-    if precision != "bf16":
-        return batch
-    return {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in batch.items()}
 
 
 class Prefetcher(Generic[Loaded]):

@@ -54,7 +54,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The flat parameters of one unit and optimizer group, or one tied tensor; `users` are the units reading it.
+    """The flat parameters of one unit, optimizer group and dtype, or one tied tensor; `users` are the units reading it,
+    `element_bytes` is the size of an element as they compute with it.
 
     Or buffers that training changes: their updates need all of them, so that they are never cut (`whole`).
     """
@@ -63,6 +64,12 @@ class Bucket:
     numel: int
     users: tuple[int, ...]
     whole: bool = False
+    element_bytes: int = 4
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of a working copy."""
+        return self.element_bytes * self.numel
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,7 @@ class Workload:
 
     Of the `global_batch` samples of a step the last `skipped` ones are computed by nobody (`policy=smaller_batch`).
     Where the batch of a step begins among those of the run follows from `global_batch` alone.
-    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element,
-    `work_bytes_per_element` is the size of an element as the units compute with it.
+    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element.
     `batch_coupled`: the model computes with the samples of a micro-batch together, and `exact`: the bits of the result
     do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
     samples, if any.
@@ -92,7 +98,6 @@ class Workload:
     granule: int = 1
     batch_coupled: bool = False
     state_bytes_per_element: int = 16
-    work_bytes_per_element: int = 4
     update_s: float = 0.0
     sample_tokens: int = 0
     micro_batch: int | None = None

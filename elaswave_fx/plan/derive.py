@@ -186,16 +186,17 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[P
     reduced: Counter[Pair] = Counter()
     copied: Counter[Pair] = Counter()
     gathered: Counter[Pair] = Counter()
-    elements: Counter[tuple[Rank, tuple[Rank, ...], tuple[Rank, ...], tuple[Rank, ...]]] = Counter()
+    elements: Counter[tuple[Rank, tuple[Rank, ...], tuple[Rank, ...], tuple[Rank, ...], int]] = Counter()
+    sizes = [bucket.element_bytes for bucket in workload.buckets]
     for box in boxes:
-        elements[box.owner, box.readers, box.holders, box.catching_up] += box.span.hi - box.span.lo
-    for (owner, readers, holders, behind), own in elements.items():
+        elements[box.owner, box.readers, box.holders, box.catching_up, sizes[box.bucket]] += box.span.hi - box.span.lo
+    for (owner, readers, holders, behind, size), own in elements.items():
         making = {owner, *holders}.difference(behind)
         for rank in readers:
             if rank != owner:
                 reduced[rank, owner] += workload.sum_bytes * own
             if rank not in making:
-                gathered[owner, rank] += workload.work_bytes_per_element * own
+                gathered[owner, rank] += size * own
         for rank in holders:
             copied[owner, rank] += GRADIENT_BYTES * own
     return reduced, copied, gathered

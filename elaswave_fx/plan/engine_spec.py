@@ -199,7 +199,7 @@ def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
 
     def made(bucket: BucketSpec) -> EngineBucket:
         if not bucket.buffers:
-            return EngineBucket(bucket.name, bucket.numel, artifact.work_dtype, UPDATE, bucket.group)
+            return EngineBucket(bucket.name, bucket.numel, bucket.dtype, UPDATE, bucket.group)
         unit = updated_in[bucket.buffers[0].name]
         spans = ((tile.rank, span.lo, span.hi) for tile in plan.tiles if unit in tile.units for span in tile.spans)
         return EngineBucket(bucket.name, bucket.numel, "float32", None, 0, tuple(spans))

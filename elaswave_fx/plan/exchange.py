@@ -27,12 +27,13 @@ class ExchangeEstimate:
 
     def __init__(self, workload: Workload, topology: Topology) -> None:
         self._workload, self._topology, self._link = workload, topology, topology.between_hosts
-        elements = [0] * len(workload.units)
+        elements, parameters = [0] * len(workload.units), [0] * len(workload.units)
         for bucket in workload.buckets:
             for user in bucket.users:
                 elements[user] += bucket.numel
-        self._elements = elements
-        self._until = list(accumulate(elements, initial=0))
+                parameters[user] += bucket.work_bytes
+        self._elements, self._parameters = elements, parameters  # by unit; the latter in bytes
+        self._until = list(accumulate(parameters, initial=0))
 
     def seconds(self, stages: Iterable[Stages], copies: int) -> float:
         """Of the rank that sends most, over the links that hosts have if nothing else is known of them."""
@@ -43,9 +44,8 @@ class ExchangeEstimate:
                 readers[unit] += ranks
         ranks = sum(ranks for _, ranks in stages)
         per_unit = [
-            count * (work.sum_bytes * (1 - 1 / n) + work.work_bytes_per_element * (n - 1) / n
-                     + GRADIENT_BYTES * min(copies, ranks - 1) / n)
-            for count, n in zip(self._elements, readers, strict=True)
+            count * (work.sum_bytes * (1 - 1 / n) + GRADIENT_BYTES * min(copies, ranks - 1) / n) + size * (n - 1) / n
+            for count, size, n in zip(self._elements, self._parameters, readers, strict=True)
         ]  # fmt: skip
         until = list(accumulate(per_unit, initial=0.0))
         most = max(until[units.hi] - until[units.lo] for units, _ in stages)
@@ -54,12 +54,12 @@ class ExchangeEstimate:
     def moved(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> dict[Rank, int]:
         """By rank: bytes of parameters of units that it runs now and did not run before."""
         moved: dict[Rank, int] = {}
-        until, size, nothing = self._until, self._workload.work_bytes_per_element, Span(0, 0)
+        until, nothing = self._until, Span(0, 0)
         for rank, units in after:
             had = before.get(rank, nothing)
             lo, hi = max(units.lo, had.lo), min(units.hi, had.hi)
             common = until[hi] - until[lo] if lo < hi else 0
-            moved[rank] = size * (until[units.hi] - until[units.lo] - common)
+            moved[rank] = until[units.hi] - until[units.lo] - common
         return moved
 
     def stall_s(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> float:
@@ -80,5 +80,5 @@ class ExchangeEstimate:
                     if has.lo <= unit < has.hi
                 )
                 fastest = max(rates, default=self._link.bytes_per_s)
-                took_s += self._workload.work_bytes_per_element * self._elements[unit] / fastest
+                took_s += self._parameters[unit] / fastest
         return took_s

@@ -56,7 +56,8 @@ def copies_per_stall(plan: Plan) -> float:
     """How long copies of a state need behind the steps of a plan, over how long its parameters would need alone."""
     work, predicted = plan.workload, plan.predicted
     free = 1.0 - predicted.exchange_s / predicted.step_s if predicted.step_s else 1.0
-    return (work.state_bytes_per_element - GRADIENT_BYTES) / work.work_bytes_per_element / max(free, LEAST_FREE)
+    states = (work.state_bytes_per_element - GRADIENT_BYTES) * sum(bucket.numel for bucket in work.buckets)
+    return states / max(1, sum(bucket.work_bytes for bucket in work.buckets)) / max(free, LEAST_FREE)
 
 
 def goal_words(plan: Plan) -> Iterator[str]:

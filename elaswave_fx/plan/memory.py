@@ -77,11 +77,12 @@ def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
     base = workload.state_bytes_per_element - GRADIENT_BYTES  # the rest of it is the reduced gradient
     held = sum(len(box.span) * len(box.holders) for box in plan.boxes)
     computed = sum(len(box.span) * len(box.readers) for box in plan.boxes)
+    read = sum(workload.buckets[box.bucket].element_bytes * len(box.span) * len(box.readers) for box in plan.boxes)
     parts = {
         "state": base * total,
         "copies": base * held,
         "records": GRADIENT_BYTES * (total + (held if mode == "log" else 0)),
-        "parameters": workload.work_bytes_per_element * computed,
+        "parameters": read,
         "gradients": workload.sum_bytes * computed,
     }
     return {name: round(size / max(1, total), 3) for name, size in parts.items()}

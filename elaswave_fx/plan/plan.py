@@ -27,7 +27,7 @@ from elaswave_fx.plan.schedule import Action
 from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.topology import Epoch, Rank, Topology
 
-FORMAT = 6
+FORMAT = 7
 """Version of the JSON form; grows with every change that an old reader would misread."""
 
 

@@ -174,8 +174,12 @@ def _new_readers(old: Plan, new: Plan) -> dict[int, tuple[Rank, ...]]:
 
 def _parameter_bytes(plan: Plan, parameters: Mapping[int, tuple[Rank, ...]]) -> int:
     """What owners send to new readers: what those do not own themselves."""
-    elements = sum(len(box.span) for box in plan.boxes for rank in parameters.get(box.bucket, ()) if rank != box.owner)
-    return plan.workload.work_bytes_per_element * elements
+    return sum(
+        plan.workload.buckets[box.bucket].element_bytes * len(box.span)
+        for box in plan.boxes
+        for rank in parameters.get(box.bucket, ())
+        if rank != box.owner
+    )
 
 
 def _links(plan: Plan) -> set[Link]:

@@ -197,7 +197,7 @@ def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
     all that it has `before`: all of them or none. Of buffers there is little."""
     work = plan.workload
     new = [number for number in _new_buckets(before, plan, rank) if not work.buckets[number].whole]
-    more = (work.work_bytes_per_element + work.sum_bytes) * sum(work.buckets[number].numel for number in new)
+    more = sum(work.buckets[number].work_bytes + work.sum_bytes * work.buckets[number].numel for number in new)
     limit = before.topology.member(rank).memory_bytes
     return new if limit is None or before.predicted.ranks[rank].memory_bytes + more <= limit else []
 
@@ -205,7 +205,7 @@ def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
 def _new_parameters(before: Plan, plan: Plan, rank: Rank) -> int:
     """Bytes of the working copies of what a rank reads for the first time."""
     buckets = plan.workload.buckets
-    return plan.workload.work_bytes_per_element * sum(buckets[n].numel for n in _new_buckets(before, plan, rank))
+    return sum(buckets[n].work_bytes for n in _new_buckets(before, plan, rank))
 
 
 def _new_buckets(before: Plan, plan: Plan, rank: Rank) -> list[int]:

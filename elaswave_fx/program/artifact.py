@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import file_digest, replace_file, sync
 
-FORMAT = 8
+FORMAT = 9
 _PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
 Seconds = tuple[float, float, float]
 """Per sample: forward, backward, and the part of backward that the gradients of parameters take (0 if not split)."""
@@ -56,7 +56,7 @@ class BucketBuffer:
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """Flat trained parameters of one unit, or one tied tensor, of one optimizer group.
+    """Flat trained parameters of one unit, or one tied tensor, of one optimizer group. Units read them in `dtype`.
 
     Or the `buffers` that training changes of one unit: `numel` counts words of 32 bits then, there are no `params`, and
     `group` means nothing.
@@ -68,6 +68,11 @@ class BucketSpec:
     params: tuple[BucketParam, ...]
     users: tuple[int, ...]
     buffers: tuple[BucketBuffer, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -118,12 +123,16 @@ class FoldSpec:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A logical tensor of the model: shape, stored dtype, other names of a tied one."""
+    """A logical tensor of the model: shape, dtype in which units read it, other names of a tied one."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,6 @@ class Artifact:
 
     granule: int
     batch_coupled: tuple[str, ...]
-    work_dtype: str
     inputs: tuple[str, ...]
     params: tuple[TensorInfo, ...]
     buffers: tuple[TensorInfo, ...]
@@ -154,6 +162,11 @@ class Artifact:
     modules: tuple[str, ...] = ()
     """Python modules to import before programs run: those that register the model's own operators."""
     format: int = FORMAT
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """All parameters and buffers."""
+        return (*self.params, *self.buffers)
 
     @property
     def is_split(self) -> bool:
@@ -245,4 +258,4 @@ def _from_json(data: dict[str, Any]) -> Artifact:
 def _bucket(row: dict[str, Any]) -> BucketSpec:
     params = tuple(BucketParam(p["name"], p["offset"], tuple(p["shape"])) for p in row["params"])
     buffers = tuple(BucketBuffer(b["name"], b["offset"], tuple(b["shape"]), b["dtype"]) for b in row["buffers"])
-    return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]), buffers)
+    return BucketSpec(row["name"], row["group"], row["numel"], params, tuple(row["users"]), buffers, row["dtype"])

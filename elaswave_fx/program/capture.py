@@ -29,6 +29,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
+from elaswave_fx.program.autocast import decompositions_under_autocast, traced_under_autocast
 from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
@@ -151,9 +152,9 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     shapes: Any = {name: {0: size} for name in batch} if size is not None else None
     hook = model.register_forward_pre_hook(_assume_one_batch_size, with_kwargs=True)
     try:
-        with _quiet():
+        with _quiet(), traced_under_autocast(model):
             exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
-            return exported.run_decompositions(dict(get_decompositions(_RECURRENT)))
+            return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_RECURRENT))))
     finally:
         hook.remove()
 

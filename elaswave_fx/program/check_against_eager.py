@@ -29,6 +29,7 @@ from elaswave_fx.program.ir import (
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_OF_OTHERS = 1e-2
+_COUNT_TOLERANCE = 1e-5
 _GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _GRADIENT_TOLERANCE_OF_OTHERS = 0.1
 _Gradients = dict[str, torch.Tensor | None]
@@ -47,15 +48,15 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
         outputs = _SameDraws(program.graph).run(*_inputs(program, before, batch))
     got = {result.kind: float(value) for result, value in zip(program.results, outputs, strict=True)
            if result.kind in (ResultKind.LOSS, ResultKind.COUNT)}  # fmt: skip
-    dtypes = {tensor.dtype for tensor in before.values() if tensor.is_floating_point()}
-    tolerance = max((_RELATIVE_TOLERANCE.get(dtype, _TOLERANCE_OF_OTHERS) for dtype in dtypes), default=1e-5)
+    loss_tolerance = max(_RELATIVE_TOLERANCE.get(dtype, _TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
+    tolerances = {ResultKind.LOSS: loss_tolerance, ResultKind.COUNT: _COUNT_TOLERANCE}
     for kind, value in zip((ResultKind.LOSS, ResultKind.COUNT), expected, strict=True):
         if not math.isfinite(value):
             raise CaptureError(
                 f"model: with {samples} samples and its first weights the {kind.value} of {type(model).__name__} is "
                 f"{value}; a model starts with a finite one"
             )
-        if not abs(value - got[kind]) <= tolerance * max(1.0, abs(value)):
+        if not abs(value - got[kind]) <= tolerances[kind] * max(1.0, abs(value)):
             raise CaptureError(
                 f"model: with {samples} samples the {kind.value} of {type(model).__name__} is {value:.6g} and that of "
                 f"its captured graph {got[kind]:.6g}; something in it is not seen by the capture, such as a random "
@@ -116,14 +117,14 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
         functions = _own_functions(loss)
         expected = _gradients(model, program, loss, trained)
-    tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in before.items()}
+    tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(0)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))
     losses = [v for v, result in zip(outputs, program.results, strict=True) if result.kind == ResultKind.LOSS]
     got = _gradients(model, program, losses[0], {name: tensors[name] for name in trained})
     least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
+    tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
     for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
-        tolerance = _GRADIENT_TOLERANCE.get(trained[name].dtype, _GRADIENT_TOLERANCE_OF_OTHERS)
         ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
         if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
             raise CaptureError(

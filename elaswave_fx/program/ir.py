@@ -183,6 +183,16 @@ class Program:
         """The same program with a graph of its own, for a pass to change."""
         return replace(self, graph=copy_graph(self.graph))
 
+    def as_read(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """`state` in the dtypes in which the graph reads parameters and buffers."""
+        specs: dict[str, TensorSpec] = {**self.params, **self.buffers}
+        return {name: tensor.to(specs[name].dtype) if name in specs else tensor for name, tensor in state.items()}
+
+    def float_dtypes(self) -> set[torch.dtype]:
+        """The dtypes that the graph computes numbers in."""
+        values = (tensor for node in self.graph.graph.nodes for tensor in tensors_in(value_of(node)))
+        return {value.dtype for value in values if value.is_floating_point()}
+
 
 def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph that shares the metadata's values (fake tensors are not copied)."""

@@ -99,9 +99,9 @@ class RankEngine:
 
     def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
         """What units that come to this rank compute with."""
-        dtype, work = self._job.artifact.work_dtype, plan.workload
+        buckets, exact = self._job.artifact.buckets, plan.workload.exact
         made = made_ahead(self.plan, plan, self._rank)
-        return {index: _native.BucketMemory(work.buckets[index].numel, dtype, work.exact) for index in made}
+        return {index: _native.BucketMemory(buckets[index].numel, buckets[index].dtype, exact) for index in made}
 
     def _prepared(self, spec: _Spec | _Prepared) -> _Prepared:
         if isinstance(spec, _Prepared):
@@ -137,11 +137,11 @@ class RankEngine:
         if not names:
             return {}
         artifact = self._job.artifact
-        stored = {info.name: getattr(torch, info.dtype) for info in (*artifact.params, *artifact.buffers)}
+        read_as = {info.name: info.torch_dtype for info in artifact.tensors}
         return {
             name: self._constants[name]
             if name in self._constants
-            else self._initial.tensor(name).to(stored[name]).clone()
+            else self._initial.tensor(name).to(read_as[name]).clone()
             for name in sorted(names)
         }
 

@@ -17,7 +17,7 @@ from itertools import chain
 import torch
 
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Prefetcher, Source, cast_inputs, load_ranges
+from elaswave_fx.data import Prefetcher, Source, load_ranges
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
@@ -79,7 +79,7 @@ class InputFeed:
         return [range(first + span.lo, first + span.hi) for span in self._spans]
 
     def _select(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return cast_inputs({name: batch[name] for name in self._names}, self._config.precision)
+        return {name: batch[name] for name in self._names}
 
 
 def content_of(batch: Batch, positions: Sequence[range]) -> Content:

@@ -198,8 +198,7 @@ def _gather_parameters(worker: Worker) -> int:
         place = wanted.find(1, place + 1)
     native.refresh(takers, TRANSFER_S)
     worker.stale.clear()
-    itemsize = plan.workload.work_bytes_per_element
-    return itemsize * sum(buckets[index].numel * len(ranks) for index, ranks in enumerate(takers) if ranks)
+    return sum(plan.workload.buckets[index].work_bytes * len(ranks) for index, ranks in enumerate(takers) if ranks)
 
 
 def _start_copies(worker: Worker) -> None:

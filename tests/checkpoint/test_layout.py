@@ -34,7 +34,7 @@ def artifact() -> Artifact:
     buckets += (BucketSpec("unit2.buffers", 0, 6, (), (2,), changed),)
     params = tuple(TensorInfo(p.name, p.shape, "float32") for bucket in buckets for p in bucket.params)
     return Artifact(
-        granule=1, batch_coupled=(), work_dtype="float32", inputs=(), params=params,
+        granule=1, batch_coupled=(), inputs=(), params=params,
         buffers=tuple(TensorInfo(b.name, b.shape, b.dtype) for b in changed), programs={}, units=(), values=(),
         buckets=buckets, folds=(FoldSpec("mean", 2, ()), FoldSpec("count", 2, ())), invariant_inputs=(),
         invariant_names=(), draws=(), evaluation_exact=True, text="",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.data import Batch, Prefetcher, cast_inputs, load_batch, load_ranges, open_source
+from elaswave_fx.data import Batch, Prefetcher, load_batch, load_ranges, open_source
 from elaswave_fx.errors import DataError
 
 
@@ -88,12 +88,3 @@ def test_ranges_are_loaded_one_after_the_other() -> None:
     whole = load_batch(source.dataset, source.train, 20, 10)
     parts = load_ranges(source.dataset, source.train, [range(24, 27), range(29, 30)])
     assert torch.equal(parts["labels"], whole["labels"][[4, 5, 6, 9]])
-
-
-def test_only_floating_point_inputs_are_cast() -> None:
-    batch = {"point": torch.rand(2, 3), "label": torch.tensor([1, 2])}
-    assert {name: each.dtype for name, each in cast_inputs(batch, "bf16").items()} == {
-        "point": torch.bfloat16,
-        "label": torch.int64,
-    }
-    assert cast_inputs(batch, "fp32")["point"] is batch["point"]

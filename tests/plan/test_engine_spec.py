@@ -28,7 +28,7 @@ def unit(index: int) -> UnitSpec:
 
 
 ARTIFACT = Artifact(
-    granule=1, batch_coupled=(), work_dtype="bfloat16", inputs=("x",), params=(), buffers=(),
+    granule=1, batch_coupled=(), inputs=("x",), params=(), buffers=(),
     programs=dict.fromkeys(("first.forward", "first.evaluate", "block.forward", "block.backward", "block.evaluate")),
     units=tuple(unit(index) for index in range(4)),
     values=(
@@ -36,7 +36,7 @@ ARTIFACT = Artifact(
         ValueSpec("w", 0, (1,), (8,), "bool", -1, False, 8),
     ),
     buckets=(
-        *(BucketSpec(b.name, 0, b.numel, (), b.users) for b in WORKLOAD.buckets),
+        *(BucketSpec(b.name, 0, b.numel, (), b.users, dtype="bfloat16") for b in WORKLOAD.buckets),
         BucketSpec("unit1.buffers", 0, 8, (), (1,), (BucketBuffer("mean", 0, (8,), "float32"),)),
     ),
     folds=(FoldSpec("mean", 1, (("float32", (8,)),)),), invariant_inputs=(), invariant_names=(), draws=(),

@@ -39,10 +39,10 @@ def test_json_brings_back_the_same_plan(found: tuple[Workload, tuple[Lane, ...]]
 
 
 def test_text_that_is_no_plan_is_refused() -> None:
-    for text in ("", "[]", "{}", '{"format": 6}'):
+    for text in ("", "[]", "{}", '{"format": 7}'):
         with pytest.raises(PlanError, match="plan: the text is not a plan"):
             Plan.from_json(text)
-    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 6"):
+    with pytest.raises(PlanError, match="plan: format 99 is not readable here; this version reads 7"):
         Plan.from_json('{"format": 99}')
 
 
