@@ -82,8 +82,8 @@ def find_couplings(program: Program, state: State, batch: Batch) -> Couplings:
     if locate_samples(program).symbol is None:
         return found
     not_additive = () if found.reasons else additivity(program, state, batch)
-    additive = not found.reasons and not not_additive
-    _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons), additive=additive)
+    if found.reasons or not_additive:
+        _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons))
     return replace(found, reasons=found.reasons or not_additive)
 
 
@@ -439,7 +439,7 @@ def _doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, t
     return {kind: pair for (kind, _), pair in zip(_sum_nodes(program), pairs, strict=True)}
 
 
-def _refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool, additive: bool) -> None:
+def _refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:
     """Refuse a loss or a count that stays the same when the same samples come twice.
 
     Where operators couple samples, the mean of a granule with the count one is a sum over granules, and fine; with a
@@ -449,7 +449,7 @@ def _refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool, 
     if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
         return
     for kind, (one, two) in sums.items():
-        if same[kind] or (additive and not _equal(2 * one, two)):
+        if same[kind]:
             raise CaptureError(
                 f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
                 "doubling it; a model returns (loss sum, count), not a mean"

@@ -12,7 +12,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.program.coupling import coupled_by_rule, coupled_by_trial, find_couplings
 from elaswave_fx.program.ir import is_shuffled, unit_of
-from tests.passes.compiled import assert_same, compile_model, eager, front, run_units, state_of
+from tests.passes.compiled import assert_same, compile_model, eager, front, run_native, run_units, state_of
 from tests.passes.models import (
     CLASSES,
     TOKENS,
@@ -197,7 +197,7 @@ def own_operator(name: str, backward: Callable[[Tensor], Tensor]) -> Callable[[T
 
     operate.register_fake(torch.empty_like)
     operate.register_autograd(lambda ctx, gradient: backward(gradient))
-    return operate
+    return lambda x: operate(x)  # A model that holds the operator itself could not be copied.
 
 
 BACKWARD = {
@@ -247,6 +247,25 @@ class Bags(Classifier):
 
 def test_so_do_those_of_bags() -> None:
     assert "scale_grad_by_freq" in judged(Bags())[2][0]
+
+
+@pytest.mark.parametrize(
+    ("model", "make"),
+    [
+        (ByFrequency(nn.Embedding(16, WIDTH, scale_grad_by_freq=True)), tokens),
+        (Bags(), vectors),
+        (Along(own_operator("grad_of_granules", BACKWARD["centered"])), vectors),
+    ],
+    ids=["embedding", "bag", "own operator"],
+)
+def test_a_granule_is_differentiated_as_a_whole(
+    model: nn.Module, make: Callable[[int, int], dict[str, Tensor]]
+) -> None:
+    compiled = compile_model(model, make, GRANULE)
+    assert compiled.program.batch_coupled
+    batch = make(GRANULE, 5)
+    assert_same(run_units(compiled, batch), eager(compiled.model, batch))
+    assert_same(run_native(compiled, batch), eager(compiled.model, batch))
 
 
 @pytest.mark.parametrize("dropout", [nn.FeatureAlphaDropout(0.3), nn.AlphaDropout(0.3), nn.Dropout1d(0.3)])
