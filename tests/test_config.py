@@ -554,12 +554,12 @@ ConfigStore.instance().store(
 """
 
 
-def command(folder: Path, *words: str, name: str = "('config',)") -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *words: str, name: str = "('config',)", **environ: str) -> subprocess.CompletedProcess[str]:
     (folder / "command.py").write_text(COMMAND)
     return subprocess.run(
         [sys.executable, "command.py", name, *words],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder), **environ},
         capture_output=True,
         text=True,
         timeout=120,
@@ -601,6 +601,43 @@ def test_command_says_one_line(tmp_path: Path, words: list[str], code: int, mess
     assert done.returncode == code
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "prepared"),
+    [
+        ("init_from=/data/größe", "init_from='/data/größe'"),
+        ("data.paths=[/ä/a.txt,b.txt]", "data.paths=['/ä/a.txt',b.txt]"),
+        ("data.paths=['/ä/a.txt']", "data.paths=['/ä/a.txt']"),
+        ("data.path=/ä/${seed}", "data.path=/ä/${seed}"),
+        ("data.path=ä,b", "data.path='ä',b"),
+        ("+model.config.name=模型", "++model.config.name='模型'"),
+        ("data.path=/plain", "data.path=/plain"),
+        ("--größe=3", "--größe=3"),
+    ],
+)
+def test_what_is_not_ascii_is_quoted_for_hydra(word: str, prepared: str) -> None:
+    assert prepare_overrides([word]) == [prepared]
+
+
+def test_command_runs_in_a_folder_whose_name_is_not_ascii_in_a_locale_that_is(tmp_path: Path) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    for words in ((), (f"hydra.run.dir={folder / 'läuft'}",)):
+        done = command(folder, *words, LC_ALL="C", PYTHONUTF8="0")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert (folder / "läuft" / ".hydra").is_dir()
+
+
+def test_command_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(COMMAND)
+    script = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m command \"('config',)\""
+    environ = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "error: the working folder was removed; change to one that exists\n"
 
 
 def test_command_help(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ child; workers load what it wrote and never trace.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -129,14 +132,16 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         from elaswave_fx.build.compile import compile_model
 
         made, constants = compile_model(config, model, batches, dump)
-        made.save(target, constants)
+        with _written(config, target):
+            made.save(target, constants)
         clock.lap("capture and passes")
     artifact = cached or Artifact.load(target)
     if calibrate and not artifact.measured:
         from elaswave_fx.build.compile import measure
 
         artifact = replace(artifact, measured=measure(config, model, target, batches[0]))
-        Artifact.save_costs(target, artifact.measured)
+        with _written(config, target):
+            Artifact.save_costs(target, artifact.measured)
         clock.lap("measuring")
     origin = _origin(cached is not None, dump)
     return Built(
@@ -157,6 +162,19 @@ def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
             return home, ()
     except OSError as error:
         return spare, (f"cache.dir={config.cache.path}: cannot be written ({error.strerror}); the program is not kept",)
+
+
+@contextlib.contextmanager
+def _written(config: Config, target: Path) -> Iterator[None]:
+    """What is written there may be more than the disk has room for: that is the user's to mend."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(target.with_name(f"{target.name}.{os.getpid()}.partial"), ignore_errors=True)
+        cached = config.cache.path is not None and config.cache.path in target.parents
+        key = f"cache.dir={config.cache.path}" if cached else f"hydra.run.dir={target.parent}"
+        cure = "; nearest valid: cache.enabled=false" if cached else ""
+        raise ConfigError(f"{key}: the program cannot be written ({error}){cure}") from error
 
 
 def _from_cache(config: Config, model: nn.Module, folder: Path) -> tuple[Artifact | None, str | None]:

@@ -211,8 +211,23 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
         foreign = key.startswith(("model.config.", "data.transform.", "eval.data.transform."))
         if (opened or foreign) and not word.startswith(("~", "++")):
             word = "++" + word.lstrip("+")
-        prepared.append(word)
+        prepared.append(_quoted(word) if key else word)
     return _before_flags(prepared, len(prepared) - len(words))
+
+
+_PLAIN = re.compile(r"[^\[\]{},:'\"]*[^\x00-\x7f][^\[\]{},:'\"]*")
+"""What has a letter that is not ASCII, up to the next mark of a list, a mapping or a sweep."""
+
+
+def _quoted(word: str) -> str:
+    """KEY=VALUE with quotes around what is not ASCII, which Hydra takes in quotes only. A user's own quotes, and
+    interpolations, stay as they are."""
+    key, _, value = word.partition("=")
+    if value.isascii() or any(mark in value for mark in "'\"$\\"):
+        return word
+    if not any(mark in value for mark in "[]{},"):
+        return f"{key}='{value}'"
+    return f"{key}=" + _PLAIN.sub(lambda found: f"'{found[0].strip()}'", value)
 
 
 def _before_flags(words: list[str], added: int) -> list[str]:

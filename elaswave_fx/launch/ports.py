@@ -14,6 +14,9 @@ from ipaddress import ip_address
 from elaswave_fx.control.tcp import listen, port_of, resolve
 from elaswave_fx.errors import CommError, ConfigError
 
+SELF_S = 2.0
+"""A connection of this machine to itself takes no longer."""
+
 
 @contextmanager
 def claimed_ports(host: str, port: int, ranks: int) -> Iterator[None]:
@@ -71,6 +74,14 @@ def check_host(host: str) -> None:
         raise ConfigError(f"launch.host={host}: is no address that others can dial; nearest valid: 127.0.0.1")
     if not _can_be_bound(host, 0):
         raise ConfigError(f"launch.host={host}: is no address of this machine; nearest valid: 127.0.0.1")
+    with listen(host, 0) as listener:
+        try:
+            socket.create_connection(listener.getsockname()[:2], SELF_S).close()
+        except OSError as error:
+            raise ConfigError(
+                f"launch.host={host}: ranks cannot reach each other there, for this machine does not reach itself "
+                f"({error.strerror or error}); a way out is `ip link set lo up`, or the address of another interface"
+            ) from error
 
 
 def _claim(port: int) -> socket.socket | None:

@@ -164,7 +164,7 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     """Links to every rank that there is, within `connect_s`, and all of the job that no plan changes. `topology`: that
     of the first plan, if it has the rank; it says which links are emulated."""
     is_emulated, has_slow_hosts = config.device == "emulated", config.emulated.link.is_slowed
-    endpoint = _listening(
+    endpoint = listen_for_peers(
         context,
         rank=context.rank,
         token=context.token,
@@ -186,15 +186,16 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     )  # fmt: skip
 
 
-def _listening(context: WorkerContext, **options: Any) -> _native.Endpoint:
-    """Raises `ConfigError` if somebody has taken the port since the launcher looked."""
+def listen_for_peers(context: WorkerContext, **options: Any) -> _native.Endpoint:
+    """The rank's endpoint, with these options. Raises `ConfigError` if somebody has taken its port since the launcher
+    looked."""
     try:
         return _native.Endpoint(**options)
     except CommError as error:
         if context.port == 0:
             raise
         raise ConfigError(
-            f"launch.port={context.port - context.rank}: rank {context.rank} {error}; another process has taken the "
+            f"launch.port={context.port - context.rank}: rank {context.rank}: {error}; another process has taken the "
             "port since the start; nearest valid: 0 for any"
         ) from error
 

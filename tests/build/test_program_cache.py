@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
+from elaswave_fx.build import builder
 from elaswave_fx.build.builder import build
 from elaswave_fx.config.compose import load_config
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
 
 
@@ -102,3 +106,15 @@ def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> Non
         place.chmod(0o755)
     cache.chmod(0o1777)
     assert build(config, tmp_path / "run").folder == kept, "what lies in /tmp is its owner's alone"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space")])
+def test_a_full_disk_is_the_users_to_mend(error: Exception, tmp_path: Path) -> None:
+    config = load_config([f"cache.dir={tmp_path}"])
+    with pytest.raises(ConfigError) as caught, builder._written(config, tmp_path / "programs" / "3f"):
+        raise error
+    assert str(caught.value).startswith(f"cache.dir={tmp_path}: the program cannot be written (")
+    assert str(caught.value).endswith("; nearest valid: cache.enabled=false")
+    why = "^hydra.run.dir=/run-1/.init: the program cannot be written"
+    with pytest.raises(ConfigError, match=why), builder._written(config, Path("/run-1/.init/3f")):
+        raise error

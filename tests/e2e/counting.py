@@ -21,17 +21,9 @@ class Negative(TwoTower):
         return loss, -count
 
 
-class NotFinite(TwoTower):
-    """The loss is finite, its gradient is none."""
-
-    def forward(self, left: Tensor, right: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        loss, count = super().forward(left, right, label)
-        return loss + (loss - loss).sqrt(), count
-
-
 class Flat(TwoTower):
     """Nothing that the parameters do changes the loss."""
 
     def forward(self, left: Tensor, right: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         loss, count = super().forward(left, right, label)
-        return loss * 0.0 + 1.0, count
+        return loss * 0.0 + count, count

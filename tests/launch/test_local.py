@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +24,15 @@ from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch import coordination, local
+from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.launch.local import launch
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.worker.worker import listen_for_peers
 from tests.control.toy_job import ToyPlanning
 from tests.launch.fake_job import broken_builder, job, refusing_builder, three_free_ports
+from tests.waiting import WAIT_S
+
+ROOT = Path(__file__).resolve().parents[2]
 
 METRICS = {
     "step", "loss", "tokens", "step_ms", "epoch", "world_size", "lr", "grad_norm", "tokens_per_s", "memory_peak_mb",
@@ -292,6 +301,34 @@ def test_a_host_that_is_not_this_machine_is_refused(host: str, why: str, tmp_pat
     with pytest.raises(ConfigError, match=f"^launch.host={host}: .*{why}.*nearest valid: 127.0.0.1$"):
         launch(replace(job(tmp_path / "run"), host=host))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a network namespace of its own takes root")
+def test_a_machine_that_does_not_reach_itself_is_refused_at_once(tmp_path: Path) -> None:
+    words = "from elaswave_fx.launch.ports import check_host; check_host('127.0.0.1')"
+    ended = subprocess.run(["unshare", "-n", sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1]
+    if "unshare failed" in last:
+        pytest.skip(last)
+    assert "ConfigError: launch.host=127.0.0.1: ranks cannot reach each other there" in last
+    assert "(Network is unreachable)" in last
+
+
+def test_a_port_that_is_taken_after_the_launcher_has_looked_is_the_users_to_mend(tmp_path: Path) -> None:
+    port = three_free_ports()
+
+    def listen(context: WorkerContext) -> None:
+        with contextlib.ExitStack() as others:
+            if context.rank == 1:
+                others.enter_context(socket.create_server(("127.0.0.1", context.port)))
+            options = {"token": "t" * 32, "listen_host": "127.0.0.1", "port": context.port}
+            ends = [listen_for_peers(context, rank=context.rank, **options)]
+            time.sleep(WAIT_S)
+            assert ends
+
+    why = f"^launch.port={port}: rank 1: .*cannot listen on .*{port + 1}.*; another process has taken the port"
+    with pytest.raises(ConfigError, match=why):
+        launch(replace(job(tmp_path, ranks=2, port=port), worker=listen))
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost"])

@@ -35,3 +35,24 @@ def test_samples_that_earlier_steps_left_out_count_when_a_run_is_gone_on_with(tm
     rejoined.finish("completed", None)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["samples_seen"], summary["samples_skipped"]) == (6, 20, 4)
+
+
+def test_a_run_has_learned_when_one_of_its_steps_has(tmp_path: Path) -> None:
+    recorder = Recorder.create(tmp_path, 3)
+    recorder.planned("{}", units=2, samples=4, world=2)
+    assert recorder.learned_nothing is None, "nothing was done"
+
+    def step(number: int, unchanged: str | None) -> None:
+        report = {"loss": 1.0, "tokens": 8, "step_ms": 2.0, "lr": 0.1, "grad_norm": 0.5}
+        recorder.step(StepReport(step=number, consumed=((0, 2, 0, 4),), unchanged=unchanged, **report))  # type: ignore[arg-type]
+
+    step(3, "the gradient is not finite")
+    step(4, "no target counts")
+    assert recorder.learned_nothing == "none of the 2 steps has changed a parameter: in the last one no target counts"
+    step(5, None)
+    step(6, "the gradient is not finite")
+    assert recorder.learned_nothing is None
+    recorder.event("agreed", 1, rolled_back_to=3)
+    step(3, "the gradient is not finite")
+    assert recorder.learned_nothing is not None, "what it had learned is undone"
+    recorder.finish("failed", None)
