@@ -22,8 +22,8 @@ constexpr int kAcceptedAtOnce = 64;         // before links have their turn
 constexpr double kHandshakeSeconds = 10.0;  // for one of them
 // A handshake that has begun so long ago goes for a newer one: it takes some messages to and fro, and no longer.
 constexpr std::chrono::milliseconds kHalfOpen{200};
-constexpr std::size_t kRedialers = 16;      // threads that mend links
-constexpr double kRedialSeconds = 0.2;      // for one attempt, so that nobody waits longer for the end of a redial
+constexpr std::size_t kRedialers = 16;  // threads that mend links
+constexpr double kRedialSeconds = 0.2;  // for one attempt, so that nobody waits longer for the end of a redial
 
 const std::string kOwnAddress = "this machine";
 

@@ -2,8 +2,8 @@
 // comm/.
 //
 // Any thread may call any method but `stop`, which waits for the threads that this starts. Dialers of this machine that
-// come faster than handshakes end wait in the listener's queue. Those of one other address have a bound of their own, at
-// which the oldest handshake goes, so that nobody's silence keeps others away. Whoever finds no room, or is cut off,
+// come faster than handshakes end wait in the listener's queue. Those of one other address have a bound of their own,
+// at which the oldest handshake goes, so that nobody's silence keeps others away. Whoever finds no room, or is cut off,
 // dials again.
 #pragma once
 

@@ -171,8 +171,8 @@ TEST(another_user_takes_nobodys_place) {
   }
 }
 
-// As another machine does: it has another address, and the kernel does not know whose its connections are. Each begins to
-// speak, so that it gets a handshake, and stays.
+// As another machine does: it has another address, and the kernel does not know whose its connections are. Each begins
+// to speak, so that it gets a handshake, and stays.
 Fd half_open(const std::string& from, std::uint16_t port) {
   sockaddr_in source{}, target{};
   source.sin_family = target.sin_family = AF_INET;
