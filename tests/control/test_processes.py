@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import shutil
 import signal
 import subprocess
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 from elaswave_fx.control.agent import agent
+from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.protocol import failure_detector
-from elaswave_fx.control.protocol.messages import Refused
+from elaswave_fx.control.protocol.messages import Ended, Heartbeat, Refused, Told
+from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import covers_once
 from elaswave_fx.control.wire import Message, RankSocket
+from elaswave_fx.plan.topology import Epoch, Rank
 from tests.control.cards import card_of
 from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
 from tests.control.toy_planner import BATCH
@@ -219,6 +223,40 @@ def test_who_is_refused_hears_why_and_the_job_does_not_notice(tmp_path: Path) ->
             stranger.close()
         check(job, job.wait(), {0, 1})
         assert job.store.read().epoch == 0 and job.events("detected") == []
+
+
+def test_a_rank_that_says_what_cannot_be_is_cut_off_and_the_job_does_not_notice(tmp_path: Path) -> None:
+    with ToyJob(tmp_path, world=2, steps=600) as job:
+        job.until_committed(10)
+        number = ask_to_join(job.address, {}, WAIT_S).number
+        beat = Heartbeat(number, Epoch(-1), Version(0), "starting", None, None, True, True, ())
+        nonsense: list[Message] = [
+            Told(number, "step", {"step": 3}),
+            Told(number, "event", {"event": "agreed", "epoch": 0, "at_s": None}),
+            Told(number, "done", {}),
+            replace(beat, epoch=Epoch(7)),
+            replace(beat, version=Version(1 << 60)),
+            replace(beat, awaited=Rank(99)),
+            replace(beat, step_s=math.nan),
+            replace(beat, lines=(Certificate(Stamp(Version(5), Epoch(0)), ()),)),
+            Ended(number),
+            Ended(Rank(0)),
+        ]
+        for count, message in enumerate(nonsense, 1):
+            rank = RankSocket(job.address, card_of(number))
+
+            def is_cut_off(rank: RankSocket = rank, message: Message = message) -> bool:
+                is_open = rank.connect(time.monotonic()) is None
+                rank.send(message)
+                rank.receive()
+                return is_open and not rank.is_open
+
+            job.until(is_cut_off, f"an end of the stream after message {count}")
+            rank.close()
+        job.until(lambda: f"rank {number} says what cannot be" in job.logs(), "its line in the log")
+        check(job, job.wait(), {0, 1})
+        assert job.store.read().epoch == 0 and job.events("detected") == []
+        assert all(said != "told" for said, _ in job.said)
 
 
 def test_numbers_that_were_given_outlive_every_coordinator(tmp_path: Path) -> None:
