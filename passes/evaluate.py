@@ -3,7 +3,7 @@
 Three rewrites of calls:
 
     keyed_dropout(x, ...) -> x
-    keyed_uniform(...) < 0.9 -> 0.9, where it was a mask of bernoulli(0.9)
+    keyed_uniform(...) < 0.9 -> 0.9, where it was a mask of bernoulli(0.9): the mean of what was drawn
     _native_batch_norm_legit.no_stats(x, ...) -> _native_batch_norm_legit_no_training(x, ..., running mean, var)
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -34,7 +35,7 @@ from elaswave_fx.program.ir import (
     statistics_of,
     value_of,
 )
-from elaswave_fx.program.keys import DROPOUT, draws
+from elaswave_fx.program.keys import DRAWS, DROPOUT, draws
 
 aten = torch.ops.aten
 
@@ -79,13 +80,25 @@ def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, f
 
 def _use_mean(graph: fx.Graph, node: fx.Node) -> None:
     """A mask of ones with probability p, divided by p, becomes 1: what dropout of whole channels or paths does."""
-    (draw,) = (source for compare in node.all_input_nodes for source in compare.all_input_nodes)
-    with graph.inserting_before(node):
-        value = value_of(node)
-        mean = emit(
-            graph, aten.full.default, argument(draw, "size"), mean_of(node), dtype=value.dtype, device=value.device
-        )
-    node.replace_all_uses_with(mean)
+    value = value_of(node)
+    sizes = _drawn_sizes(node)
+    with graph.inserting_after(node):
+        if sizes is None:
+            mean = emit(graph, aten.full_like.default, node, mean_of(node))
+        else:
+            mean = emit(graph, aten.full.default, sizes, mean_of(node), dtype=value.dtype, device=value.device)
+    node.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
+
+
+def _drawn_sizes(node: fx.Node) -> Any:
+    """The sizes of the draw that a value was computed from, None where it has others by now."""
+    draw = node
+    while not is_aten(draw, *DRAWS):
+        if not draw.all_input_nodes:
+            return None
+        draw = draw.all_input_nodes[0]
+    same = [str(size) for size in value_of(draw).shape] == [str(size) for size in value_of(node).shape]
+    return argument(draw, "size") if same else None
 
 
 def run_evaluation(
@@ -135,8 +148,8 @@ def evaluation_agrees(
     part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
     was_training = model.training
     model.eval()
+    expected, again = (_seeded(model, part, seed) for seed in (0, 1))
     with torch.no_grad():
-        expected, again = (_seeded(model, part, seed) for seed in (0, 1))
         got = run_evaluation(program, state, part)
     model.train(was_training)
     if expected != again and any(draws(evaluation_graph(unit).graph) for unit in program.units):
@@ -148,5 +161,6 @@ def evaluation_agrees(
 
 def _seeded(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], seed: int) -> tuple[float, float]:
     torch.manual_seed(seed)
-    loss, count = model(**batch)
-    return float(loss), float(count)
+    with torch.enable_grad():  # forward itself may take gradients
+        loss, count = model(**batch)
+    return float(loss.detach()), float(count.detach())

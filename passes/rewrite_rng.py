@@ -9,6 +9,7 @@ when units are cut, the index becomes local to the unit, so that equal units sta
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from elaswave_fx.program.ir import (
     emit,
     is_aten,
     is_getitem,
+    mean_of,
     module_of,
     placeholders,
     set_mean,
@@ -40,6 +42,12 @@ from elaswave_fx.program.keys import NO_AXIS, UNIFORM, keyed_dropout, keyed_norm
 from elaswave_fx.program.samples import locate_samples, sample_dims
 
 aten = torch.ops.aten
+
+_SELU_LIMIT = 1.7580993408473766
+"""What alpha dropout puts in the place of a dropped element, negated (Klambauer et al. 2017, section 3)."""
+
+_DISTINCT = 1 << 24
+"""How many numbers a uniform draw can give."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class RewriteRng:
             rewriter.rewrite(node)
         for node in calls(graph):
             _note_rounded_draw(node)
+            _note_alpha_dropout(node)
         graph.eliminate_dead_code()
         rewriter.drop_unused_keys()
         refuse_hidden_randomness(graph, self.name)
@@ -68,8 +77,8 @@ def refuse_hidden_randomness(graph: fx.Graph, after: str) -> None:
     for node in calls(graph):
         if draws_randomness(node):
             raise CaptureError(
-                f"model: {node.target} in {module_of(node)} draws random numbers that cannot be keyed ({after}); "
-                "use dropout, bernoulli, rand, randn, randint, uniform_, normal_ or exponential_"
+                f"model: {node.target} in {module_of(node)} draws random numbers that cannot be keyed ({after}); a way "
+                "out is to compute them from torch.rand or torch.randn, or to make them part of the data"
             )
 
 
@@ -82,6 +91,28 @@ def _note_rounded_draw(node: fx.Node) -> None:
         drawn, p = added.args[:2]
         if isinstance(drawn, fx.Node) and is_aten(drawn, UNIFORM) and isinstance(p, float) and 0.0 <= p <= 1.0:
             set_mean(node, p)
+
+
+def _note_alpha_dropout(mask: fx.Node) -> None:
+    """Alpha dropout scales by mask * a, shifts by (mask - 1) * a * limit + a * limit * p; evaluation does neither."""
+    keep = mean_of(mask)
+    if keep is None or not 0.0 < keep < 1.0:
+        return
+    p = 1.0 - keep
+    a = ((_SELU_LIMIT**2 * p + 1.0) * keep) ** -0.5
+    scale, shift = _next(mask, "aten.mul", a), _next(mask, "aten.add", -1.0)
+    shift = _next(_next(shift, "aten.mul", a * _SELU_LIMIT), "aten.add", a * _SELU_LIMIT * p)
+    if scale is not None and shift is not None:
+        set_mean(scale, 1.0)
+        set_mean(shift, 0.0)
+
+
+def _next(node: fx.Node | None, operator: str, number: float) -> fx.Node | None:
+    """The call that takes a node by an operator with a number."""
+    for user in node.users if node is not None else ():
+        if is_aten(user, operator) and isinstance(user.args[1], (int, float)) and math.isclose(user.args[1], number):
+            return user
+    return None
 
 
 class _Rewriter:
@@ -101,16 +132,25 @@ class _Rewriter:
         self.axes.note(self.keys)
         self.rewrites: dict[str, Callable[[fx.Node], fx.Node]] = {
             "aten.bernoulli.default": lambda node: self._below(node, node.args[0]),
-            "aten.bernoulli.p": lambda node: self._below(node, argument(node, "p", 0.5)),
+            "aten.bernoulli": lambda node: self._below(node, argument(node, "p", 0.5)),
             "aten.rand": lambda node: self._draw(node, keyed_uniform),
             "aten.rand_like": lambda node: self._draw(node, keyed_uniform),
             "aten.randn": lambda node: self._draw(node, keyed_normal),
             "aten.randn_like": lambda node: self._draw(node, keyed_normal),
             "aten.randint": self._integers,
             "aten.randint_like": self._integers,
+            "aten.random.from": self._integers,
+            "aten.random.to": self._integers,
             "aten.uniform": self._uniform,
             "aten.normal_functional": self._normal,
+            "aten.normal": self._normal,
+            "aten.log_normal": lambda node: emit(self.graph, aten.exp.default, self._normal(node), like=node),
             "aten.exponential": self._exponential,
+            "aten.geometric": self._geometric,
+            "aten.cauchy": self._cauchy,
+            "aten.rrelu": self._leaky,
+            "aten.multinomial": self._multinomial,
+            "aten.randperm": self._permutation,
         }
 
     def _key_input(self, after: fx.Node, role: Role, value: torch.Tensor) -> fx.Node:
@@ -190,34 +230,17 @@ class _Rewriter:
         """A keyed draw of the shape of `node`, and of its dtype unless told otherwise."""
         value = value_of(node)
         keys, axis = self._place(node)
-        sizes = [self._size(node, dim) for dim in range(value.dim())]
+        sizes: list[Any] = list(value.shape)
         options = {"dtype": dtype or value.dtype, "device": value.device}
+        if axis is not None:
+            samples = emit(self.graph, aten.sym_size.int, self.keys, 0)
+            inner = samples if axis.period == 1 else emit(self.graph, operator.mul, samples, axis.period)
+            sizes[axis.axis : axis.axis + 1] = [inner] if axis.outer == 1 else [axis.outer, inner]
         if axis is None or axis.outer == 1:
             return emit(self.graph, op, keys, sizes, self._index(), *_where(axis), like=node, **options)
-        samples = emit(self.graph, aten.sym_size.int, self.keys, 0)
-        inner = samples if axis.period == 1 else emit(self.graph, operator.mul, samples, axis.period)
-        sizes[axis.axis : axis.axis + 1] = [axis.outer, inner]
-        drawn = emit(
-            self.graph,
-            op,
-            keys,
-            sizes,
-            self._index(),
-            *_where(SampleAxis(axis.axis + 1, axis.period)),
-            like=node,
-            **options,
-        )
+        where = _where(SampleAxis(axis.axis + 1, axis.period))
+        drawn = emit(self.graph, op, keys, sizes, self._index(), *where, like=node, **options)
         return self._flattened(drawn, axis)
-
-    def _size(self, node: fx.Node, dim: int) -> Any:
-        """The size of a dimension of `node`, as a number or as a node."""
-        size = value_of(node).shape[dim]
-        if not isinstance(size, torch.SymInt):
-            return size
-        given = argument(node, "size")
-        if given is not None:
-            return given[dim]
-        return emit(self.graph, aten.sym_size.int, node.args[0], dim, like=node)
 
     def _with_own_samples(self, x: fx.Node, like: fx.Node, axis: SampleAxis) -> fx.Node:
         """[..., outer * samples * period, ...] as [..., outer, samples * period, ...]."""
@@ -240,9 +263,15 @@ class _Rewriter:
         return result
 
     def _integers(self, node: fx.Node) -> fx.Node:
-        low, high = argument(node, "low", 0), argument(node, "high")
+        low = argument(node, "from", argument(node, "low", 0))
+        high = argument(node, "to", argument(node, "high"))
         if not isinstance(low, int) or not isinstance(high, int):
             raise CaptureError(f"model: {node.target} in {module_of(node)} draws up to a bound that is not a constant")
+        if high - low > _DISTINCT:
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} draws from {high - low} integers; a keyed draw tells "
+                f"{_DISTINCT} apart; a way out is to compose two draws"
+            )
         uniform = self._draw(node, keyed_uniform, torch.float32)
         scaled = emit(self.graph, aten.mul.Scalar, uniform, high - low, like=node)
         floored = emit(self.graph, aten.floor.default, scaled, like=node)
@@ -254,21 +283,86 @@ class _Rewriter:
         return self._scaled(node, self._draw(node, keyed_uniform), high - low, low)
 
     def _normal(self, node: fx.Node) -> fx.Node:
-        return self._scaled(
-            node, self._draw(node, keyed_normal), argument(node, "std", 1.0), argument(node, "mean", 0.0)
-        )
+        """mean + std * n; either may be a tensor, to which no gradient flows, as in torch."""
+        default = (1.0, 2.0) if is_aten(node, "aten.log_normal") else (0.0, 1.0)
+        mean, std = argument(node, "mean", default[0]), argument(node, "std", default[1])
+        return self._scaled(node, self._draw(node, keyed_normal), std, mean)
 
-    def _scaled(self, node: fx.Node, drawn: fx.Node, factor: float, offset: float) -> fx.Node:
-        scaled = emit(self.graph, aten.mul.Scalar, drawn, factor, like=node)
-        return emit(self.graph, aten.add.Scalar, scaled, offset, like=node)
+    def _scaled(self, node: fx.Node, drawn: fx.Node, factor: Any, offset: Any) -> fx.Node:
+        """drawn * factor + offset, by numbers or by tensors."""
+        for scalar, tensor, by in (
+            (aten.mul.Scalar, aten.mul.Tensor, factor),
+            (aten.add.Scalar, aten.add.Tensor, offset),
+        ):
+            steady = emit(self.graph, aten.detach.default, by, like=node) if isinstance(by, fx.Node) else by
+            drawn = emit(self.graph, tensor if isinstance(by, fx.Node) else scalar, drawn, steady, like=node)
+        return drawn
 
     def _exponential(self, node: fx.Node) -> fx.Node:
         """-log(1 - u) / rate, for u in [0, 1)."""
-        uniform = self._draw(node, keyed_uniform, torch.float32)
-        negated = emit(self.graph, aten.neg.default, uniform, like=node)
-        logarithm = emit(self.graph, aten.log1p.default, negated, like=node)
+        logarithm = self._log_uniform(node, node)
         scaled = emit(self.graph, aten.mul.Scalar, logarithm, -1.0 / argument(node, "lambd", 1.0), like=node)
         return emit(self.graph, aten._to_copy.default, scaled, dtype=value_of(node).dtype, like=node)
+
+    def _log_uniform(self, node: fx.Node, shape: fx.Node) -> fx.Node:
+        """log(1 - u), for u in [0, 1) of the shape of a node; never minus infinity."""
+        uniform = self._draw(shape, keyed_uniform, torch.float32)
+        negated = emit(self.graph, aten.neg.default, uniform, like=node)
+        return emit(self.graph, aten.log1p.default, negated, like=node)
+
+    def _geometric(self, node: fx.Node) -> fx.Node:
+        """1 + floor(log(1 - u) / log(1 - p)): how many trials until one of probability p succeeds."""
+        p = argument(node, "p")
+        failed = -1.0 / math.log1p(-p) if p < 1.0 else 0.0
+        scaled = emit(self.graph, aten.mul.Scalar, self._log_uniform(node, node), -failed, like=node)
+        counted = emit(self.graph, aten.add.Scalar, emit(self.graph, aten.floor.default, scaled), 1.0, like=node)
+        return emit(self.graph, aten._to_copy.default, counted, dtype=value_of(node).dtype, like=node)
+
+    def _cauchy(self, node: fx.Node) -> fx.Node:
+        """median + sigma * tan(pi * (u - 1/2))."""
+        angle = self._scaled(node, self._draw(node, keyed_uniform, torch.float32), math.pi, -math.pi / 2)
+        tangent = emit(self.graph, aten.tan.default, angle, like=node)
+        spread = self._scaled(node, tangent, argument(node, "sigma", 1.0), argument(node, "median", 0.0))
+        return emit(self.graph, aten._to_copy.default, spread, dtype=value_of(node).dtype, like=node)
+
+    def _leaky(self, node: fx.Node) -> fx.Node:
+        """x where it is positive, else x times a slope, drawn in training, in evaluation the mean."""
+        x, low, high = node.args[0], argument(node, "lower", 1 / 8), argument(node, "upper", 1 / 3)
+        mean = (low + high) / 2
+        if not argument(node, "training", False):
+            return emit(self.graph, aten.leaky_relu.default, x, mean, like=node)
+        slope = self._scaled(node, self._draw(node, keyed_uniform), high - low, low)
+        set_mean(slope, mean)
+        leaked = emit(self.graph, aten.mul.Tensor, x, slope, like=node)
+        positive = emit(self.graph, aten.gt.Scalar, x, 0, like=node)
+        return emit(self.graph, aten.where.self, positive, x, leaked, like=node)
+
+    def _multinomial(self, node: fx.Node) -> fx.Node:
+        """The places of the largest p / e, for exponential draws e: one race for all numbers, or one for each."""
+        weights, number = node.args[0], argument(node, "num_samples")
+        assert isinstance(weights, fx.Node)
+        races = argument(node, "replacement", False) and number != 1
+        if races:
+            sizes: list[Any] = [-1] * (value_of(weights).dim() + 1)
+            sizes[-2] = number
+            apart = emit(self.graph, aten.unsqueeze.default, weights, -2, like=node)
+            self.axes.note(apart)
+            weights = emit(self.graph, aten.expand.default, apart, sizes, like=node)
+            self.axes.note(weights)
+        negative = self._log_uniform(node, weights)
+        waited = emit(self.graph, aten.rsub.Scalar, negative, 1e-30, like=node)  # not zero: 0 / 0 would win
+        steady = emit(self.graph, aten.detach.default, weights, like=node)
+        score = emit(self.graph, aten.div.Tensor, steady, waited, like=node)
+        if races:
+            return emit(self.graph, aten.argmax.default, score, -1, like=node)
+        best = emit(self.graph, aten.topk.default, score, number, -1, like=node)
+        return emit(self.graph, operator.getitem, best, 1, like=node)
+
+    def _permutation(self, node: fx.Node) -> fx.Node:
+        """The order of as many uniform draws."""
+        uniform = self._draw(node, keyed_uniform, torch.float32)
+        order = emit(self.graph, aten.argsort.stable, uniform, stable=True, dim=0, like=node)
+        return emit(self.graph, aten._to_copy.default, order, dtype=value_of(node).dtype, like=node)
 
 
 def _where(axis: SampleAxis | None) -> tuple[int, int]:

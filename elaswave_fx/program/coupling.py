@@ -49,7 +49,8 @@ _ALONG_DIM = (
 )  # fmt: skip
 _SORTS = ("aten.sort", "aten.argsort")
 _EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
-_UNSET = ("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided")
+_UNSET = ("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted", "aten.empty_strided",
+          "aten.new_empty_strided")  # fmt: skip
 _ALONG_DIMS = ("aten.flip", "aten.roll")
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.passes.evaluate import evaluation_agrees, evaluation_graph
-from tests.passes.compiled import Compiled, calls_of, compile_model
-from tests.passes.models import TOKENS, Classifier, tokens, vectors
+from tests.passes.compiled import Compiled, assert_bits, calls_of, compile_model, run_native, run_units
+from tests.passes.models import TOKENS, WIDTH, Classifier, tokens, vectors
 from tests.passes.zoo import compiled
 
 
@@ -61,6 +61,26 @@ class Dropping(Classifier):
 def test_masks_of_whole_channels_and_paths_keep_their_mean() -> None:
     result = compile_model(Dropping(layers=1), vectors)
     assert agrees(result) and not draws_left(result)
+
+
+class EveryDropout(Classifier):
+    """Every dropout that torch has, where features stand in channels of one to three dimensions."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.feature_alpha_dropout(F.alpha_dropout(self.layers[0](x), 0.2, self.training), 0.3, self.training)
+        x = F.alpha_dropout(x * 1.0, 0.4, self.training, inplace=True)
+        x = torch.feature_dropout(F.dropout1d(x, 0.1, self.training), 0.2, self.training)
+        x = F.dropout3d(F.dropout2d(x.view(-1, TOKENS, 4, 2), 0.2, self.training)[:, :, None], 0.2, self.training)
+        x = F.dropout(F.rrelu(x, training=self.training), 0.2, self.training, inplace=True)
+        return self.layers[1](x.view(-1, TOKENS, WIDTH)).mean(dim=1)
+
+
+def test_no_dropout_acts_in_evaluation_and_couples_nothing() -> None:
+    result = compile_model(EveryDropout(), vectors)
+    assert agrees(result)
+    assert result.program.dynamic_batch and not result.program.batch_coupled
+    batch = vectors(3, 5)
+    assert_bits(run_native(result, batch), run_units(result, batch))
 
 
 class Always(Classifier):

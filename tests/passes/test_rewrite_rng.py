@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.rewrite_rng import RewriteRng
+from elaswave_fx.program.coupling import coupled_by_rule, coupled_by_trial
 from elaswave_fx.program.ir import argument, calls, is_aten, output_node
 from elaswave_fx.program.keys import DROPOUT, draw_index, draws
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
 from tests import philox_numpy
-from tests.passes.compiled import Program, captured, front, keys_for, run_graph
+from tests.passes.compiled import Program, captured, front, keys_for, run_graph, state_of
 from tests.passes.models import TOKENS, WIDTH, Classifier, Fused, SequenceFirst, tokens, vectors
 
 
@@ -35,6 +36,12 @@ class Noisy(Classifier):
 
 def rewritten(model: nn.Module) -> Program:
     return RewriteRng().apply(Normalize().apply(captured(model, vectors, 1)))
+
+
+def more_draws(x: Tensor) -> Tensor:
+    """Draws into memory that holds nothing yet, and draws of places."""
+    places = torch.multinomial(x.flatten(1).softmax(-1), WIDTH, True)[:, None]
+    return F.feature_alpha_dropout(F.alpha_dropout(x, 0.2), 0.2) + torch.empty_like(x).geometric_(0.3) * places
 
 
 def all_draws(x: Tensor) -> Tensor:
@@ -64,7 +71,23 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "uniform_": (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
     "normal_": (lambda x: torch.empty_like(x).normal_(2.0, 0.5), 2.0, 0.5),
     "exponential_": (lambda x: torch.empty_like(x).exponential_(2.0), 0.5, 0.5),
+    "bernoulli_ of tensor": (lambda x: torch.empty_like(x).bernoulli_(torch.full((WIDTH,), 0.5)), 0.5, 0.5),
+    "normal of tensors": (lambda x: torch.normal(0 * x + 1, 0 * x + 2), 1.0, 2.0),
+    "normal of a size": (lambda x: torch.normal(1.0, 2.0, (x.shape[0], TOKENS, WIDTH)), 1.0, 2.0),
+    "log_normal_": (lambda x: torch.empty_like(x).log_normal_(0.0, 0.5), 1.1331, 0.6039),
+    "geometric_": (lambda x: torch.empty_like(x).geometric_(0.5), 2.0, 2**0.5),
+    "cauchy_": (lambda x: torch.empty_like(x).cauchy_().atan(), 0.0, torch.pi / 12**0.5),
+    "random_": (lambda x: torch.empty_like(x).random_(5), 2.0, 2**0.5),
+    "rrelu": (lambda x: F.rrelu(0 * x - 1, training=True), -11 / 48, 5 / 24 / 12**0.5),
+    "multinomial": (lambda x: chosen(x, torch.tensor([0.5, 0.25, 0.25]), True), 0.75, 0.6875**0.5),
+    "multinomial, once each": (lambda x: chosen(x, torch.ones(WIDTH), False), 3.5, 5.25**0.5),
 }
+
+
+def chosen(x: Tensor, weights: Tensor, replacement: bool) -> Tensor:
+    """Indices drawn by weights, in the shape of x."""
+    drawn = torch.multinomial(weights.expand(x.shape[0] * TOKENS, -1), WIDTH, replacement)
+    return drawn.view(-1, TOKENS, WIDTH).to(x.dtype)
 
 
 def test_distributions() -> None:
@@ -83,9 +106,11 @@ def test_distributions() -> None:
         assert abs(float(values.std()) - spread) < 0.05 * spread, name
 
 
-def test_a_sample_draws_the_same_in_any_batch() -> None:
-    model = Noisy(all_draws, dropout=0.5)
+@pytest.mark.parametrize("drawn", [all_draws, more_draws])
+def test_a_sample_draws_the_same_in_any_batch(drawn: Callable[[Tensor], Tensor]) -> None:
+    model = Noisy(drawn, dropout=0.5)
     program = rewritten(model)
+    assert not coupled_by_trial(program, state_of(model), vectors(4, 3))
     batch, step_keys = vectors(4, 3), keys_for(1)
     together = run_graph(program, model, batch, step_keys=step_keys)[0]
     apart = []
@@ -162,15 +187,35 @@ def test_dropout_in_evaluation_mode_and_of_zero_is_no_draw() -> None:
 @pytest.mark.parametrize(
     ("draw", "name"),
     [
-        (lambda x: torch.randperm(TOKENS).to(x.dtype)[:, None], "aten.randperm.default"),
-        (lambda x: torch.multinomial(x[:, 0].softmax(-1), TOKENS)[..., None].to(x.dtype), "aten.multinomial.default"),
         (lambda x: torch.poisson(x.abs()), "aten.poisson.default"),
+        (lambda x: torch.ops.aten._standard_gamma(x.abs() + 1), "aten._standard_gamma.default"),
+        (lambda x: torch.empty_like(x).random_(), "aten.random.default"),
     ],
-    ids=["randperm", "multinomial", "poisson"],
+    ids=["poisson", "gamma", "random_"],
 )
 def test_draws_that_cannot_be_keyed_are_refused(draw: Callable[[Tensor], Tensor], name: str) -> None:
     with pytest.raises(CaptureError, match=f"model: {name} in .* draws random numbers that cannot be keyed"):
         rewritten(Noisy(draw))
+
+
+def test_integers_beyond_what_a_draw_tells_apart_are_refused() -> None:
+    with pytest.raises(CaptureError, match="draws from 33554432 integers; a keyed draw tells 16777216 apart"):
+        rewritten(Noisy(lambda x: torch.randint_like(x, 2**25)))
+
+
+def test_a_permutation_has_every_place_once() -> None:
+    model = Noisy(lambda x: torch.randperm(50).to(x.dtype).sort().values[:TOKENS, None] * torch.randperm(7)[1:, None])
+    program = rewritten(model)
+    orders = [node for node in calls(program.graph.graph) if is_aten(node, "aten.argsort")]
+    output_node(program.graph.graph).args = (tuple(orders),)
+    program.graph.recompile()
+    for order, size in zip(run_graph(program, model, vectors(2, 1)), (50, 7), strict=True):
+        assert order.sort().values.tolist() == list(range(size)) != order.tolist()
+
+
+def test_mixup_takes_other_samples_of_its_granule() -> None:
+    result = front(Noisy(lambda x: x[torch.randperm(x.shape[0])]), vectors)
+    assert coupled_by_rule(result) == ("aten.argsort.stable in the model",)
 
 
 def test_a_mask_that_is_used_is_refused() -> None:
