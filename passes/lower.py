@@ -94,6 +94,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
         draws=tuple(draws_of(program.units)),
         evaluation_exact=evaluation_exact,
         text=program_text(program),
+        notes=program.notes,
     )  # fmt: skip
 
 

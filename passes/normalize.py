@@ -1,6 +1,7 @@
 """normalize: bring a captured graph into the one form that later passes know.
 
-Calls that compute nothing go, parameters that are only read rounded are kept so, running statistics become arithmetic:
+Calls that compute nothing go, parameters that are only read rounded are kept so, sparse gradients become dense, running
+statistics become arithmetic:
 
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
             linear(x, _to_copy(weight, bfloat16))  # the only reader of weight
@@ -61,7 +62,10 @@ class Normalize:
     def apply(self, program: Program) -> Program:
         program = program.clone()
         module = program.graph
+        sparse = list(dict.fromkeys(module_of(node) for node in calls(module.graph) if _asks_for_sparse(node)))
         for node in list(calls(module.graph)):
+            if _asks_for_sparse(node):
+                _make_dense(node)
             if is_aten(node, *_CHECKS):
                 module.graph.erase_node(node)
             elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node) or _is_whole_slice(node):
@@ -78,8 +82,26 @@ class Normalize:
             _keep_rounded(module.graph, node)
         module.graph.eliminate_dead_code()
         module.recompile()
-        program = replace(program, params=_as_read(program, Role.PARAM), buffers=_as_read(program, Role.BUFFER))
+        said = f"gradients of {', '.join(sparse)} are dense: sparse=True changes no number"
+        notes = (*program.notes, said) if sparse else program.notes
+        params, buffers = _as_read(program, Role.PARAM), _as_read(program, Role.BUFFER)
+        program = replace(program, params=params, buffers=buffers, notes=notes)
         return replace(program, example=replace(program.example, state=program.as_read(program.example.state)))
+
+
+def _asks_for_sparse(node: fx.Node) -> bool:
+    """True for an embedding, or a bag of them, with sparse gradients: they cannot be summed over ranks box by box."""
+    names = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
+    return is_aten(node, *names) and bool(argument(node, "sparse", False))
+
+
+def _make_dense(node: fx.Node) -> None:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    place = names.index("sparse")
+    if place < len(node.args):
+        node.update_arg(place, False)
+    else:
+        node.update_kwarg("sparse", False)
 
 
 def _keep_rounded(graph: fx.Graph, node: fx.Node) -> None:

@@ -385,6 +385,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"{built.origin}: {len(artifact.units)} units of {kinds} kinds ({took})",
             *built.source.lines,
             *built.notes,
+            *artifact.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
             *_links_line(config, plan),
             f"plan: {plan.reason}",

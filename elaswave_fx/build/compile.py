@@ -81,7 +81,7 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
 def _check_forward(model: nn.Module, batch: Batch) -> None:
     """Refuse a model that does not run on the data, or whose results are no loss sum and count."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # forward itself may take gradients
             output = model(**{name: tensor.clone() for name, tensor in batch.items()})
     except TRACE_ERRORS as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -161,6 +161,8 @@ class Artifact:
     """By kind, where measured."""
     modules: tuple[str, ...] = ()
     """Python modules to import before programs run: those that register the model's own operators."""
+    notes: tuple[str, ...] = ()
+    """What is computed in another way than the model asks for, in words for its user."""
     format: int = FORMAT
 
     @property

@@ -182,6 +182,12 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if "fake tensor in the exported program constant" in first:
+        return (
+            f"model: {type(model).__name__} cannot be exported: forward takes gradients, as torch.autograd.grad or "
+            "backward does, through layers into which the export does not look; a way out is torch.func.jvp, or the "
+            "derivative written with tensor operators"
+        )
     if isinstance(error, DynamicOutputShapeException):
         first += " makes a tensor whose size depends on what samples hold"
     return (

@@ -81,8 +81,10 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int) -> list[float]:
     torch.manual_seed(0)
     try:
-        with torch.no_grad():
-            return [float(value) for value in model(**{name: tensor.clone() for name, tensor in batch.items()})]
+        with torch.enable_grad():  # forward itself may take gradients
+            return [
+                float(value.detach()) for value in model(**{name: tensor.clone() for name, tensor in batch.items()})
+            ]
     except (RuntimeError, ValueError, IndexError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CaptureError(
@@ -146,7 +148,7 @@ def _gradients(
             f"model: {type(model).__name__} cannot be differentiated{named_operator(str(error), program.graph.graph)}: "
             f"{first.strip()}; a way out is to give the operator a derivative, as torch.library.register_autograd does"
         ) from error
-    return dict(zip(tensors, found, strict=True))
+    return {name: g.to_dense() if g is not None and g.is_sparse else g for name, g in zip(tensors, found, strict=True)}
 
 
 def _own_functions(loss: torch.Tensor) -> list[str]:

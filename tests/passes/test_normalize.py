@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize, refuse_effects
+from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.text import graph_text
 from elaswave_fx.program.verify import verify
-from tests.passes.compiled import calls_of, captured, run_graph
-from tests.passes.models import WIDTH, Normed, vectors
+from tests.passes.compiled import (
+    artifact_of,
+    assert_same,
+    calls_of,
+    captured,
+    compile_model,
+    eager,
+    run_graph,
+    run_native,
+)
+from tests.passes.models import WIDTH, Normed, tokens, vectors
 
 
 class Busy(Normed):
@@ -80,3 +92,30 @@ def test_statistics_of_a_low_precision_are_kept_in_single_precision() -> None:
     assert kept["norm.running_mean"] == kept["norm.running_var"] == torch.float32
     results = dict(zip(program.results, run_graph(program, model.float(), vectors(4, 1)), strict=True))
     assert {value.dtype for result, value in results.items() if "running" in result.name} == {torch.float32}
+
+
+class Sparse(nn.Module):
+    """Two tables whose gradients are sparse in eager mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, WIDTH, sparse=True)
+        self.bag = nn.EmbeddingBag(16, WIDTH, mode="sum", sparse=True)
+        self.head = nn.Linear(WIDTH, 16)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        features = torch.tanh(self.table(input_ids)) + self.bag(input_ids)[:, None]
+        return token_loss_sum(self.head(features), labels)
+
+
+def test_sparse_gradients_become_dense_and_are_said() -> None:
+    torch.manual_seed(0)
+    model = Sparse()
+    result = compile_model(model, tokens)
+    assert result.program.notes == ("gradients of table, bag are dense: sparse=True changes no number",)
+    assert artifact_of(result).notes == result.program.notes
+    batch = tokens(3, 5)
+    check_gradients(model, Normalize().apply(captured(model, tokens)), batch)
+    expected = eager(model, batch)
+    dense = {name: gradient.to_dense() for name, gradient in expected.gradients.items()}
+    assert_same(run_native(result, batch), replace(expected, gradients=dense))
