@@ -36,6 +36,7 @@ from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
+from elaswave_fx.program.state_kept import state_kept
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -81,7 +82,7 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
 def _check_forward(model: nn.Module, batch: Batch) -> None:
     """Refuse a model that does not run on the data, or whose results are no loss sum and count."""
     try:
-        with torch.enable_grad():  # forward itself may take gradients
+        with torch.enable_grad(), state_kept(model):  # forward itself may take gradients
             output = model(**{name: tensor.clone() for name, tensor in batch.items()})
     except TRACE_ERRORS as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

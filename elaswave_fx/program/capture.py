@@ -23,7 +23,6 @@ import torch
 from torch import fx, nn
 from torch._decomp import get_decompositions
 from torch._export.verifier import SpecViolationError
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -31,9 +30,12 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.autocast import decompositions_under_autocast, traced_under_autocast
 from elaswave_fx.program.check_against_eager import check_against_eager
+from elaswave_fx.program.eager_answers import eager_answers
+from elaswave_fx.program.export_refusal import reason_and_way_out
+from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
-from elaswave_fx.program.inline import inline_wrappers, refuse_control_flow
+from elaswave_fx.program.inline import inline_autocast, inline_grad_modes, refuse_control_flow
 from elaswave_fx.program.ir import (
     Example,
     ParamSpec,
@@ -148,22 +150,13 @@ def _check_parameters(model: nn.Module) -> None:
 def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     """A functional graph; `size` is the symbolic batch size, None for that of `batch`."""
     # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
-    distinct = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
-    shapes: Any = {name: {0: size} for name in batch} if size is not None else None
-    hook = model.register_forward_pre_hook(_assume_one_batch_size, with_kwargs=True)
-    try:
-        with _quiet(), traced_under_autocast(model):
-            exported = torch.export.export(model, (), distinct, dynamic_shapes=shapes, strict=False)
-            return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_RECURRENT))))
-    finally:
-        hook.remove()
-
-
-def _assume_one_batch_size(_module: nn.Module, _args: Any, inputs: Batch) -> None:
-    """Inputs that never meet would have batch sizes of their own."""
-    first, *others = (tensor.shape[0] for tensor in inputs.values())
-    for other in others:
-        torch._check(other == first)
+    distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
+    shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
+    with _quiet(), any_names(), eager_answers(), traced_under_autocast(model):
+        wrapped = Exportable(model, tuple(batch))
+        exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
+        inline_grad_modes(exported.graph_module)
+        return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_RECURRENT))))
 
 
 @contextlib.contextmanager
@@ -181,19 +174,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _export_message(model: nn.Module, error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if "fake tensor in the exported program constant" in first:
-        return (
-            f"model: {type(model).__name__} cannot be exported: forward takes gradients, as torch.autograd.grad or "
-            "backward does, through layers into which the export does not look; a way out is torch.func.jvp, or the "
-            "derivative written with tensor operators"
-        )
-    if isinstance(error, DynamicOutputShapeException):
-        first += " makes a tensor whose size depends on what samples hold"
-    return (
-        f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {first}; a way out is to write that "
-        "part with tensor operators and without data-dependent control flow, or to switch it off by an option"
-    )
+    reason, way_out = reason_and_way_out(error)
+    return f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {reason}; a way out is {way_out}"
 
 
 def failing_line(error: Exception) -> str:
@@ -202,7 +184,11 @@ def failing_line(error: Exception) -> str:
     frames = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
-        if isinstance(owner, nn.Module) and (not file.startswith(_TORCH) or frame.f_code.co_name == "forward"):
+        if (
+            isinstance(owner, nn.Module)
+            and not isinstance(owner, Exportable)
+            and (not file.startswith(_TORCH) or frame.f_code.co_name == "forward")
+        ):
             text = linecache.getline(file, line).strip().rstrip(":")
             place = f" in {type(owner).__name__}.{frame.f_code.co_name}, line {line} ({text})"
             frames.append((not file.startswith(_TORCH), place))
@@ -212,33 +198,56 @@ def failing_line(error: Exception) -> str:
 def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, granule: int, dynamic: bool) -> Program:
     owner, params = _parameters(model)
     buffer_owner = _first_names(model.named_buffers(remove_duplicate=False))
-    stored = dict(model.named_buffers())
+    changed = _changed_parameters(exported, owner, params)
+    stored: dict[str, torch.Tensor] = dict(model.named_buffers())
     buffers: dict[str, TensorSpec] = {}
     tensors: dict[str, torch.Tensor] = {}
-    inline_wrappers(exported.graph_module)
+    inline_autocast(exported.graph_module)
     refuse_control_flow(exported.graph_module.graph)
     graph = copy_graph(exported.graph_module)
+    restore_module_names(graph.graph)
+    fields = iter(example.batch)
     by_name = {node.name: node for node in graph.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:
-        node, target = by_name[spec.arg.name], str(spec.target)
-        if spec.kind == InputKind.PARAMETER:
+        node, target = by_name[spec.arg.name], own_name(str(spec.target))
+        if spec.kind == InputKind.PARAMETER and owner[target] in changed:
+            name = owner[target]
+            known = params.pop(name, None) or buffers[name]
+            buffers[name] = TensorSpec(known.shape, known.dtype)
+            set_source(node, Source(Role.BUFFER, name))
+        elif spec.kind == InputKind.PARAMETER:
             set_source(node, Source(Role.PARAM, owner[target]))
         elif spec.kind == InputKind.BUFFER:
             name = buffer_owner[target]
             buffers[name] = TensorSpec(tuple(stored[name].shape), stored[name].dtype)
             set_source(node, Source(Role.BUFFER, name))
         elif spec.kind == InputKind.CONSTANT_TENSOR:
-            constant = exported.constants[target]
+            constant = exported.constants[str(spec.target)]
             assert isinstance(constant, torch.Tensor)
             tensors[target] = constant.detach().clone(memory_format=torch.contiguous_format)
             set_source(node, Source(Role.CONSTANT, target))
         elif spec.kind == InputKind.USER_INPUT:
-            set_source(node, Source(Role.INPUT, spec.arg.name))
+            set_source(node, Source(Role.INPUT, next(fields)))
         else:
             raise CaptureError(f"model: reads {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")
-    results = _results(exported, buffer_owner)
+    results = _results(exported, {**buffer_owner, **owner}, example.batch)
     _merge_duplicate_sources(graph)
     return Program(graph, results, params, buffers, tensors, granule, dynamic, example)
+
+
+def _changed_parameters(
+    exported: ExportedProgram, owner: Mapping[str, str], params: Mapping[str, ParamSpec]
+) -> set[str]:
+    """Parameters that forward changes, as one that follows others does: buffers, as long as nobody trains them."""
+    outputs = exported.graph_signature.output_specs
+    changed = {owner[own_name(str(o.target))] for o in outputs if o.kind == OutputKind.PARAMETER_MUTATION}
+    for name in sorted(changed):
+        if params[name].trainable:
+            raise CaptureError(
+                f"model: forward changes the trained parameter {name} in place, and only the optimizer may; a way out "
+                "is to compute with a changed copy of it, such as weight.clamp(max=2)"
+            )
+    return changed
 
 
 def _first_names(named: Any) -> dict[str, str]:
@@ -257,20 +266,25 @@ def _parameters(model: nn.Module) -> tuple[dict[str, str], dict[str, ParamSpec]]
     return owner, specs
 
 
-def _results(exported: ExportedProgram, buffer_owner: Mapping[str, str]) -> tuple[Result, ...]:
+def _results(exported: ExportedProgram, owner: Mapping[str, str], batch: Batch) -> tuple[Result, ...]:
     results: list[Result] = []
     users = [ResultKind.LOSS, ResultKind.COUNT]
+    fields = dict(zip(exported.graph_signature.user_inputs, batch, strict=True))
     for spec in exported.graph_signature.output_specs:
-        if spec.kind == OutputKind.BUFFER_MUTATION:
-            results.append(Result(ResultKind.BUFFER, buffer_owner[str(spec.target)]))
+        target = own_name(str(spec.target))
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            results.append(Result(ResultKind.BUFFER, owner[target]))
         elif spec.kind == OutputKind.USER_OUTPUT and users:
             results.append(Result(users.pop(0)))
         elif spec.kind == OutputKind.USER_OUTPUT:
             raise CaptureError("model: returns more than two values; a model returns (loss sum, count)")
-        else:
+        elif spec.kind == OutputKind.USER_INPUT_MUTATION:
             raise CaptureError(
-                f"model: the forward pass mutates '{spec.target}'; only buffers may be updated; a way out is a clone"
+                f"model: forward changes its input '{fields[target]}' in place; only buffers may be updated; a way out "
+                "is to change a clone of it"
             )
+        else:
+            raise CaptureError(f"model: returns {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")
     if users:
         raise CaptureError("model: returns a single value; a model returns (loss sum, count)")
     return tuple(results)

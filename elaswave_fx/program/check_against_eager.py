@@ -6,9 +6,8 @@ gradient of layers.0.weight 0.31, of the graph 0       ->  CaptureError: what go
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from elaswave_fx.program.ir import (
     placeholders,
     source_of,
 )
+from elaswave_fx.program.state_kept import state_kept
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_OF_OTHERS = 1e-2
@@ -65,26 +65,12 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
             )
 
 
-@contextlib.contextmanager
-def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Parameters and buffers by name as they were, and as they are again afterwards."""
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    before = {name: tensor.detach().clone() for name, tensor in state.items()}
-    try:
-        yield before
-    finally:
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(before[name])
-
-
 def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int) -> list[float]:
     torch.manual_seed(0)
     try:
         with torch.enable_grad():  # forward itself may take gradients
-            return [
-                float(value.detach()) for value in model(**{name: tensor.clone() for name, tensor in batch.items()})
-            ]
+            output = model(**{name: tensor.clone() for name, tensor in batch.items()})
+            return [float(value.detach()) for value in output]
     except (RuntimeError, ValueError, IndexError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CaptureError(
@@ -118,12 +104,12 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         torch.manual_seed(0)
         loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
         functions = _own_functions(loss)
-        expected = _gradients(model, program, loss, trained)
+        expected = _backward(model, program, loss, trained)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(0)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))
     losses = [v for v, result in zip(outputs, program.results, strict=True) if result.kind == ResultKind.LOSS]
-    got = _gradients(model, program, losses[0], {name: tensors[name] for name in trained})
+    got = _backward(model, program, losses[0], {name: tensors[name] for name in trained})
     least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
     tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
     for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
@@ -135,20 +121,27 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
             )
 
 
-def _gradients(
+def _backward(
     model: nn.Module, program: Program, loss: torch.Tensor, tensors: Mapping[str, torch.Tensor]
 ) -> _Gradients:
+    """The gradients of leaves, by loss.backward() as a training loop calls it: reentrant checkpoints know no other."""
     if not loss.requires_grad:
         raise CaptureError(f"model: the loss of {type(model).__name__} depends on none of its trained parameters")
     try:
-        found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+        for tensor in tensors.values():
+            tensor.grad = None
+        loss.backward()
+        found = {name: tensor.grad for name, tensor in tensors.items()}
+        return {name: grad.to_dense() if grad is not None and grad.is_sparse else grad for name, grad in found.items()}
     except (RuntimeError, NotImplementedError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
             f"model: {type(model).__name__} cannot be differentiated{named_operator(str(error), program.graph.graph)}: "
             f"{first.strip()}; a way out is to give the operator a derivative, as torch.library.register_autograd does"
         ) from error
-    return {name: g.to_dense() if g is not None and g.is_sparse else g for name, g in zip(tensors, found, strict=True)}
+    finally:
+        for tensor in tensors.values():
+            tensor.grad = None
 
 
 def _own_functions(loss: torch.Tensor) -> list[str]:

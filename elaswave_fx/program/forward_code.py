@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
+from elaswave_fx.program.state_kept import state_kept
 
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST_NAMES = 4
@@ -62,7 +63,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
             found.setdefault((id(frame.f_globals), frame.f_code.co_filename, frame.f_code), frame.f_globals)
 
     before = sys.getprofile()
-    with torch.random.fork_rng(), torch.no_grad(), _without_collections(), contextlib.suppress(Exception):
+    with torch.random.fork_rng(), state_kept(model), _without_collections(), contextlib.suppress(Exception):
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
         sys.setprofile(note)
         try:

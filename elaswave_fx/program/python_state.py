@@ -30,12 +30,12 @@ import torch
 from torch import nn
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.check_against_eager import state_kept
 from elaswave_fx.program.computation import Computation, allowance, record
 from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
 from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.probe import Flips, probe
+from elaswave_fx.program.state_kept import state_kept
 
 _STEPS = (1, 1000, 1_000_003)
 """How far a number is moved."""

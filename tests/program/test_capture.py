@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
+from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.ir import ResultKind, Role, Source, placeholders, source_of
+from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.ir import ResultKind, Role, Source, calls, module_of, placeholders, source_of
 from tests.passes.compiled import captured, run_graph
 from tests.passes.models import (
     CLASSES,
@@ -160,6 +163,43 @@ class WritesInput(Small):
         return super().features(x)
 
 
+class Clamped(Small):
+    def features(self, x: Tensor) -> Tensor:
+        self.head.bias.data.clamp_(max=2.0)
+        return super().features(x)
+
+
+class Renormed(Small):
+    def features(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.head.weight.div_(self.head.weight.norm(dim=1, keepdim=True))
+        return super().features(x)
+
+
+class Growing(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def features(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, torch.ones(1)])
+        return super().features(x)
+
+
+class Derived(Small):
+    def features(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().features(x).sum(), x, create_graph=True)[0].mean(dim=1)
+
+
+class Unshaped(Small):
+    def features(self, x: Tensor) -> Tensor:
+        lengths = torch.full((x.shape[0],), TOKENS)
+        scores = x.log_softmax(dim=-1).transpose(0, 1)
+        lost = nn.functional.ctc_loss(scores, torch.ones(x.shape[0], 2, dtype=torch.int64), lengths, lengths * 0 + 2)
+        return super().features(x) + lost
+
+
 class OneResult(Small):
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return super().forward(x, y)[0]
@@ -204,7 +244,15 @@ class Autocast(Small):
             Coin(),
             r"forward draws from Python's generator \(module random\) in Coin.features, line \d+ .*by torch, such as",
         ),
-        (WritesInput(), "model: the forward pass mutates 'x'; only buffers may be updated"),
+        (WritesInput(), "model: forward changes its input 'x' in place"),
+        (Clamped(), "model: forward changes the trained parameter head.bias in place, and only the optimizer may"),
+        (Renormed(), "model: forward changes the trained parameter head.weight in place, and only the optimizer may"),
+        (Growing(), r"model: forward makes the buffer 'seen' float32 \[2\], it was float32 \[1\]"),
+        (
+            Derived(),
+            r"exported in Derived\.features, line \d+ \(.*\): forward takes a gradient by the autograd engine.*jvp$",
+        ),
+        (Unshaped(), r"aten\._ctc_loss\.Tensor looks at values that only the data tells.*data-dependent control flow"),
         (OneResult(), r"model: returns a single value; a model returns \(loss sum, count\)"),
         (ThreeResults(), r"model: returns more than two values; a model returns \(loss sum, count\)"),
         (NeedsTwo(), "NeedsTwo"),
@@ -234,3 +282,147 @@ def test_a_model_that_fails_on_one_granule_says_so() -> None:
     assert capture(NeedsTwo(), batches, granule=2).granule == 2
     with pytest.raises(CaptureError, match=r"NeedsTwo .*one sample is not enough"):
         capture(NeedsTwo(), batches, granule=1)
+
+
+class Stateful(Small):
+    """A buffer of a module inside is assigned, and another one changed by way of `.data`."""
+
+    inner: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("steps", torch.zeros(()))
+        self.inner.register_buffer("mean", torch.zeros(WIDTH))
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        self.inner.steps = self.inner.steps + 1
+        self.inner.mean.data = 0.9 * self.inner.mean.data + features.detach().mean(dim=0)
+        return features
+
+
+class Follower(Small):
+    """A frozen layer follows a trained one, as the encoder of keys in momentum contrast does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for mine, theirs in zip(self.follower.parameters(), self.head.parameters(), strict=True):
+            mine.data = 0.9 * mine.data + 0.1 * theirs.data
+        return token_loss_sum(self.head(self.features(x)) + self.follower(self.features(x)), y)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(Stateful(), {"inner.steps", "inner.mean"}), (Follower(), {"follower.weight", "follower.bias"})],
+    ids=["buffers", "frozen parameters"],
+)
+def test_however_state_is_updated_the_update_is_a_result(model: Small, names: set[str]) -> None:
+    program = captured(model, vectors)
+    assert {result.name for result in program.results if result.kind == ResultKind.BUFFER} == names
+    assert program.buffers.keys() == names and not names & program.params.keys()
+
+
+class Named(nn.Module):
+    """A parameter, a buffer that is updated, and a module of one name each; inputs whose names are no identifiers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.own, self.state = nn.Module(), nn.Module()
+        for owner, kind in ((self, "parameter"), (self.own, "parameter"), (self.state, "buffer")):
+            value = torch.full((WIDTH,), 0.5)
+            if kind == "parameter":
+                owner.register_parameter(name, nn.Parameter(value))
+            else:
+                owner.register_buffer(name, value)
+        self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, CLASSES)})
+
+    def forward(self, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+        x = inputs["class"].mean(dim=1) * self._parameters[self.name] * self.own._parameters[self.name]
+        self.state._buffers[self.name].mul_(0.5)
+        return token_loss_sum(self.heads[self.name](x), inputs["Code"])
+
+
+@pytest.mark.parametrize("name", ["code", "graph", "meta", "lambda", "None", "grün", "a-b", "model"])
+def test_names_are_free(name: str) -> None:
+    def batch(samples: int, seed: int) -> dict[str, Tensor]:
+        made = vectors(samples, seed)
+        return {"class": made["x"], "Code": made["y"]}
+
+    program = captured(Named(name), batch)
+    assert program.params.keys() == dict(Named(name).named_parameters()).keys()
+    assert program.buffers.keys() == {f"state.{name}"}
+    assert {s.name for s in map(source_of, placeholders(program.graph.graph)) if s.role == Role.INPUT} == {
+        "class",
+        "Code",
+    }
+    assert {module_of(node) for node in calls(program.graph.graph)} == {"the model", f"heads.{name}"}
+
+
+class Checked(Small):
+    """Looks at values by torch's own modules, losses and distributions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+        self.prior = torch.distributions.Normal(0.0, 1.0, validate_args=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mask = nn.Transformer.generate_square_subsequent_mask(TOKENS)
+        x = self.encoder(x, mask=mask)
+        x = self.decoder(x, x, tgt_mask=mask, memory_mask=mask)
+        loss, count = super().forward(x, y)
+        mean, scale = x.mean(dim=(1, 2)), 1 + x.var(dim=(1, 2))
+        normal = torch.distributions.Normal(mean, scale)
+        several = torch.distributions.MultivariateNormal(x[:, 0], torch.eye(WIDTH).expand(x.shape[0], WIDTH, WIDTH))
+        loss = (
+            loss - self.prior.log_prob(mean).sum() - normal.log_prob(y.float()).sum() - several.log_prob(x[:, 1]).sum()
+        )
+        loss = loss + nn.functional.gaussian_nll_loss(mean, y.float(), scale, reduction="sum")
+        torch._assert_async((scale > 0).all())
+        return loss, count
+
+
+def test_torchs_own_looks_at_values_are_no_branches() -> None:
+    before = torch.Tensor.__bool__, torch.autograd.grad
+    assert captured(Checked(), vectors).dynamic_batch
+    assert (torch.Tensor.__bool__, torch.autograd.grad) == before and "data" not in vars(torch.Tensor)
+
+
+class Reentrant(Small):
+    def features(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x + self.head.bias.mean(), use_reentrant=True)
+        return x.mean(dim=1)
+
+
+class Spectral(Small):
+    """Its power iteration is a no_grad() that changes buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.utils.parametrizations.spectral_norm(self.head)
+
+
+class Modes(Small):
+    """A gradient inside of no_grad()."""
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            still = super().features(x)
+            with torch.enable_grad():
+                moving = super().features(x)
+        return still * moving
+
+
+@pytest.mark.parametrize("model", [Reentrant(), Spectral(), Modes()], ids=lambda model: type(model).__name__)
+def test_gradients_are_those_of_backward(model: Small) -> None:
+    program = Normalize().apply(captured(model, vectors))
+    check_gradients(model, program, vectors(4, 3))
+    assert all(parameter.grad is None for parameter in model.parameters())

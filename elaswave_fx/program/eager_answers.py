@@ -1,0 +1,83 @@
+"""What torch's own code is answered where it looks at values while a model is captured, when there are none.
+
+    nn.TransformerEncoder(mask=m): is `m` the causal mask?      ->  no: `m` is added to the scores as it is
+    Normal(mean, scale): are all scales positive?               ->  yes, as eager code found in the trial before
+
+These looks are checks that raise, or shortcuts to a faster kernel: what is computed does not depend on them. A look of
+the user's own is none of them, and is refused by the export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import checkpoint
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_ANSWERS: Mapping[tuple[str, str], bool] = {
+    ("nn/modules/transformer.py", "_detect_is_causal_mask"): False,  # is it the causal mask?
+    ("nn/functional.py", "gaussian_nll_loss"): False,  # is a variance negative?
+    ("distributions/distribution.py", "__init__"): True,  # are all parameters within their constraints?
+    ("distributions/distribution.py", "_validate_sample"): True,  # is the sample within the support?
+    ("distributions/constraints.py", "check"): True,  # are all matrices square, symmetric?
+    ("distributions/wishart.py", "__init__"): False,  # is a degree of freedom too small?
+}
+"""(file of torch, function) -> what `bool(tensor)` is there."""
+
+
+class GradientInForward(RuntimeError):
+    """A gradient is taken while a model is captured: an export does not see what the autograd engine does."""
+
+
+@contextlib.contextmanager
+def eager_answers() -> Iterator[None]:
+    """Answer these looks meanwhile, take `.data` for detach(), see through reentrant checkpoints, and refuse gradients.
+
+    Raises GradientInForward where forward takes one.
+    """
+    ask = torch.Tensor.__bool__
+
+    def answer(tensor: torch.Tensor) -> bool:
+        code = sys._getframe(1).f_code
+        known = _ANSWERS.get((code.co_filename.removeprefix(_TORCH).replace(os.sep, "/"), code.co_name))
+        return ask(tensor) if known is None else known
+
+    with (
+        mock.patch.object(torch.Tensor, "__bool__", answer),
+        mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
+        mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
+        mock.patch("torch.autograd.grad", _refuse_gradient),
+        mock.patch("torch.autograd.backward", _refuse_gradient),
+    ):
+        yield
+
+
+def _refuse_gradient(*_: Any, **__: Any) -> Any:
+    raise GradientInForward("forward takes a gradient by the autograd engine, which an export does not see")
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """`x.data`: the export would take it for a constant."""
+    return tensor.detach()
+
+
+def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`x.data = value`."""
+    tensor.detach().copy_(value)
+
+
+class _SeenThrough:
+    """Stands for the autograd.Function of `checkpoint(use_reentrant=True)`: what it runs is captured as it is, without
+    gradients where it would have none, because no argument has one."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve_rng_state: bool, *args: Any) -> Any:
+        differentiable = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        with contextlib.nullcontext() if differentiable else torch.no_grad():
+            return function(*args)

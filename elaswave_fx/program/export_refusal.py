@@ -1,0 +1,40 @@
+"""What a user is told of an error of torch.export: the reason in one line, and the way out that helps against it."""
+
+from __future__ import annotations
+
+import re
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from elaswave_fx.program.eager_answers import GradientInForward
+
+_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
+_LEAKED = re.compile("fake tensor in the exported program constant's list")
+
+
+def reason_and_way_out(error: Exception) -> tuple[str, str]:
+    """Of what an export raised."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    first = first.replace("self.model.", "self.")  # `Exportable.model`
+    if isinstance(error, GradientInForward):
+        return first, "to write the derivative with tensor operators, or with torch.func.jvp"
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        first = f"{error.func} looks at values that only the data tells"
+    if isinstance(error, _DATA_DEPENDENT) or "data-dependent" in first:
+        return first, (
+            "to write that part with tensor operators and without data-dependent control flow, or to switch it off by "
+            "an option"
+        )
+    if isinstance(error, UnsupportedOperatorException):
+        return f"torch cannot tell the shape of what {error.func} returns", (
+            "another operator, or torch.library.register_fake for one of your own"
+        )
+    if _LEAKED.search(first):
+        return "it computes with a tensor that is made where an export does not see it", _OTHERWISE
+    return first, _OTHERWISE

@@ -1,0 +1,97 @@
+"""A model in the form in which torch.export takes any: its names and reassigned buffers are no obstacle.
+
+    wrapped = Exportable(model, ("lambda", "x"))
+    torch.export.export(wrapped, (tensor, tensor), ...)     # with `any_names()` around it
+    own_name("model.layers.0.code")  ->  "layers.0.code"
+
+torch.export copies parameters and modules onto a GraphModule, which has attributes of its own (code, graph, meta), and
+writes code in which a name is `self.NAME`, so that it must be no keyword. Below the one name `model` the first cannot
+happen; the second is put right where the code is written. Inputs go by their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+
+from elaswave_fx.errors import CaptureError
+
+_OWN = "model"
+
+
+class Exportable(nn.Module):
+    """`model` as its only submodule; the fields of a batch are positional arguments, in the order of `fields`."""
+
+    def __init__(self, model: nn.Module, fields: Sequence[str]) -> None:
+        super().__init__()
+        self.add_module(_OWN, model)
+        self._fields = tuple(fields)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        first, *others = (tensor.shape[0] for tensor in inputs)
+        for other in others:  # Inputs that never meet would have batch sizes of their own.
+            torch._check(other == first)
+        model = self.get_submodule(_OWN)
+        before = _buffers(model)
+        output = model(**dict(zip(self._fields, inputs, strict=True)))
+        _write_reassigned(model, before)
+        return output
+
+
+def own_name(name: str) -> str:
+    """The model's own name of a parameter, buffer, constant or module of an `Exportable`; of the model itself: ''."""
+    return "" if name == _OWN else name.removeprefix(f"{_OWN}.")
+
+
+def restore_module_names(graph: fx.Graph) -> None:
+    """Give the nodes of an exported graph the model's own names of the modules that they come from."""
+    for node in graph.nodes:
+        stack: Mapping[str, Any] | None = node.meta.get("nn_module_stack")
+        if stack:
+            node.meta["nn_module_stack"] = {key: (own_name(name), kind) for key, (name, kind) in stack.items()}
+
+
+@contextlib.contextmanager
+def any_names() -> Iterator[None]:
+    """The code that torch.fx writes meanwhile is valid whatever the names of modules and parameters are."""
+    with mock.patch("torch.fx.graph._format_target", _format_target):
+        yield
+
+
+def _format_target(base: str, target: str) -> str:
+    """Python text for an attribute's attribute; torch's own takes keywords for names."""
+    for name in target.split("."):
+        plain = name.isidentifier() and not keyword.iskeyword(name)
+        base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+    return base
+
+
+def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor | None]]:
+    return [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
+
+
+def _write_reassigned(model: nn.Module, before: list[tuple[nn.Module, str, torch.Tensor | None]]) -> None:
+    """Make `self.steps = self.steps + 1` an update in place, as an export knows it: what is merely assigned is lost."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for module, name, tensor in before:
+        now = module._buffers.get(name)
+        if tensor is None or now is None or now is tensor:
+            continue
+        if (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+            full = f"{names[id(module)]}.{name}".removeprefix(".")
+            raise CaptureError(
+                f"model: forward makes the buffer '{full}' {_described(now)}, it was {_described(tensor)}; a buffer "
+                "keeps its shape and dtype"
+            )
+        tensor.copy_(now)
+        module._buffers[name] = tensor
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,28 @@
+"""A model's state around a trial of its forward pass: afterwards it is as it was before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+@contextlib.contextmanager
+def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Parameters and buffers by name as they were, and as they are again afterwards."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    before = {name: tensor.detach().clone() for name, tensor in (*parameters.items(), *buffers.items())}
+    registered = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        yield before
+    finally:
+        for module, own in registered:
+            module._buffers.update(own)  # Forward may have assigned other tensors.
+        with torch.no_grad():
+            for name, tensor in (*parameters.items(), *buffers.items()):
+                tensor.copy_(before[name])
+        for tensor in buffers.values():
+            if not tensor.is_leaf:  # It was updated from what has a gradient.
+                tensor.detach_()
