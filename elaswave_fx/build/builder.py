@@ -65,6 +65,7 @@ from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import ForwardCode, forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.operators import defining_modules
+from elaswave_fx.program.shared_storage import refuse_shared_storage
 from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
@@ -489,12 +490,19 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             f"model={config.model.kind}: {lazy[0]} has no shape yet, as in a LazyLinear; give its sizes, or call the "
             "module once at the end of its constructor"
         )
+    refuse_shared_storage(model)
     return model
 
 
 def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Every logical parameter (fp32) and buffer by its first name."""
-    params = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    params: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().float().contiguous()
+        storage = values.untyped_storage().data_ptr()  # Frozen parameters may share one; files take them apart.
+        params[name] = values.clone() if storage in storages else values
+        storages.add(storage)
     return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}
 
 

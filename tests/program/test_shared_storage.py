@@ -1,0 +1,94 @@
+"""shared_storage: tensors of a model that are one in memory, and those that only look so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elaswave_fx.build.builder import initial_state
+from elaswave_fx.checkpoint.initial_state import InitialState, save_state
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.shared_storage import refuse_shared_storage
+
+
+def two() -> Any:
+    model: Any = nn.Module()
+    model.one, model.other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    return model
+
+
+def tied_by_data() -> Any:
+    model = two()
+    model.other.weight.data = model.one.weight.data
+    return model
+
+
+def transposed() -> Any:
+    model = two()
+    model.other.weight = nn.Parameter(model.one.weight.t())
+    return model
+
+
+def a_part() -> Any:
+    model = two()
+    model.other.weight = nn.Parameter(model.one.weight[1:])
+    return model
+
+
+def a_buffer() -> Any:
+    model = two()
+    model.register_buffer("seen", model.one.weight.detach()[0])
+    return model
+
+
+def expanded() -> Any:
+    model = two()
+    model.other.weight = nn.Parameter(torch.ones(1, 1).expand(4, 4))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (tied_by_data, "parameter one.weight and parameter other.weight .* as other.weight = one.weight does"),
+        (transposed, "parameter one.weight and parameter other.weight .* as other.weight = one.weight does"),
+        (a_part, "parameter one.weight and parameter other.weight .* to take other.weight from one.weight in forward"),
+        (a_buffer, "parameter one.weight and buffer seen .* to compute the buffer in forward"),
+        (expanded, r"elements of the parameter other.weight \[4, 4\] are one in memory"),
+    ],
+)
+def test_refused(make: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=words) as refused:
+        refuse_shared_storage(make())
+    assert "\n" not in str(refused.value)
+
+
+def tied() -> Any:
+    model = two()
+    model.other.weight = model.one.weight
+    return model
+
+
+def chunks() -> Any:
+    """Parts of one tensor between each other."""
+    model = two()
+    model.one.weight, model.other.weight = (nn.Parameter(part) for part in torch.randn(4, 8).chunk(2, dim=1))
+    return model
+
+
+def frozen() -> Any:
+    return tied_by_data().requires_grad_(False)
+
+
+@pytest.mark.parametrize("make", [tied, chunks, frozen])
+def test_what_is_not_one_tensor_in_training_is_kept(make: Any, tmp_path: Path) -> None:
+    model = make()
+    refuse_shared_storage(model)
+    path = tmp_path / "state"
+    save_state(initial_state(model), path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(InitialState(path).tensor(name), parameter)
