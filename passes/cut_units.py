@@ -92,7 +92,23 @@ class _Cutter:
         if result.kind == ResultKind.FOLD:
             nodes = [n for n, r in self._returned() if r.kind == ResultKind.FOLD and r.name == result.name]
         units = [unit for n in nodes if self.natures[n] == Nature.MAIN and (unit := unit_of(n)) is not None]
+        if not units and result.kind == ResultKind.FOLD and result.name in self.buffers:
+            units = [min(self._reading_units(self.buffers[result.name]), default=self.program.num_units - 1)]
         return max(units, default=self.program.num_units - 1)
+
+    def _reading_units(self, node: fx.Node) -> set[int]:
+        """The units that need a node, also through what each of them makes for itself."""
+        found: set[int] = set()
+        seen, waiting = {node}, [node]
+        while waiting:
+            for user in waiting.pop().users:
+                unit = unit_of(user)
+                if unit is not None:
+                    found.add(unit)
+                elif user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return found
 
     def fold_unit(self, buffer: str) -> int:
         given = [(u, r) for u, found in self.results.items() for _, r in found]

@@ -5,17 +5,22 @@ A fold is applied to the buffer once per granule, wherever the granule was compu
     before: mean' = mean * 0.9 + batch_mean(x) * 0.1                       # returned as the new buffer
     after:  the graph returns batch_mean(x) * 0.1 as FOLD value 0 of "bn.running_mean";
             fold(old, value) = old * 0.9 + value, applied granule by granule in order, by whoever keeps the buffer
+
+An update that no sample has a part in, as of a counter or a power iteration, is the same in every granule; its fold,
+fold(old, value) = value, is applied once per step. One that does not split, as of a memory that the loss reads too, is
+the same fold, and right where a granule is the whole batch (`Program.whole_batch`). Whatever a step reads of a buffer
+is what the step began with, or what the step itself made of that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.ir import (
     Fold,
     Program,
@@ -41,66 +46,93 @@ class FoldBuffers:
         program = program.clone()
         graph = program.graph.graph
         old = {source_of(n).name: n for n in placeholders(graph) if source_of(n).role == Role.BUFFER}
+        sampled = _of_samples(graph)
         outputs: list[fx.Node | None] = []
         results: list[Result] = []
         folds: list[Fold] = []
+        whole_batch: list[str] = []
         for node, result in zip(output_nodes(graph), program.results, strict=True):
             if result.kind != ResultKind.BUFFER or node is None:
                 outputs.append(node)
                 results.append(result)
                 continue
-            before = old.get(result.name)
-            others = set(old.values())
-            update = _overwrite(result.name, node) if before is None else _split(result.name, before, node, others)
+            update = _update(result.name, node, old, sampled)
             folds.append(update.fold)
             outputs.extend(update.values)
             results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(update.values)))
+            whole_batch += [update.unsplit] if update.unsplit else []
         output_node(graph).args = (tuple(outputs),)
         graph.eliminate_dead_code()
         program.graph.recompile()
-        return replace(program, results=tuple(results), folds=tuple(folds))
+        return replace(program, results=tuple(results), folds=tuple(folds), whole_batch=tuple(whole_batch))
 
 
 @dataclass(frozen=True)
 class _Update:
-    """The values that a granule yields, and the fold that takes them."""
+    """The values that a granule yields, and the fold that takes them; why it does not split, if it does not."""
 
     values: list[fx.Node]
     fold: Fold
+    unsplit: str = ""
 
 
-def _overwrite(buffer: str, new: fx.Node) -> _Update:
-    """The update of a buffer that nobody reads: fold(old, value) = value."""
+def _update(buffer: str, new: fx.Node, old: Mapping[str, fx.Node], sampled: set[fx.Node]) -> _Update:
+    if new not in sampled:
+        return _overwrite(buffer, new, per_step=True)
+    if buffer not in old:
+        return _overwrite(buffer, new)
+    why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()))
+    if why:
+        return replace(_overwrite(buffer, new), unsplit=why)
+    return _split(buffer, old[buffer], new)
+
+
+def _overwrite(buffer: str, new: fx.Node, per_step: bool = False) -> _Update:
+    """fold(old, value) = value."""
     graph = fx.Graph()
     for name in ("old", "value"):
         node = graph.placeholder(name)
         node.meta["val"] = value_of(new)
     graph.output((node,))
-    return _Update([new], Fold(buffer, -1, fx.GraphModule(torch.nn.Module(), graph), 1))
+    return _Update([new], Fold(buffer, -1, fx.GraphModule(torch.nn.Module(), graph), 1, per_step))
 
 
-def _split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> _Update:
-    """What depends on the old value becomes the fold; what that reads besides are the values."""
+def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> str:
+    """Why an update cannot be made of its old value and what a granule yields; empty if it can."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
-    body = [node for node in old.graph.nodes if node in inside and node is not old]
-    for node in body:
-        if node not in needed:
-            raise CaptureError(
-                f"model: buffer '{buffer}' is read by {node.target} in {module_of(node)} and updated in the same step; "
-                "what a step reads must not depend on its own updates; a way out is to read it in evaluation mode alone"
-            )
-    sources = [source for node in body for source in node.all_input_nodes if source not in inside]
-    frontier = list(dict.fromkeys(sources))
-    for source in frontier:
+    for node in old.graph.nodes:
+        if node in inside and node is not old and node not in needed:
+            return f"buffer '{buffer}' is read by {node.target} in {module_of(node)}, and updated from the same samples"
+    for source in _frontier(inside, old):
         if source in buffers:
-            raise CaptureError(f"model: the update of buffer '{buffer}' reads another buffer, {source_of(source).name}")
+            return f"the update of buffer '{buffer}' reads another one, '{source_of(source).name}', and samples"
         if not isinstance(value_of(source), torch.Tensor):
-            raise CaptureError(
-                f"model: the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}; "
-                "it can only read tensors"
-            )
+            return f"the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}"
+    return ""
+
+
+def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:
+    """What depends on the old value becomes the fold; what that reads besides are the values."""
+    inside = _dependents(old)
+    body = [node for node in old.graph.nodes if node in inside and node is not old]
+    frontier = _frontier(inside, old)
     return _Update(frontier, Fold(buffer, -1, _fold_graph(old, frontier, body, new), len(frontier)))
+
+
+def _frontier(inside: set[fx.Node], old: fx.Node) -> list[fx.Node]:
+    """What nodes that depend on the old value read besides, in graph order."""
+    body = [node for node in old.graph.nodes if node in inside and node is not old]
+    return list(dict.fromkeys(source for node in body for source in node.all_input_nodes if source not in inside))
+
+
+def _of_samples(graph: fx.Graph) -> set[fx.Node]:
+    """All that depends on a sample, on a draw for a sample, or on the number of samples."""
+    found: set[fx.Node] = set()
+    for node in placeholders(graph):
+        if source_of(node).role in (Role.INPUT, Role.KEYS):
+            found |= _dependents(node)
+    return found
 
 
 def _fold_graph(old: fx.Node, frontier: list[fx.Node], body: list[fx.Node], new: fx.Node) -> fx.GraphModule:

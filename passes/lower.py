@@ -75,6 +75,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
     return Artifact(
         granule=program.granule,
         batch_coupled=program.batch_coupled,
+        whole_batch=program.whole_batch,
         inputs=tuple(source_of(n).name for n in placeholders(program.graph.graph) if source_of(n).role == Role.INPUT),
         params=tuple(_info(name, spec, spec.aliases) for name, spec in program.params.items()),
         buffers=tuple(_info(name, spec) for name, spec in program.buffers.items()),
@@ -88,7 +89,7 @@ def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifa
             for v in program.values
         ),
         buckets=buckets,
-        folds=tuple(FoldSpec(fold.buffer, fold.unit, _fold_values(program, fold)) for fold in program.folds),
+        folds=tuple(_fold(program, fold) for fold in program.folds),
         invariant_inputs=tuple(binder.source(source_of(n)) for n in placeholders(program.invariants.graph)),
         invariant_names=program.invariants.meta["names"],
         draws=tuple(draws_of(program.units)),
@@ -104,6 +105,10 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _info(name: str, spec: Any, aliases: tuple[str, ...] = ()) -> TensorInfo:
     return TensorInfo(name, spec.shape, _dtype(spec.dtype), aliases)
+
+
+def _fold(program: Program, fold: Fold) -> FoldSpec:
+    return FoldSpec(fold.buffer, fold.unit, _fold_values(program, fold), fold.per_step)
 
 
 def _fold_values(program: Program, fold: Fold) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -155,7 +160,8 @@ def _bucket(program: Program, key: tuple[Any, ...], names: list[str], users: tup
 
 
 def make_buffer_buckets(program: Program) -> tuple[BucketSpec, ...]:
-    """Buffers that training changes by the unit that updates them; those that other units read, too, by all of them."""
+    """Buffers that training changes by the unit that updates them; those that other units read, too, by all of them;
+    those that change once per step by themselves."""
     readers = {
         fold.buffer: {unit.index for unit in program.units if Source(Role.BUFFER, fold.buffer) in unit.sources}
         for fold in program.folds
@@ -163,18 +169,18 @@ def make_buffer_buckets(program: Program) -> tuple[BucketSpec, ...]:
     members: dict[tuple[int, ...], list[str]] = {}
     for fold in program.folds:
         users = tuple(sorted(readers[fold.buffer] | {fold.unit}))
-        members.setdefault((fold.unit, *users), []).append(fold.buffer)
+        members.setdefault((fold.per_step, fold.unit, *users), []).append(fold.buffer)
     return tuple(_buffer_bucket(program, key, names) for key, names in sorted(members.items()))
 
 
 def _buffer_bucket(program: Program, key: tuple[int, ...], names: list[str]) -> BucketSpec:
-    unit, *users = key
+    per_step, unit, *users = key
     offset, buffers = 0, []
     for name in names:
         spec = program.buffers[name]
         buffers.append(BucketBuffer(name, offset, spec.shape, _dtype(spec.dtype)))
         offset += -(-math.prod(spec.shape) * spec.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // _WORD
-    label = f"unit{unit}.buffers" + "".join(f".{user}" for user in users if user != unit)
+    label = f"unit{unit}.{'step_' if per_step else ''}buffers" + "".join(f".{user}" for user in users if user != unit)
     return BucketSpec(label, 0, offset, (), tuple(users), tuple(buffers))
 
 

@@ -267,6 +267,7 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
 def plan_of(config: Config, artifact: Artifact) -> Plan:
     """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
     parallel = config.parallel
+    _refuse_parts_of_a_batch(config, artifact)
     _refuse_single_samples(config, artifact)
     topology = topology_of(config)
     state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
@@ -321,6 +322,17 @@ def _link(latency_ms: float | None, bytes_per_s: float | None, usual: Link) -> L
         usual.latency_s if latency_ms is None else 1e-3 * latency_ms,
         usual.bytes_per_s if bytes_per_s is None else bytes_per_s,
     )
+
+
+def _refuse_parts_of_a_batch(config: Config, artifact: Artifact) -> None:
+    """Refuse granules that are not the whole batch where a step reads state that it updates from its samples."""
+    parallel = config.parallel
+    if artifact.whole_batch and parallel.granule != config.global_batch:
+        one = " parallel.dp=1" if parallel.dp > 1 else ""
+        raise ConfigError(
+            f"parallel.granule={parallel.granule}: {artifact.whole_batch[0]}, so that all samples of a step have to be "
+            f"computed together; nearest valid: parallel.granule={config.global_batch}{one}"
+        )
 
 
 def _refuse_single_samples(config: Config, artifact: Artifact) -> None:

@@ -44,7 +44,8 @@ class EngineBucket:
     """Flat trained parameters; the boxes of a bucket say which ranks have a working copy of it.
 
     Or mutable buffers, which have updates in place of an `optimizer`. `group`, of these: (rank, first sample, last + 1)
-    of each span of each rank that runs the unit that updates them.
+    of each span of each rank that runs the unit that updates them; of buffers that change once per step the first
+    granule alone.
     """
 
     name: str
@@ -195,13 +196,16 @@ def _seed_of_rank(seed: int, rank: Rank) -> int:
 
 
 def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
-    updated_in = {fold.buffer: fold.unit for fold in artifact.folds}
+    folds = {fold.buffer: fold for fold in artifact.folds}
 
     def made(bucket: BucketSpec) -> EngineBucket:
         if not bucket.buffers:
             return EngineBucket(bucket.name, bucket.numel, bucket.dtype, UPDATE, bucket.group)
-        unit = updated_in[bucket.buffers[0].name]
-        spans = ((tile.rank, span.lo, span.hi) for tile in plan.tiles if unit in tile.units for span in tile.spans)
+        fold = folds[bucket.buffers[0].name]
+        spans = [(tile.rank, span.lo, span.hi) for tile in plan.tiles if fold.unit in tile.units for span in tile.spans]
+        if fold.per_step:  # All granules yield the same: the first one speaks for the step.
+            rank, lo, _ = min(spans, key=lambda span: span[1])
+            spans = [(rank, lo, lo + artifact.granule)]
         return EngineBucket(bucket.name, bucket.numel, "float32", None, 0, tuple(spans))
 
     return tuple(made(bucket) for bucket in artifact.buckets)

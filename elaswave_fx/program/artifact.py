@@ -114,11 +114,15 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class FoldSpec:
-    """The update of a mutable buffer by program `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields."""
+    """The update of a mutable buffer by program `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields.
+
+    If `per_step`, all granules yield the same, and it runs once per step.
+    """
 
     buffer: str
     unit: int
     values: tuple[tuple[str, tuple[int, ...]], ...]
+    per_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ class Artifact:
     """Python modules to import before programs run: those that register the model's own operators."""
     notes: tuple[str, ...] = ()
     """What is computed in another way than the model asks for, in words for its user."""
+    whole_batch: tuple[str, ...] = ()
+    """Why a granule has to be all samples of a step."""
     format: int = FORMAT
 
     @property

@@ -97,7 +97,7 @@ def coupled_by_rule(program: Program) -> tuple[str, ...]:
     if axes.symbol is None:
         return ("the model exports at one fixed batch size only",)
     operators = [_describe(node) for node in calls(program.graph.graph) if _couples(node, axes)]
-    updates = [f"buffer {fold.buffer} is updated by every batch" for fold in program.folds]
+    updates = [f"buffer {fold.buffer} is updated by every batch" for fold in program.folds if not fold.per_step]
     return tuple(dict.fromkeys(operators or updates))
 
 

@@ -124,12 +124,16 @@ class BorderValue:
 
 @dataclass(frozen=True)
 class Fold:
-    """The update of one mutable buffer: `graph(old, *values) -> new`, applied once per granule in granule order."""
+    """The update of one mutable buffer: `graph(old, *values) -> new`, applied once per granule in granule order.
+
+    If `per_step`, every granule yields the same values, and it is applied once per step.
+    """
 
     buffer: str
     unit: int
     graph: fx.GraphModule
     num_values: int
+    per_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Program:
-    """The captured model. `tensors` holds the data of constants; parameters and buffers are only described."""
+    """The captured model. `tensors` holds the data of constants; parameters and buffers are only described.
+
+    `batch_coupled`: why granules are never split; `whole_batch`: why a granule has to be all samples of a step.
+    """
 
     graph: fx.GraphModule
     results: tuple[Result, ...]
@@ -170,6 +177,7 @@ class Program:
     dynamic_batch: bool
     example: Example
     batch_coupled: tuple[str, ...] = ()
+    whole_batch: tuple[str, ...] = ()
     num_units: int = 0
     folds: tuple[Fold, ...] = ()
     units: tuple[Unit, ...] = ()

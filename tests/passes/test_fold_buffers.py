@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.fold_buffers import FoldBuffers
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.ir import Program, ResultKind
@@ -22,13 +21,14 @@ def folded(model: Classifier) -> Program:
 
 
 def fold_over(program: Program, model: Classifier, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Every mutable buffer after these granules, one after the other."""
+    """Every mutable buffer after a step of these granules, one after the other."""
     buffers = {name: tensor.clone() for name, tensor in state_of(model).items()}
-    for batch in batches:
+    for number, batch in enumerate(batches):
         results = dict(zip(program.results, run_graph(program, model, batch), strict=True))
         for fold in program.folds:
             values = [v for r, v in results.items() if r.kind == ResultKind.FOLD and r.name == fold.buffer]
-            (buffers[fold.buffer],) = fold.graph(buffers[fold.buffer], *values)
+            if number == 0 or not fold.per_step:
+                (buffers[fold.buffer],) = fold.graph(buffers[fold.buffer], *values)
     return {fold.buffer: buffers[fold.buffer] for fold in program.folds}
 
 
@@ -40,9 +40,11 @@ def test_folds_equal_eager_updates(model: Classifier) -> None:
     for batch in batches:
         with torch.no_grad():
             model(**batch)
-    assert ours.keys() == dict(model.named_buffers()).keys()
-    for name, buffer in model.named_buffers():
-        torch.testing.assert_close(ours[name], buffer, rtol=1e-5, atol=1e-6)
+    expected = dict(model.named_buffers())
+    assert ours.keys() == expected.keys()
+    for name in ours.keys() - {"norm.num_batches_tracked"}:  # It counts steps.
+        torch.testing.assert_close(ours[name], expected[name], rtol=1e-5, atol=1e-6)
+    assert not program.whole_batch
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
@@ -51,43 +53,75 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
     golden("passes/fold_buffers.txt", graph_text(program.graph) + "".join(folds))
 
 
-def test_a_loss_that_reads_an_updated_buffer_is_refused() -> None:
-    message = "model: buffer 'mean' is read by aten.add.Tensor in .* and updated in the same step"
-    with pytest.raises(CaptureError, match=message):
-        folded(ExponentialMean(read=True))
+class Crossed(ExponentialMean):
+    """A buffer whose update reads another one."""
+
+    def features(self, x: Tensor) -> Tensor:
+        self.mean.add_(self.last + (x.mean() if self.read else 0))
+        return Classifier.features(self, x)
 
 
-def test_an_update_that_reads_another_buffer_is_refused() -> None:
-    class Crossed(ExponentialMean):
-        def features(self, x: Tensor) -> Tensor:
-            self.mean.add_(self.last)
-            return Classifier.features(self, x)
+class Counting(ExponentialMean):
+    """A buffer that counts samples."""
 
-    with pytest.raises(CaptureError, match="model: the update of buffer 'mean' reads another buffer, last"):
-        folded(Crossed())
+    def features(self, x: Tensor) -> Tensor:
+        self.mean.add_(x.shape[0])
+        return Classifier.features(self, x)
 
 
-def test_an_update_that_reads_the_batch_size_is_refused() -> None:
-    class Counting(ExponentialMean):
-        def features(self, x: Tensor) -> Tensor:
-            self.mean.add_(x.shape[0])
-            return Classifier.features(self, x)
+class Memory(ExponentialMean):
+    """A buffer with the last features, which the next batch is compared with."""
 
-    with pytest.raises(CaptureError, match="model: the update of buffer 'mean' reads the number"):
-        folded(Counting())
+    def features(self, x: Tensor) -> Tensor:
+        features = Classifier.features(self, x)
+        compared = features + self.last
+        self.last = features.detach().sum(dim=0)
+        return compared
 
 
-def test_a_constant_step_needs_no_values() -> None:
-    class Steps(Classifier):
-        def __init__(self) -> None:
-            super().__init__(layers=1)
-            self.register_buffer("steps", torch.zeros(WIDTH, dtype=torch.int64))
-
-        def features(self, x: Tensor) -> Tensor:
-            self.steps.add_(1)
-            return super().features(x)
-
-    model = Steps()
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            ExponentialMean(read=True),
+            "buffer 'mean' is read by aten.add.Tensor in the model, and updated from the same",
+        ),
+        (Memory(), "buffer 'last' is read by aten.add.Tensor in the model, and updated from the same samples"),
+        (Counting(), "the update of buffer 'mean' reads the number"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Classifier) else "",
+)
+def test_an_update_that_does_not_split_wants_the_whole_batch(model: Classifier, reason: str) -> None:
     program = folded(model)
-    assert [fold.num_values for fold in program.folds] == [0]
-    assert fold_over(program, model, [vectors(4, 1)] * 3)["steps"].tolist() == [3] * WIDTH
+    assert reason in program.whole_batch[0]
+    batch = vectors(4, 1)
+    ours = fold_over(program, model, [batch])
+    with torch.no_grad():
+        model(**batch)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, dict(model.named_buffers())[name], rtol=1e-5, atol=1e-6)
+
+
+class Steps(Classifier):
+    """A counter that opens a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("steps", torch.zeros(WIDTH, dtype=torch.int64))
+
+    def features(self, x: Tensor) -> Tensor:
+        self.steps.add_(1)
+        return super().features(x) * (self.steps / 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "buffer"), [(Steps(), "steps"), (Crossed(), "mean")], ids=["a counter", "another buffer"]
+)
+def test_what_no_sample_has_a_part_in_is_updated_once_per_step(model: Classifier, buffer: str) -> None:
+    program = folded(model)
+    assert [fold.buffer for fold in program.folds if fold.per_step] == [buffer]
+    assert not program.whole_batch
+    ours = fold_over(program, model, [vectors(4, 1)] * 3)
+    with torch.no_grad():
+        model(**vectors(12, 1))
+    torch.testing.assert_close(ours[buffer], dict(model.named_buffers())[buffer])
