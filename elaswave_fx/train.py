@@ -73,6 +73,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
             same_run=start.same_run,
             copies=config.copies.count,
             allow_rollback=config.recovery.allow_rollback,
+            patience_s=config.recovery.patience_s,
             faults=config.faults,
             newcomer=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
             power=config.power,

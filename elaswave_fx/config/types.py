@@ -226,9 +226,11 @@ class CopiesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """Whether a run may go back to a checkpoint when no copy of something is left."""
+    """Whether a run may go back to a checkpoint when no copy of something is left. Ranks wait `patience_s` for those
+    that cannot be reached and may have the last copies."""
 
     allow_rollback: bool
+    patience_s: float = constrained(above=0, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,7 +270,8 @@ class JobSpec:
         control_port: where the coordinator listens; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
         grace_s: seconds that ranks which were left out have to end by themselves.
-        copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live.
+        copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live,
+            who is waited for else, for `patience_s`.
         faults: each must have been told of by its victim when the run ends.
         planning: the planner; None: that of `elaswave_fx.plan`.
         exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
@@ -293,6 +294,7 @@ class JobSpec:
     same_run: bool = False
     copies: int = 1
     allow_rollback: bool = False
+    patience_s: float = 300.0
     faults: tuple[Fault, ...] = ()
     planning: Planning | None = None
     exit_words: bool = True

@@ -183,6 +183,7 @@ def _start(
         run_dir=str(spec.run_dir.absolute()),
         copies=spec.copies,
         allow_rollback=spec.allow_rollback,
+        patience_s=spec.patience_s,
         conditions=conditions,
         launcher=os.getpid(),
         facts=facts_for_newcomers(spec, built, store.folder),
@@ -195,6 +196,7 @@ def _start(
         planning=planning,
         conditions=conditions,
         allow_rollback=spec.allow_rollback,
+        patience_s=spec.patience_s,
         facts=job.facts,
         files=job.files,
     )

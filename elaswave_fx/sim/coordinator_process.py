@@ -5,6 +5,7 @@ In: messages, exit words, ticks. Out: messages, swaps, and what it tells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,13 +28,14 @@ def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete:
 
 
 class CoordinatorProcess:
-    """One coordinator. `disk`: the plans that were written, by their hashes; all coordinators of a job share it."""
+    """One coordinator. `disk`: the plans that were written, by their hashes; all coordinators of a job share it.
+    `patience_s`: so long a last copy is waited for."""
 
-    def __init__(self, now_s: float, disk: dict[int, Planned], rules: Rules) -> None:
+    def __init__(self, now_s: float, disk: dict[int, Planned], rules: Rules, patience_s: float = math.inf) -> None:
         self._disk, self._rules = disk, rules
         self._lifelines: set[Rank] = set()
         self.driver = CoordinatorDriver(
-            PLANNER, lambda epoch, plan_hash: disk[plan_hash], lambda: 0.0, now_s, rules.decide
+            PLANNER, lambda epoch, plan_hash: disk[plan_hash], lambda: 0.0, now_s, rules.decide, patience_s=patience_s
         )
         if not rules.leavers_wait:
             self.driver.state = replace(self.driver.state, find_following=all_but_leavers)

@@ -125,6 +125,8 @@ class World:
         first = first_plan(world, self.random.choice((1, 2)))
         self.plans = {first.assignment.plan_hash: first}
         activation = Activation(Epoch(0), first.assignment, SEED, SEED, None, rollback=True)
+        self.patience_s = Random(f"patience of {seed}").choice((BLOCKED_S / 4, BLOCKED_S * 4))
+        self.waits_from_s: float | None = None  # of the epoch, for a last copy
         self.register = Register(Term(0), activation, SEED, SEED, None, SEED, numbers=world)
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
@@ -201,7 +203,7 @@ class World:
     def start_coordinator(self) -> None:
         """Another coordinator process; the newest has the address."""
         self.coordinator = Rank(self.coordinator - 1)
-        body = CoordinatorProcess(self.now, self.plans, self.rules)
+        body = CoordinatorProcess(self.now, self.plans, self.rules, self.patience_s)
         process = self.processes[self.coordinator] = Process(body, tick_s=self.now)
         self._perform(self.coordinator, body.driver.first_actions)
         self._schedule_tick(self.coordinator, process, body)
@@ -367,10 +369,20 @@ class World:
         if isinstance(said, Agreed) and said.back:
             self.said["back"] += 1
         if isinstance(said, Over):
-            self.checker.over()
+            self._over()
+        if isinstance(said, Agreed):
+            self.waits_from_s = None
         if isinstance(said, Waiting):
+            self.waits_from_s = self.now if self.waits_from_s is None else self.waits_from_s
             for rank in said.ranks:
                 self.push(self.now + BLOCKED_S, STORE, partial(self._help, rank), STORE)
+
+    def _over(self) -> None:
+        """Nobody goes on: for want of anything to go on with, or because a last copy was waited for long enough."""
+        if self.waits_from_s is not None and self.now - self.waits_from_s >= self.patience_s:
+            self.said["waited in vain"] += 1
+        else:
+            self.checker.over()
 
     def _help(self, rank: Rank) -> None:
         """The user looks after a rank that the job waits for: one that has died is told of, one that hangs is ended."""

@@ -9,6 +9,7 @@ and the clock are the caller's, so that `service.py` and the simulator run the s
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -68,9 +69,11 @@ class CoordinatorDriver:
         decide: Decide = decide,
         think: Think = at_once,
         while_planning: Callable[[], AbstractContextManager[object]] = nullcontext,
+        patience_s: float = math.inf,
     ) -> None:
         """`first_actions` are to be performed before anything else. `think` has plans made for losses that may come.
-        `while_planning`: entered for as long as everybody waits for a plan."""
+        `while_planning`: entered for as long as everybody waits for a plan. `patience_s`: so long a last copy is waited
+        for."""
         self._planning, self._read_plan, self._clock = planning, read_plan, clock
         self._plan_cache, self._while_planning = PlanCache(planning, think), while_planning
         self._plans: dict[int, Planned] = {}
@@ -92,7 +95,7 @@ class CoordinatorDriver:
         self.plan_ms = 0.0
         self.state, self.first_actions = membership.start(
             self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._find_following,
-            self._why_needed, self._most_members, self._may_join,
+            self._why_needed, self._most_members, self._may_join, patience_s,
         )  # fmt: skip
 
     @property

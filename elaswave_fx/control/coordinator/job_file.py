@@ -45,6 +45,7 @@ class JobFile:
     copies: int
     allow_rollback: bool
     conditions: Conditions
+    patience_s: float = 300.0
     launcher: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
@@ -66,6 +67,7 @@ class JobFile:
             planning=planner,
             conditions=self.conditions,
             allow_rollback=self.allow_rollback,
+            patience_s=self.patience_s,
             facts=self.facts,
             files=self.files,
         )

@@ -130,6 +130,7 @@ class CoordinatorSpec:
     planning: Planning
     conditions: Conditions
     allow_rollback: bool = False
+    patience_s: float = math.inf
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
@@ -192,6 +193,7 @@ class Service:
             partial(decide, allow_rollback=spec.allow_rollback),
             self._thoughts.do,
             SignsOfLife(partial(self._tell, "alive"), ALIVE_S, PLANS_S),
+            spec.patience_s,
         )
         self._perform(self._driver.first_actions, self._tick_s)
         end.admit, end.doubt = self._admit, self._doubt

@@ -4,7 +4,8 @@ In: `(state, event, now)`. Out: `(state, actions)`. Pure; the store, the links a
 here is needed to commit a step, and all of it can be rebuilt from the store and the ranks' heartbeats.
 
     taking -> steady -> preparing (PREPARED of all) -> swap in the store -> steady (ACTIVATE)
-    anything -> over: a rank has finished, or there is no plan for those who are left; everyone who asks is told
+    anything -> over: a rank has finished, there is no plan for those who are left, or they have waited long enough for
+                      a last copy; everyone who asks is told
 
 Whom it goes on without, and since when they were gone, is the failure detector's to say; what it decides it tells as
 events, which it returns beside its messages.
@@ -95,11 +96,12 @@ def start(
     why_needed: WhyNeeded = not_known,
     most_members: MostMembers = as_many_as_come,
     may_join: MayJoin = always,
+    patience_s: float = math.inf,
 ) -> Result:
     """A new coordinator process: it reads the store, then takes it over by raising the term."""
     detector = FailureDetector(timeouts, began_s=now_s)
     ask = decide, find_following, why_needed, most_members, may_join
-    return Coordinator(detector, replan, *ask, asked_s=now_s, tick_s=now_s), (Read(),)
+    return Coordinator(detector, replan, *ask, asked_s=now_s, tick_s=now_s, patience_s=patience_s), (Read(),)
 
 
 def step(state: Coordinator, event: Event, now_s: float) -> Result:

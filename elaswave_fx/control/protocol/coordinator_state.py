@@ -5,6 +5,7 @@ In: what the failure detector noticed, the register, reports. Out: `Coordinator`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -93,8 +94,9 @@ class Coordinator:
     Of a transition: `stop_after` is the version after which a planned one stops the ranks, `targets` are the members
     wanted, `asked_all_s` is when those who keep silent were asked last, `links_broken_since_s` since when links between
     living ranks are known to be broken; `told` are the ranks whose loss was told, `awaited` those that were left out
-    and that may have the only copies, `waiting` is what was told of that; `going`: ranks that leave with it, if it is
-    the one that was planned for that. `must_stay`: ranks that were told that they cannot leave.
+    and that may have the only copies, `waiting` is what was told of that, `waits_since_s` since when, and after
+    `patience_s` of it the job is over; `going`: ranks that leave with it, if it is the one that was planned for that.
+    `must_stay`: ranks that were told that they cannot leave.
     """
 
     detector: FailureDetector
@@ -124,6 +126,8 @@ class Coordinator:
     over: str = ""
     told: frozenset[Rank] = frozenset()
     waiting: events.Waiting | None = None
+    waits_since_s: float = 0.0
+    patience_s: float = math.inf
     going: frozenset[Rank] = frozenset()
     must_stay: frozenset[Rank] = frozenset()
 

@@ -15,9 +15,11 @@ from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable, w
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
-from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Stamp, Version, hands_back
+from elaswave_fx.control.protocol.types import SEED, STOPPED, Ballot, Certificate, Stamp, Version, hands_back
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.topology import Rank
+from elaswave_fx.words import rank_words
 
 
 def propose(state: Coordinator, new: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
@@ -216,7 +218,7 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     if state.proposal is not None or len(state.reports) < len(state.targets):
         return state, ()
     if not state.targets:
-        return _await_left_out(state, register)
+        return _await_left_out(state, register, now_s)
     of_epoch = {rank: report for rank, report in state.reports.items() if report.epoch == register.epoch}
     cut_off = unreachable(of_epoch)  # who comes from outside has no links yet, or ended ones
     if cut_off and state.links_broken_since_s is None:
@@ -231,30 +233,50 @@ def conclude(state: Coordinator, now_s: float) -> Result:
         register = replace(register, checkpoint=state.saved)
     verdict = state.decide(register, reports, state.detector.exited, state.going, state.replan)
     if cut_off and (isinstance(verdict, Blocked) or verdict.activation.rollback):
-        return _wait(state, events.Waiting(register.epoch, (), tuple(sorted(cut_off))))
+        return _wait(state, register, events.Waiting(register.epoch, (), tuple(sorted(cut_off))), now_s)
     if isinstance(verdict, Blocked):
         state = replace(
             state,
             awaited=state.awaited | verdict.blockers,
             detector=state.detector.without(verdict.blockers),
         )
-        return _wait(state, events.Waiting(register.epoch, verdict.boxes, tuple(sorted(verdict.blockers))))
+        waiting = events.Waiting(register.epoch, verdict.boxes, tuple(sorted(verdict.blockers)))
+        return _wait(state, register, waiting, now_s)
     return _propose_epoch(state, register, verdict, now_s)
 
 
-def _await_left_out(state: Coordinator, register: Register) -> Result:
+def _await_left_out(state: Coordinator, register: Register, now_s: float) -> Result:
     """No member is left, nor anybody else: what there is have ranks without which the epoch went on, if they live."""
     left_out = register.left_out - state.detector.exited
     if not left_out:
         return state, ()
     state = replace(state, detector=state.detector.without(left_out))
     boxes = tuple(box_id for box_id, _ in numbered(register.activation.assignment.boxes))
-    return _wait(state, events.Waiting(register.epoch, boxes, tuple(sorted(left_out))))
+    return _wait(state, register, events.Waiting(register.epoch, boxes, tuple(sorted(left_out))), now_s)
 
 
-def _wait(state: Coordinator, waiting: events.Waiting) -> Result:
-    """Told when it changes, not with every tick."""
-    return replace(state, waiting=waiting), (() if waiting == state.waiting else (waiting,))
+def _wait(state: Coordinator, register: Register, waiting: events.Waiting, now_s: float) -> Result:
+    """Told when it changes, not with every tick. PlanError when the last copies have been waited for long enough: who
+    has them may be alive, so that nobody else goes back to something older."""
+    since_s = now_s if state.waiting is None else state.waits_since_s
+    if now_s - since_s > state.patience_s:
+        raise PlanError(_waited_in_vain(register, waiting, state.patience_s))
+    told = () if waiting == state.waiting else (waiting,)
+    return replace(state, waiting=waiting, waits_since_s=since_s), told
+
+
+def _waited_in_vain(register: Register, waiting: events.Waiting, patience_s: float) -> str:
+    """Why the job ends, and what can be gone back to, for the user."""
+    total = len(register.activation.assignment.boxes)
+    lacks = f"the only copies of {len(waiting.boxes)} of {total} boxes" if waiting.boxes else "copies that are needed"
+    if register.checkpoint == SEED:
+        back = "no checkpoint was written (checkpoint.every), so that a new run begins again from its seed"
+    else:
+        back = f"the last checkpoint is of step {register.checkpoint.version}, from where resume=auto goes on"
+    return (
+        f"waited {patience_s:g} s (recovery.patience_s) for {rank_words(waiting.ranks)}, which cannot be reached and "
+        f"may have {lacks}; {back}, and recovery.allow_rollback=true would not have waited"
+    )
 
 
 def _mends(state: Coordinator, now_s: float) -> bool:
