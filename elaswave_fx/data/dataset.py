@@ -6,7 +6,7 @@ In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, g
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,14 @@ Sample = dict[str, Tensor]
 
 Batch = dict[str, Tensor]
 """Dimension 0 of a batch's tensors counts samples."""
+
+
+Arrays = tuple[int, Callable[[int], Mapping[str, Any]]]
+"""How many pieces there are, and what gives the arrays of one, by name."""
+
+
+PIECE_BYTES = 1 << 20
+"""Of arrays that are read piece by piece."""
 
 
 class Dataset(ABC):
@@ -68,6 +76,10 @@ class Dataset(ABC):
             _refuse_unlike(samples[0], sample, int(indices[0]), int(index))
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
+    def arrays(self) -> Arrays | None:
+        """What samples are made of, where that is arrays; None where code of somebody else makes each."""
+        return None
+
     def for_evaluation(self) -> "Dataset":
         """The same samples as an evaluation sees them."""
         return self
@@ -97,6 +109,9 @@ class WrappedDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self._wrapped)
+
+    def arrays(self) -> Arrays | None:
+        return self._wrapped.arrays()
 
 
 class TimedDataset(WrappedDataset):
@@ -135,6 +150,12 @@ class ArrayDataset(Dataset):
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[index].clone() for name, tensor in self._tensors.items()}
+
+    def arrays(self) -> Arrays:
+        rows = max(1, PIECE_BYTES // max(1, sum(tensor[:1].nbytes for tensor in self._tensors.values())))
+        return -(-len(self) // rows), lambda piece: {
+            name: tensor[piece * rows : (piece + 1) * rows] for name, tensor in self._tensors.items()
+        }
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         rows = torch.from_numpy(indices)

@@ -7,7 +7,7 @@ random pattern plus noise, in the layouts of `digits`.
 import numpy as np
 import torch
 
-from elaswave_fx.data.dataset import ArrayDataset, Batch, Dataset, Sample
+from elaswave_fx.data.dataset import ArrayDataset, Arrays, Batch, Dataset, Sample
 from elaswave_fx.data.digits import arrange
 from elaswave_fx.data.hashing import Words, derive, mix, uniform
 from elaswave_fx.data.order import Indices
@@ -30,6 +30,11 @@ class SyntheticTokens(Dataset):
 
     def __len__(self) -> int:
         return self._samples
+
+    def arrays(self) -> Arrays:
+        """Nothing but these numbers, and code of ours."""
+        numbers = np.array([self._samples, self._seq_len, self._vocab_size])
+        return 1, lambda piece: {"numbers": numbers}
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[0] for name, tensor in self.batch(np.array([index], np.int64)).items()}

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from elaswave_fx.data.dataset import Batch, Dataset, Sample
+from elaswave_fx.data.dataset import PIECE_BYTES, Arrays, Batch, Dataset, Sample
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices
 from elaswave_fx.data.tokenizer import Tokenizer
@@ -149,6 +149,11 @@ class TokenDataset(Dataset):
 
     def __len__(self) -> int:
         return (len(self._stream) - 1) // self._seq_len
+
+    def arrays(self) -> Arrays:
+        return -(-len(self._stream) // PIECE_BYTES), lambda piece: {
+            "tokens": self._stream.read(piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, len(self._stream)))
+        }
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         return {name: tensor[0] for name, tensor in self.batch(np.array([index], np.int64)).items()}
