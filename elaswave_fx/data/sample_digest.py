@@ -120,7 +120,7 @@ def _added(total: hashlib._Hash, read: Callable[[int], Mapping[str, object]], in
     for name, value in found:
         array = np.ascontiguousarray(value)
         total.update(f"{index} {name} {array.dtype.str} {array.shape}".encode())
-        total.update(memoryview(array.reshape(-1).view(np.uint8)))
+        total.update(array.tobytes())
     return True
 
 
