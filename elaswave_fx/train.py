@@ -34,9 +34,11 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     """Run one job to its end; returns the exit code. `work`: what each rank runs, if not `run_worker`."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.config.faults import check_faults
-    from elaswave_fx.launch.job import BuildResult, JobSpec, emulated_host
+    from elaswave_fx.launch.job import BuildResult, JobSpec
     from elaswave_fx.launch.local import launch
+    from elaswave_fx.launch.place import here
     from elaswave_fx.observe.run_directory import RunDirectory
+    from elaswave_fx.plan.topology import emulated_host
 
     config = job.config
     _refuse_copies()
@@ -75,6 +77,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
             allow_rollback=config.recovery.allow_rollback,
             patience_s=config.recovery.patience_s,
             faults=config.faults,
+            place=here(config.launch.failure_domain),
             newcomer=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
             power=config.power,
         )

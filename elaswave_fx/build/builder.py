@@ -38,14 +38,17 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.data import Source, check_evaluation, load_batch, open_source
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset
+from elaswave_fx.data.sample_digest import SampleDigest, digest_data
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
 from elaswave_fx.devices.fingerprint import hash_of
 from elaswave_fx.devices.mkl import fix_branch
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import others_may_change
+from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.launch.joined import files_for_newcomers
+from elaswave_fx.launch.place import here
 from elaswave_fx.models.build import build_model
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
@@ -303,7 +306,8 @@ def topology_of(config: Config) -> Topology:
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
     if emulated.memory_mb is not None:
         memory = int(emulated.memory_mb * 2**20)
-    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory, speeds=emulated.speeds)
+    machine = here(config.launch.failure_domain).machine
+    topology = local_topology(parallel.ranks, parallel.ranks_per_host, memory, speeds=emulated.speeds, machine=machine)
     within, between = links_of(config)
     links = tuple(
         HostLink((Host(each.hosts[0]), Host(each.hosts[1])), _link(each.latency_ms, each.bytes_per_s, between))
@@ -376,6 +380,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     }
     of_checkpoints = _checkpoint_fields(config, run_dir, built, fingerprint, start)
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
+    samples = digest_data(config, built.source.dataset)  # Last: one that hangs is the last that this process reads.
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
@@ -384,7 +389,8 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         units=len(artifact.units),
         samples=config.global_batch,
         data={**data, **of_checkpoints},
-        data_digest=of_checkpoints["contents"]["data_digest"] if of_checkpoints else "",
+        data_digest=samples.text(),
+        code=target_code(targets_of(plain_config(config))),
         memory_bytes=plan.topology.members[0].memory_bytes,
         files=files_for_newcomers(Artifact.copy_for_newcomers(built.folder, built.state.parent), built.state),
         run={
@@ -404,6 +410,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             f"plan: {plan.reason}",
             _memory_line(plan, config.copies.mode),
             _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
+            *_samples_line(samples),
             *rehearsed,
             *start.lines,
         ),
@@ -428,6 +435,12 @@ def _links_line(config: Config, plan: Plan) -> Iterator[str]:
         is_slowed = config.emulated.link.is_slowed
         hosts = f"emulated between hosts: {between}" if is_slowed else f"{between} between hosts"
         yield f"links between ranks, measured: {within} on one host; {hosts}"
+
+
+def _samples_line(samples: SampleDigest) -> Iterator[str]:
+    """Where not all of the data is compared when a rank joins."""
+    if samples.covered < samples.pieces:
+        yield f"data: {samples.covered} of its {samples.pieces} pieces are compared with those of a rank that joins"
 
 
 def _memory_line(plan: Plan, mode: str) -> str:

@@ -195,13 +195,15 @@ class CacheConfig:
 class LaunchConfig:
     """The launcher. Rank r listens on `port` + r of `host` (0: any free port), whichever process is the coordinator on
     `control_port` (0: any). With `exit_words` the launcher tells it of processes that end; without, the coordinator
-    must find out by itself. A rank that is told to leave has `grace_s` for that."""
+    must find out by itself. A rank that is told to leave has `grace_s` for that. `failure_domain`: what the launcher's
+    ranks are lost with; None: this machine."""
 
     kind: str = constrained(choices=("local", "env"))
     host: str
     port: int = constrained(at_least=0, at_most=65535)
     control_port: int = constrained(at_least=0, at_most=65535)
     exit_words: bool
+    failure_domain: str | None
     grace_s: float = constrained(above=0, at_most=MOST)
 
 

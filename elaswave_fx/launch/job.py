@@ -30,6 +30,7 @@ from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.place import Place, here
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
@@ -46,7 +47,8 @@ class BuildResult:
 
     The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
     `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
-    decides bits. `data_digest` is that of the samples which every rank has to read, "" if nobody has looked.
+    decides bits. `data_digest` is that of the samples which every rank has to read, "" if nobody has looked, `code`
+    those of the files which it has to have.
     `memory_bytes`: what a rank may have, as plans reckon. `files`, by name: what a rank that joins fetches, program and
     initial tensors.
     """
@@ -59,6 +61,7 @@ class BuildResult:
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
     data_digest: str = ""
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     memory_bytes: int | None = None
     files: Mapping[str, SharedFile] = dataclasses.field(default_factory=dict[str, SharedFile])
 
@@ -86,22 +89,22 @@ class WorkerContext:
     """A worker's side of the job. The worker's main thread alone uses it.
 
     The rank's `Agent` takes `control`, `home` and `first`, the latter two None for a rank that joins; in the first
-    epoch everybody loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`, and
-    `host_id` names the emulated host that it is on. `faults` are those of this rank. Once the launcher is gone the
-    worker is to end, see `stop_wanted`; the one that has a share of the summary then writes down what the launcher can
-    no more.
+    epoch everybody loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`; `host_id`
+    names the host, maybe an emulated one, of `machine` that it is on. `faults` are those of this rank. Once the
+    launcher is gone the worker is to end, see `stop_wanted`; the one that has a share of the summary then writes down
+    what the launcher can no more.
     """
 
     def __init__(
-        self, *, rank: int, host: str, hosts: tuple[str, ...], run_dir: Path, token: str, port: int, build: BuildResult,
-        channel: Channel | Relay, control: ControlAddress, home: JobHome | None, first: Activation | None,
-        conditions: Conditions,
+        self, *, rank: int, host: str, host_id: str, machine: str, world: int, run_dir: Path, token: str, port: int,
+        build: BuildResult, channel: Channel | Relay, control: ControlAddress, home: JobHome | None,
+        first: Activation | None, conditions: Conditions,
         faults: tuple[Fault, ...] = (), began_s: float = 0.0, has_run_dir: bool = True,
     ) -> None:  # fmt: skip
         """`began_s`: when the launcher began, by the monotonic clock. `has_run_dir`: False where `run_dir` is only a
         name, which leads to nothing here or to something else."""
-        self.rank, self.world = rank, len(hosts)
-        self.host, self.host_id = host, hosts[rank]
+        self.rank, self.world = rank, world
+        self.host, self.host_id, self.machine = host, host_id, machine
         self.port = port
         self.run_dir, self.token, self.build = run_dir, token, build
         self.has_run_dir = has_run_dir
@@ -135,8 +138,8 @@ class WorkerContext:
         """This rank's, which listens on `port`."""
         conditions = self._conditions
         return Card(
-            Rank(self.rank), self.host_id, self.host_id, self.host, port, self.build.memory_bytes, conditions.versions,
-            conditions.data_digest,
+            Rank(self.rank), self.machine, self.host_id, self.host, port, self.build.memory_bytes, conditions.versions,
+            conditions.data_digest, conditions.code,
         )  # fmt: skip
 
     def detach(self, job_time: Callable[[float], float]) -> None:
@@ -258,7 +261,7 @@ class JobSpec:
     """One run. Raises nothing itself; `launch` checks it.
 
     Args:
-        hosts: the host id of each rank; their number is the number of ranks.
+        hosts: the host id of each rank, all of them of `place`; their number is the number of ranks.
         builder: raises `ConfigError` and its kin for the user's mistakes.
         worker: returns its share of `summary.json` (rank 0 wins where two say the same key); `params_digest` is one.
             None: the rank has left, as it was told, and has said so.
@@ -300,15 +303,11 @@ class JobSpec:
     exit_words: bool = True
     newcomer: tuple[str, ...] = ()
     power: PowerConfig | None = None
+    place: Place = dataclasses.field(default_factory=here)
 
     @property
     def ranks(self) -> int:
         return len(self.hosts)
-
-
-def emulated_host(rank: int, ranks_per_host: int) -> str:
-    """The failure domain of a rank, by its number."""
-    return f"host-{rank // ranks_per_host}"
 
 
 def facts_for_newcomers(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
@@ -318,6 +317,7 @@ def facts_for_newcomers(spec: JobSpec, build: BuildResult, store: Path) -> dict[
     return {
         "build": dataclasses.asdict(told),
         "host": spec.host,
+        "place": dataclasses.asdict(spec.place),
         "run_dir": str(spec.run_dir.absolute()),
         "store": str(store),
         "folder": os.getcwd(),

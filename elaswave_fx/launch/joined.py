@@ -5,7 +5,7 @@ whose reports go through the coordinator.
 
     files_for_newcomers(program, state)   what the builder shares
     build_here(welcome.facts, folder)     what it has made, with those files as they are here
-    context = JoinedContext(welcome, built, address, "127.0.0.1", 2, Conditions(versions(), digest))
+    context = JoinedContext(welcome, built, address, "127.0.0.1", here(), Conditions(versions(), digest))
     context.relay.tell = agent.tell
 """
 
@@ -20,7 +20,9 @@ from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
-from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext, emulated_host
+from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext
+from elaswave_fx.launch.place import Place
+from elaswave_fx.plan.topology import emulated_host
 
 _PROGRAM, _STATE = "program", "state.safetensors"
 
@@ -39,6 +41,12 @@ def build_here(facts: Mapping[str, Any], folder: Path) -> BuildResult:
     return dataclasses.replace(told, data={**told.data, **places})
 
 
+def place_in_job(facts: Mapping[str, Any], number: int, ranks_per_host: int, place: Place) -> Place:
+    """Where a rank is lost, and may share memory. Where the launcher is hosts are emulated for joiners, too."""
+    at_launcher = place == Place(**facts["place"])
+    return dataclasses.replace(place, host=emulated_host(number, ranks_per_host)) if at_launcher else place
+
+
 def reaches_run_dir(facts: Mapping[str, Any]) -> bool:
     """Whether the job's run directory is here under its name, and not another folder: it leads to the job's store."""
     control = Path(facts["run_dir"]) / "control"
@@ -49,15 +57,16 @@ class JoinedContext(WorkerContext):
     """The worker's main thread alone uses it. `relay`: its way to the launcher, once the agent runs."""
 
     def __init__(
-        self, welcome: Welcome, built: BuildResult, address: ControlAddress, host: str, ranks_per_host: int,
-        own: Conditions,
-    ) -> None:  # fmt: skip
+        self, welcome: Welcome, built: BuildResult, address: ControlAddress, host: str, place: Place, own: Conditions
+    ) -> None:
         """`host`: this machine as the other ranks reach it. `own`: versions and data as they are here."""
         self.relay = Relay()
         super().__init__(
             rank=welcome.number,
             host=host,
-            hosts=tuple(emulated_host(rank, ranks_per_host) for rank in range(welcome.number + 1)),
+            host_id=place.host,
+            machine=place.machine,
+            world=welcome.number + 1,
             run_dir=Path(welcome.facts["run_dir"]),
             has_run_dir=reaches_run_dir(welcome.facts),
             token=address.token,

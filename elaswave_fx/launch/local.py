@@ -173,7 +173,7 @@ def _start(
     first = _first_epoch(spec, planning.read(built.plan).assignment)
     start = first.resume
     register = Register(Term(0), first, start, start, None, start, numbers=spec.ranks)
-    conditions = Conditions(versions(), built.data_digest)
+    conditions = Conditions(versions(), built.data_digest, dict(built.code))
     store = FileStore.create(spec.run_dir, register, built.plan, built.fingerprint)
     job = JobFile(
         folder=str(store.folder),
@@ -240,7 +240,9 @@ def _worker_body(
         context = WorkerContext(
             rank=rank,
             host=spec.host,
-            hosts=spec.hosts,
+            host_id=spec.hosts[rank],
+            machine=spec.place.machine,
+            world=spec.ranks,
             run_dir=spec.run_dir,
             token=job.token,
             port=spec.port + rank if spec.port else 0,

@@ -1,6 +1,8 @@
 """What has to be the same wherever a job has ranks.
 
-versions()  ->  {"control": "4", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
+versions()  ->  {"code of elaswave_fx": "3f0c…", "control": "5", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
+
+All commits between two releases have one version, so that the code itself counts too.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 from importlib import metadata
 
 import elaswave_fx
-from elaswave_fx.control.protocol.card import CONTROL_VERSION
+from elaswave_fx.control.protocol.card import CONTROL_VERSION, OWN_CODE
+from elaswave_fx.launch.code_digests import own_code
 
 
 def versions() -> dict[str, str]:
-    """Of this machine, without importing any of them."""
+    """Of this machine, without importing torch."""
     return {
+        OWN_CODE: own_code(),
         "control": CONTROL_VERSION,
         "elaswave_fx": elaswave_fx.__version__,
         "torch": metadata.version("torch").partition("+")[0],  # the rest names the build: cpu, a kind of CUDA

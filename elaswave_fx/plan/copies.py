@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elaswave_fx.plan.box import Box, Span
@@ -21,6 +21,7 @@ from elaswave_fx.plan.cost import Workload
 from elaswave_fx.plan.ownership import Ownership
 from elaswave_fx.plan.tiling import Tile, consecutive, even_split
 from elaswave_fx.plan.topology import Host, Rank, Topology
+from elaswave_fx.words import number_ranges, rank_words
 
 BOXES = 512
 """About as many boxes does a large program have: two for each of 256 ranks, eight times the 32 that start a large job
@@ -128,9 +129,10 @@ def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Ran
     """The boxes with `copies` holders each out of `ranks`, as far as there are ranks besides the owner.
 
     All boxes of an owner have the same holders, so that few sets of ranks have all copies of something, and few losses
-    at once are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are other hosts than the owner's, then hosts
-    that have no copy yet, then ranks that read what the owner owns (they can be promoted without a transfer), then
-    whoever holds least. Two that hold each other's boxes are one fatal pair instead of two.
+    at once are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are other machines than the owner's, then
+    other hosts, then machines and hosts that have no copy yet, then ranks that read what the owner owns (they can be
+    promoted without a transfer), then whoever holds least. Two that hold each other's boxes are one fatal pair instead
+    of two.
     """
     partners = _Partners(topology, boxes, ranks)
     for _ in range(min(copies, len(ranks) - 1)):
@@ -138,11 +140,18 @@ def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Ran
     return tuple(replace(box, holders=tuple(partners.of[box.owner])) for box in boxes)
 
 
+def failure_domains(topology: Topology) -> Mapping[Rank, Host | str]:
+    """Rank -> what it is lost with: its machine, or, where all are on one machine, the host that it emulates."""
+    several = len(topology.machines) > 1
+    return {m.rank: m.machine if several else m.host for m in topology.members}
+
+
 class _Partners:
     """Owner -> the ranks that hold its boxes, one more with every round."""
 
     def __init__(self, topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank]) -> None:
         self._host = {rank: topology.member(rank).host for rank in ranks}
+        self._domain = failure_domains(topology)
         self._ranks = ranks
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
@@ -181,13 +190,16 @@ class _Partners:
         Where a reader is in a place that no other rank can better, others are not looked at.
         """
         taken = {owner, *self.of[owner]}
+        domain, own_domain = self._domain, self._domain[owner]
+        domains = {domain[rank] for rank in self.of[owner]}
         own, hosts = self._host[owner], {self._host[rank] for rank in self.of[owner]}
         here = Counter(self._host[rank] for rank in taken if self._waits(rank))
         host, readers, held = self._host, self._readers[owner], self._held
 
-        def key(rank: Rank) -> tuple[bool, bool, bool, int, int, Rank]:
-            at = host[rank]
-            return at == own, at in hosts, rank not in readers, held[rank], here[at] - self._waiting[at], rank
+        def key(rank: Rank) -> tuple[object, ...]:
+            at, lost_with = host[rank], domain[rank]
+            near = lost_with == own_domain, at == own, lost_with in domains, at in hosts
+            return near, rank not in readers, held[rank], here[at] - self._waiting[at], rank
 
         best = min((rank for rank in readers if rank not in taken), key=key, default=None)
         if best is not None and not any(self._place(owner, best)):
@@ -199,10 +211,14 @@ class _Partners:
         self.of[owner].append(holder)
         self._held[holder] += self._owned[owner]
 
-    def _place(self, owner: Rank, rank: Rank, beside: int | None = None) -> tuple[bool, bool, bool]:
+    def _place(self, owner: Rank, rank: Rank, beside: int | None = None) -> tuple[bool, ...]:
         """How good a place `rank` is for a copy beside the first `beside` ones; the smaller, the better."""
-        host, hosts = self._host, {self._host[r] for r in self.of[owner][:beside]}
-        return host[rank] == host[owner], host[rank] in hosts, rank not in self._readers[owner]
+        host, domain, others = self._host, self._domain, self.of[owner][:beside]
+        return (
+            domain[rank] == domain[owner], host[rank] == host[owner],
+            domain[rank] in {domain[r] for r in others}, host[rank] in {host[r] for r in others},
+            rank not in self._readers[owner],
+        )  # fmt: skip
 
     def _best_move(self) -> tuple[Rank, Rank] | None:
         """The newest copies of one owner to a place as good that holds less, where that lessens the larger load: of an
@@ -233,6 +249,23 @@ def fatal_losses(boxes: Sequence[Box]) -> tuple[tuple[Rank, ...], ...]:
     """The smallest sets of ranks, ascending, whose loss at once takes all copies of a box."""
     sets = {frozenset(box.local_materializers) for box in boxes}
     return tuple(sorted(tuple(sorted(s)) for s in sets if not any(other < s for other in sets)))
+
+
+def fatal_domains(topology: Topology, copies: Iterable[Iterable[Rank]]) -> tuple[Host | str, ...]:
+    """The failure domains, in order of their first ranks, that hold all `copies` of something."""
+    domain = failure_domains(topology)
+    found = ({domain[rank] for rank in ranks} for ranks in copies)
+    fatal = {domains.pop() for domains in found if len(domains) == 1}
+    return tuple(each for each in dict.fromkeys(domain.values()) if each in fatal)
+
+
+def domain_words(topology: Topology, domains: Iterable[Host | str]) -> str:
+    """Failure domains in words: `host 0-1`, or `machine-e912ca2eb5f5 (ranks 2, 3)`; empty if there are none."""
+    hosts = sorted(each for each in domains if isinstance(each, int))
+    if hosts:
+        return f"host {number_ranges(hosts)}"
+    ranks = {name: [m.rank for m in topology.members if m.machine == name] for name in domains}
+    return "; ".join(f"{name} ({rank_words(lost)})" for name, lost in ranks.items())
 
 
 def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
@@ -289,6 +322,7 @@ class _Reassignment:
         self._by = by
         self._place = by.places
         self._host = {m.rank: m.host for m in by.topology.members}
+        self._domain = failure_domains(by.topology)
         self._ranks = by.topology.staying.ranks
         self._leaving = frozenset(by.topology.leaving)
         self._wanted = min(by.copies, len(self._ranks) - 1)
@@ -348,25 +382,31 @@ class _Reassignment:
         wanted = self._wanted + (owner in self._leaving)
         if len(have) <= wanted or self._awaited.get(number) or self._place_missing(number, owner, have):
             return have + kept
-        before, readers, host = self._boxes[number].holders, self._readers[number], self._host
+        before, readers = self._boxes[number].holders, self._readers[number]
 
         def key(rank: Rank) -> tuple[object, ...]:
             held = self._held[rank], self._place[rank]
             is_wanted = rank in needed  # such a copy stays anyway: then another does not have to
-            return host[rank] == host[owner], not is_wanted, rank not in readers, rank not in before, held
+            return self._near(rank, owner), not is_wanted, rank not in readers, rank not in before, held
 
         needed = self._by.wanted_by.get(number, ())
         best = sorted(have, key=key)
         return best[:wanted] + [rank for rank in best[wanted:] if rank in needed] + kept
 
     def _place_missing(self, number: int, owner: Rank, have: Sequence[Rank]) -> bool:
-        """Whether a copy is wanted where none is: with a reader of the box, or on another host than the owner's."""
-        readers, host = self._readers[number], self._host
+        """Whether a copy is wanted where none is: with a reader of the box, or farther from the owner than all others,
+        on another machine or host."""
+        readers = self._readers[number]
         if not self._wanted:
             return False
         if readers and owner not in readers and readers.isdisjoint(have):
             return True
-        return all(host[r] == host[owner] for r in have) and any(host[r] != host[owner] for r in self._ranks)
+        farthest = min((self._near(rank, owner) for rank in have), default=(True, True))
+        return any(farthest) and any(self._near(rank, owner) < farthest for rank in self._ranks)
+
+    def _near(self, rank: Rank, owner: Rank) -> tuple[bool, bool]:
+        """Whether a rank is lost with its machine, and with its host, when the owner is; the smaller, the farther."""
+        return self._domain[rank] == self._domain[owner], self._host[rank] == self._host[owner]
 
     def _those_that_stay(self, ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
         return tuple(rank for rank in ranks if rank not in self._leaving) if self._leaving else ranks
@@ -387,20 +427,22 @@ class _Reassignment:
         return Box(box.bucket, box.span, owner, tuple(holders), tuple(behind), box.readers)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
-        """A reader of the box if owner and holders are none; else another host, a reader, whoever keeps least.
+        """A reader of the box if owner and holders are none; else another machine or host, a reader, whoever keeps
+        least.
 
         Of ranks that are as good, the boxes of an owner go to two per copy: to one, and it would keep much more than
         others; to many, and many losses of two ranks at once would be fatal.
         """
-        host, readers, before = self._host, self._readers[number], self._boxes[number].holders
+        host, domain = self._host, self._domain
+        readers, before = self._readers[number], self._boxes[number].holders
         partners = self._partners[owner]
         enough = len(partners) >= 2 * self._wanted
         orphan = owner not in readers and readers.isdisjoint(taken)
-        hosts = {host[rank] for rank in taken}
+        hosts, domains = {host[rank] for rank in taken}, {domain[rank] for rank in taken}
 
-        def place(rank: Rank) -> tuple[bool, bool, bool, bool]:
-            reads = rank in readers
-            return orphan and not reads, host[rank] == host[owner], host[rank] in hosts, not reads
+        def place(rank: Rank) -> tuple[bool, ...]:
+            reads, near = rank in readers, self._near(rank, owner)
+            return orphan and not reads, *near, domain[rank] in domains, host[rank] in hosts, not reads
 
         def key(rank: Rank) -> tuple[object, ...]:
             kept = self._held[rank] + self._owned[rank]

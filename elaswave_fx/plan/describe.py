@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import bucket_sharers, fatal_losses
+from elaswave_fx.plan.copies import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.goal_copies import goal_words
 from elaswave_fx.plan.ownership import UNEVEN, deviation, owned_elements
@@ -86,7 +86,7 @@ def link_words(link: Link) -> str:
 
 def fatal_words(plan: Plan, cost: str = "") -> str:
     """Which losses at once leave no copy of something, so that the state is lost with them; and what that costs."""
-    ranks, hosts = plan.ranks, {m.rank: m.host for m in plan.topology.members}
+    ranks = plan.ranks
     sets = [lost for lost in fatal_losses(plan.boxes) if len(lost) < len(ranks)]
     if not sets:
         return "the state outlives every loss that leaves a rank"
@@ -94,9 +94,9 @@ def fatal_words(plan: Plan, cost: str = "") -> str:
     few = [lost for lost in sets if len(lost) == fewest]
     named = "; ".join(rank_words(lost) for lost in few[:NAMED]) + ("; ..." if len(few) > NAMED else "")
     at_once = f" at once ({len(few)} of {math.comb(len(ranks), fewest)} such losses)" if fewest > 1 else ""
-    whole = sorted({hosts[lost[0]] for lost in sets if len({hosts[rank] for rank in lost}) == 1})
-    of_hosts = f", and with all of host {number_ranges(whole)}" if whole and fewest > 1 else ""
-    return f"the state is lost with {named}{at_once}{of_hosts}{f'; {cost}' if cost else ''}"
+    whole = domain_words(plan.topology, fatal_domains(plan.topology, sets))
+    of_domains = f", and with all of {whole}" if whole and fewest > 1 else ""
+    return f"the state is lost with {named}{at_once}{of_domains}{f'; {cost}' if cost else ''}"
 
 
 def _box_line(plan: Plan) -> str:

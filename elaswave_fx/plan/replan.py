@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.copies import CopySources, bucket_sharers, reassign_boxes
+from elaswave_fx.plan.copies import CopySources, bucket_sharers, domain_words, fatal_domains, reassign_boxes
 from elaswave_fx.plan.derive import make_plan
 from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.goal_copies import copies_per_stall, goal_words
@@ -33,7 +33,13 @@ Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""
 
 
-def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) -> Plan:
+Newcomers = Mapping[Rank, Member]
+"""What the cards of ranks say that the plan before does not have."""
+
+
+def replan(
+    plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, newcomers: Newcomers | None = None
+) -> Plan:
     """The plan of the epoch after `plan` for `members`, with `count` copies of each box besides the owner's.
 
     With the same ranks lanes stay as they are, or become those of the plan's goal once that needs no more copies. Where
@@ -42,16 +48,17 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int) ->
     copies are kept where memory has no room for `count`. Ranks that are to leave stay where the others alone cannot go
     on. PlanError names a box without a copy, or the smallest number of ranks that would do.
     """
-    return replan_like(plan, members, copies, count, None)[0]
+    return replan_like(plan, members, copies, count, None, newcomers)[0]
 
 
 def replan_like(
-    plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, like: Choice | None
-) -> tuple[Plan, Choice | None]:
+    plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, like: Choice | None,
+    newcomers: Newcomers | None = None,
+) -> tuple[Plan, Choice | None]:  # fmt: skip
     """As `replan`, and what the search has found, None where it did not search. `like`: what it has found after the
     loss of another rank of the same kind (`loss_kinds.py`); nothing else is looked at here, if that fits and takes no
     longer."""
-    topology = _next_topology(plan, members)
+    topology = _next_topology(plan, members, newcomers)
     have = _copies_now(plan, topology.ranks, copies)
     found = _replan(plan, topology, have, count, like)
     if found is None and topology.leaving:
@@ -101,9 +108,11 @@ def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
     return (*before.given_up, aim.reason)
 
 
-def terminal_plan(plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str) -> Plan:
+def terminal_plan(
+    plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str, newcomers: Newcomers | None = None
+) -> Plan:
     """The last plan of a job that cannot go on: nobody computes, every box has an owner that can save it."""
-    topology = _next_topology(plan, members)
+    topology = _next_topology(plan, members, newcomers)
     have = _copies_now(plan, topology.ranks, copies)
     boxes = tuple(
         replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching_up=(), readers=())
@@ -209,14 +218,14 @@ def _on_the_way_to(
     return replace(first, plan=interim, choice=found.choice._replace(on_the_way=first.choice))
 
 
-def _next_topology(plan: Plan, members: Sequence[Rank]) -> Topology:
-    """The members as they were known; one that was not is taken for an average one on the host of its number."""
+def _next_topology(plan: Plan, members: Sequence[Rank], newcomers: Newcomers | None) -> Topology:
+    """The members as they were known, or as their cards say. Without any cards (None) all ranks are of one machine, and
+    one that was not known is as the first ones: on the host that is emulated for its number, with as much memory."""
     before, known = plan.topology, {m.rank: m for m in plan.topology.members}
-    memory = min((m.memory_bytes for m in before.members if m.memory_bytes is not None), default=None)
-    alive = tuple(
-        known.get(rank) or Member(rank, Host(rank // before.ranks_per_host), memory_bytes=memory)
-        for rank in sorted(members)
-    )
+    if newcomers is None:
+        memory = min((m.memory_bytes for m in before.members if m.memory_bytes is not None), default=None)
+        newcomers = {r: Member(r, Host(r // before.ranks_per_host), memory_bytes=memory) for r in members}
+    alive = tuple(known.get(rank) or newcomers[rank] for rank in sorted(members))
     leaving = tuple(rank for rank in before.leaving if rank in members)
     if len(leaving) == len(alive):  # somebody has to go on
         leaving = ()
@@ -304,6 +313,11 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
         yield f"{len(single)} of {len(have)} boxes ({number_ranges(single)}) have a single copy {until}"
     elif behind:
         yield f"{rank_words(behind)} {_have(behind)} to catch up"
+    topology = after.topology
+    if len(topology.machines) > 1:
+        fatal = fatal_domains(topology, (box.replica_ranks for box in after.boxes))
+        if fatal:
+            yield f"the state is lost with {domain_words(topology, fatal)}, for no copy has room elsewhere"
 
 
 def _box_name(plan: Plan, number: BoxId) -> str:

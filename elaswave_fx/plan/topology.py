@@ -1,10 +1,12 @@
 """Which ranks are alive, on which hosts, how fast, with how much memory, over which links.
 
 local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
+host_named("host-1")                 ->  1, the emulated host; a number of six digits for any other name
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +20,9 @@ Rank = NewType("Rank", int)
 """One worker process with one device."""
 
 Host = NewType("Host", int)
-"""The failure domain: what is lost together."""
+"""The memory domain: ranks that may share memory. Emulated hosts, and containers, share a machine."""
+
+_EMULATED = "host-"
 
 Epoch = NewType("Epoch", int)
 """Grows by one at every agreed membership change."""
@@ -32,12 +36,16 @@ LIFE_S = 3600.0
 
 @dataclass(frozen=True)
 class Member:
-    """One alive rank; `speed` is relative (1.0 = what unit costs were given for), `memory_bytes` None = not bounded."""
+    """One alive rank; `speed` is relative (1.0 = what unit costs were given for), `memory_bytes` None = not bounded.
+
+    `machine`: the failure domain, by its name; all ranks of a machine are lost when it goes off.
+    """
 
     rank: Rank
     host: Host
     speed: float = 1.0
     memory_bytes: int | None = None
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,11 @@ class Topology:
         return replace(self, members=members, leaving=tuple(leaving), on_trial=tuple(sorted(on_trial)))
 
     @property
+    def machines(self) -> tuple[str, ...]:
+        """The failure domains of the members, each once, in rank order."""
+        return tuple(dict.fromkeys(m.machine for m in self.members))
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all links are alike, whoever is on which host."""
         return self.between_hosts == self.within_host and not self.links
@@ -171,10 +184,26 @@ def local_topology(
     memory_bytes: int | None = None,
     epoch: Epoch = Epoch(0),
     speeds: Sequence[float] | None = None,
+    machine: str = "",
 ) -> Topology:
-    """`world_size` ranks, `ranks_per_host` neighbours sharing an (emulated) host; all alike if `speeds` is None."""
+    """`world_size` ranks of one machine, `ranks_per_host` neighbours sharing an (emulated) host; all alike if `speeds`
+    is None."""
     members = tuple(
-        Member(Rank(r), Host(r // ranks_per_host), 1.0 if speeds is None else speeds[r], memory_bytes)
+        Member(Rank(r), Host(r // ranks_per_host), 1.0 if speeds is None else speeds[r], memory_bytes, machine)
         for r in range(world_size)
     )
     return Topology(members, ranks_per_host, epoch)
+
+
+def emulated_host(rank: int, ranks_per_host: int) -> str:
+    """The name of the host that a rank of the job's own machine emulates, by its number."""
+    return f"{_EMULATED}{rank // ranks_per_host}"
+
+
+def host_named(memory_domain: str) -> Host:
+    """The number of a host, which follows from its name alone, so that all plans of a job have the same."""
+    number = memory_domain.removeprefix(_EMULATED)
+    if number != memory_domain and number.isdecimal():
+        return Host(int(number))
+    digest = hashlib.blake2b(memory_domain.encode(), digest_size=8).digest()
+    return Host(100_000 + int.from_bytes(digest, "little") % 900_000)

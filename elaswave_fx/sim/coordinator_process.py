@@ -18,7 +18,7 @@ from elaswave_fx.control.protocol.messages import Connected, Disconnected, Leave
 from elaswave_fx.control.protocol.register import Register, StoreReply, Swap
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.sim.bugs import Rules
-from elaswave_fx.sim.job import PLANNER
+from elaswave_fx.sim.job import PLANNER, card_of
 
 
 def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
@@ -48,6 +48,7 @@ class CoordinatorProcess:
             return ()
         if isinstance(event, Connected):
             self._lifelines.add(event.rank)
+            self.driver.cards[event.rank] = card_of(event.rank)
         elif isinstance(event, Disconnected):
             if event.rank not in self._lifelines:
                 return ()  # it was open to the coordinator before this one

@@ -11,13 +11,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from elaswave_fx.control.coordinator.plan_cache import Held, Planned, Planner
+from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned, Planner
+from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.speed_meter import Expected
 from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.planner import plan_lanes
 from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Link, Rank, local_topology
+from elaswave_fx.plan.topology import Link, Rank, emulated_host, local_topology
 
 BATCH = 12
 """Samples of a step."""
@@ -36,6 +37,11 @@ MOST_PLANS = 50_000
 def host_of(rank: Rank) -> int:
     """Neighbours share a host; joiners too."""
     return rank // RANKS_PER_HOST
+
+
+def card_of(rank: Rank) -> Card:
+    """A rank's card; all hosts are those of one machine."""
+    return Card(rank, "", emulated_host(rank, RANKS_PER_HOST), "", 0)
 
 
 def workload(units: int) -> Workload:
@@ -75,13 +81,16 @@ class MemoPlanner:
         """As `Planning.loss_kind`."""
         return self._planner.loss_kind(before, rank)
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+    def replan(
+        self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> Planned:  # fmt: skip
         """As `Planning.replan`; it searches, whatever it is told."""
         key = (before.assignment.plan_hash, members, tuple(sorted(held.items())))
         if key not in self._plans:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._planner.replan(before, members, held)
+            self._plans[key] = self._planner.replan(before, members, held, None, newcomers)
         return self._plans[key]
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:

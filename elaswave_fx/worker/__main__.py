@@ -42,7 +42,7 @@ process cannot join, else 1."""
 def main(words: list[str]) -> int:
     """The command line above; returns the exit code."""
     asked = _parser().parse_args(words)
-    return _join(asked.job, asked.host)
+    return _join(asked.job, asked.host, asked.failure_domain)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,10 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("job", metavar="JOB", help="the run directory, or tcp://HOST:PORT")
     parser.add_argument("--host", help="this machine as the other ranks reach it (default: the job's launch.host)")
+    parser.add_argument(
+        "--failure-domain", metavar="NAME",
+        help="what this process is lost with, as a rack or a power supply (default: this machine); copies go elsewhere",
+    )  # fmt: skip
     return parser
 
 
-def _join(job: str, host: str | None) -> int:
+def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     address = address_of(job)
     here = versions()
     welcome = ask_to_join(address, here, ASK_S)
@@ -83,7 +87,7 @@ def _join(job: str, host: str | None) -> int:
             signal.signal(number, signal.SIG_DFL)
 
     try:
-        ended = run_joined(welcome, address, host, here, say, leave_as_lost)
+        ended = run_joined(welcome, address, host, here, say, leave_as_lost, failure_domain)
     except HasLeft as left:
         say(str(left))
         return 0

@@ -11,7 +11,7 @@ first: boxes come as copies, parameters from their owners; what training does no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -19,19 +19,24 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Excluded, Go, Left
 from elaswave_fx.control.agent.fetch_files import fetch_files
 from elaswave_fx.control.agent.join_folder import join_folder
-from elaswave_fx.control.protocol.card import Conditions
+from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.messages import Over, Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.data import open_source
+from elaswave_fx.data.sample_digest import SampleDigest, digest_data
 from elaswave_fx.devices import make_device
+from elaswave_fx.devices.device import Device
 from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
-from elaswave_fx.launch.joined import JoinedContext, build_here
+from elaswave_fx.launch.code_digests import target_code, targets_of
+from elaswave_fx.launch.job import BuildResult
+from elaswave_fx.launch.joined import JoinedContext, build_here, place_in_job
+from elaswave_fx.launch.place import Place, here
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank
 from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.words import size_text
-from elaswave_fx.worker.checkpoints import check_reach, data_digest
+from elaswave_fx.worker.checkpoints import check_reach
 from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, equip, make_worker, start_agent, start_engine
 
@@ -53,13 +58,14 @@ def run_joined(
     versions: Mapping[str, str],
     say: Say,
     joins: Callable[[], None],
+    failure_domain: str | None = None,
 ) -> tuple[int, int] | None:
     """Train to the end of the job, or until it is told to stop; returns how many steps are committed, and of how many,
     or None if the rank has left before.
 
-    `host`: this machine as others reach it; None: as they reach the launcher. `joins` is called before the rank can
-    become a member. Raises `ConfigError` for what differs here, `JobOver` when the job ends before, and what
-    `run_worker` does.
+    `host`: this machine as others reach it; None: as they reach the launcher. `failure_domain`: as for `here`. `joins`
+    is called before the rank can become a member. Raises `ConfigError` for what differs here, `JobOver` when the job
+    ends before, and what `run_worker` does.
     """
     facts = welcome.facts
     with join_folder() as folder:
@@ -67,9 +73,11 @@ def run_joined(
         config = msgspec.convert(built.run["config"], Config)
         device = make_device(config.device)
         device.set_up(threads=1, deterministic=config.exact)  # before anything is computed
-        own = Conditions(dict(versions), data_digest(open_source(config)) if built.data_digest else "")
-        here = host or facts["host"]
-        context = JoinedContext(welcome, built, address, here, config.parallel.ranks_per_host, own)
+        own = Conditions(dict(versions), _samples_here(config, built), target_code(targets_of(built.run["config"])))
+        place = place_in_job(facts, welcome.number, config.parallel.ranks_per_host, here(failure_domain))
+        if place.boot != facts["place"]["boot"] and config.emulated.memory_mb is None:
+            built = dataclasses.replace(built, memory_bytes=_share_of_memory(device, welcome.cards, place))
+        context = JoinedContext(welcome, built, address, host or facts["host"], place, own)
         check_reach(config, context)
         if config.exact:
             refuse_other_bits(device, context)
@@ -82,6 +90,19 @@ def run_joined(
     finally:
         if worker.clock is not None:
             worker.clock.restore()
+
+
+def _samples_here(config: Config, built: BuildResult) -> str:
+    """The digest of as many samples as the job has looked at."""
+    if not built.data_digest:
+        return ""
+    return digest_data(config, open_source(config).dataset, SampleDigest.read(built.data_digest)).text()
+
+
+def _share_of_memory(device: Device, cards: Sequence[Card], place: Place) -> int:
+    """What plans may reckon with on this rank: as much as if its machine's were shared with those that are there."""
+    there = sum(place.boot in card.memory_domain for card in cards)
+    return device.memory_total_bytes() // (there + 1)
 
 
 def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], None]) -> tuple[Worker, Go]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.protocol.card import Card, Conditions, refusal
+from elaswave_fx.control.protocol.card import OWN_CODE, Card, Conditions, refusal
 from elaswave_fx.plan.topology import Rank
 from tests.control.cards import card_of
 
-JOB = Conditions({"elaswave_fx": "0.1.0", "torch": "2.13.0"}, "a" * 64)
-CARD = replace(card_of(2), versions=dict(JOB.versions), data_digest=JOB.data_digest)
+CODE = {"mine.py": "aa", "numpy": "2.4.6"}
+JOB = Conditions({OWN_CODE: "c" * 16, "elaswave_fx": "0.1.0", "torch": "2.13.0"}, "a" * 64, CODE)
+CARD = replace(card_of(2), versions=dict(JOB.versions), data_digest=JOB.data_digest, code=CODE)
 NUMBERS = 4
 
 
@@ -26,7 +27,18 @@ def test_a_rank_of_the_job_is_taken_and_taken_again() -> None:
         (replace(CARD, number=Rank(4)), "no rank of the job has the number 4, they go from 0 to 3"),
         (replace(CARD, number=Rank(-1)), "no rank of the job has the number -1, they go from 0 to 3"),
         (replace(CARD, versions={**JOB.versions, "torch": "2.12.0"}), "it has torch 2.12.0, the job torch 2.13.0"),
-        (replace(CARD, versions={"torch": "2.13.0"}), "it has elaswave_fx of no version, the job elaswave_fx 0.1.0"),
+        (
+            replace(CARD, versions={**JOB.versions, OWN_CODE: "d" * 16}),
+            f"it has other code of elaswave_fx: {'d' * 16}, the job {'c' * 16}",
+        ),
+        (replace(CARD, code={**CODE, "mine.py": "bb"}), "its mine.py differs: it is bb, the job's aa"),
+        (replace(CARD, code={**CODE, "numpy": "2.4.5"}), "its numpy differs: it is 2.4.5, the job's 2.4.6"),
+        (replace(CARD, code={"numpy": "2.4.6"}), "it has no mine.py, which the job has"),
+        (replace(CARD, code={**CODE, "more.py": "cc"}), "it has more.py, which the job has not"),
+        (
+            replace(CARD, versions={OWN_CODE: "c" * 16, "torch": "2.13.0"}),
+            "it has elaswave_fx of no version, the job elaswave_fx 0.1.0",
+        ),
         (
             replace(CARD, versions={**JOB.versions, "mine": "1"}),
             "it has mine 1, the job mine of no version",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.coordinator.plan_cache import Held, PlanCache, Planned, Planner
+from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, PlanCache, Planned, Planner
 from elaswave_fx.control.protocol.types import BoxId
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.box import numbered
@@ -29,7 +29,10 @@ class Counted(ToyPlanning):
         super().__init__(least=3)
         self.asked = self.searched = 0
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+    def replan(
+        self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> Planned:  # fmt: skip
         self.asked += 1
         self.searched += like is None
         return super().replan(before, members, held)
@@ -102,8 +105,9 @@ def test_nobody_waits_for_a_plan_of_another_loss() -> None:
 def test_what_a_plan_made_ahead_raises_is_raised_to_whom_it_is_for() -> None:
     class Broken(ToyPlanning):
         def replan(
-            self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None
-        ) -> Planned:
+            self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
+            newcomers: Newcomers | None = None,
+        ) -> Planned:  # fmt: skip
             raise PlanError("nothing fits")
 
     planning = Broken(least=3)

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from elaswave_fx.control.agent.agent import Agent, Excluded, Go, Holdings, Progress
-from elaswave_fx.control.coordinator.plan_cache import Held, Planned
+from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.home import JobHome
 from elaswave_fx.control.protocol.card import Card, Conditions
@@ -78,7 +78,10 @@ class ToyPlanning:
         assignment = msgspec.json.decode(text, type=Assignment)
         return Planned(text, assignment, "toy", None)
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+    def replan(
+        self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> Planned:  # fmt: skip
         if len(members) < self.least:
             raise PlanError(f"{len(members)} ranks are too few; {self.least} would do")
         assignment = toy_planner.replan(members, held, before.assignment)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import elaswave_fx
 from elaswave_fx.audit.finding import Verdict
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest
@@ -57,6 +58,12 @@ class Running:
         apart = ("unshare", "--mount", "sh", "-e", "-c", f'{mounts}; exec "$@"', "sh")
         place = f"tcp://{address.host}:{address.port}"
         return self._start(apart, (place,), {"ELASWAVE_TOKEN": address.token, **environment})
+
+    def join_with(self, other: Path, place: Path) -> subprocess.Popen[str]:
+        """By a process that sees another file at its place."""
+        mount = f'mount --bind {shlex.quote(str(other))} {shlex.quote(str(place))}; exec "$@"'
+        apart = ("unshare", "--mount", "sh", "-e", "-c", mount, "sh")
+        return self._start(apart, (str(self.job.folder),), {"PYTHONDONTWRITEBYTECODE": "1"})
 
     def _start(
         self, before: tuple[str, ...], words: tuple[str, ...], environment: dict[str, str]
@@ -332,6 +339,25 @@ def test_who_cannot_reach_the_checkpoints_is_no_member(alone: Finished, tmp_path
     assert_same_bits(run, alone)
     assert_nobody_came_or_went(run)
     assert run.of_kind("checkpoint") != []
+
+
+@apart
+def test_who_has_other_code_or_data_is_no_member_and_hears_which(tmp_path: Path) -> None:
+    """Without checkpoints, too. Each sees another file at the same path: ours, the user's, a text."""
+    text = tmp_path / "text.txt"
+    text.write_text("the same words again and again, and some others\n" * 4000)
+    words = ("data=files", f"data.paths=[{text}]")
+    places = {"it has other code of elaswave_fx: ": Path(elaswave_fx.__file__), "its tests/slow_job.py differs: ":
+              ROOT / "tests" / "slow_job.py", "it reads other data: ": text}  # fmt: skip
+    with running(tmp_path, (2, 1), *words) as now:
+        for number, (why, place) in enumerate(places.items()):
+            other = tmp_path / f"other-{number}"
+            other.write_bytes(place.read_bytes().replace(b"others", b"OTHERS") + b"\n")
+            code, said = end_of(now.join_with(other, place))
+            assert code == 2 and why in said and said.splitlines()[-1].startswith("error: "), said
+        run = now.wait()
+    assert run.code == 0, run.console
+    assert_nobody_came_or_went(run)
 
 
 def test_who_dies_while_it_gets_ready_costs_nothing(alone: Finished, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from tests.waiting import await_true
 DEADLINE_S = 4
 SAMPLES, BATCH, BAD_STEP = 640, 8, 5
 FOREVER_S = 1e6
+SAMPLE_S = 0.05
+"""Of each: when it starts a run looks at samples for a while, and these shall be few."""
 
 
 class Points:
@@ -40,6 +42,7 @@ class Points:
             if self.alone:
                 ctypes.PyDLL(None).sleep(int(FOREVER_S))
             time.sleep(FOREVER_S)
+        time.sleep(SAMPLE_S)
         return {"x": torch.full((3,), index / SAMPLES)}
 
 

@@ -167,7 +167,7 @@ def job(
         if context.rank == min(result["members"]):
             context.report_eval(steps, 0.25, 100)
         ports = [cards[rank].port for rank in sorted(cards)]
-        hosts = [cards[rank].failure_domain for rank in sorted(cards)]
+        hosts = [cards[rank].memory_domain for rank in sorted(cards)]
         return {"params_digest": "00ff", "ports": ports, "host_ids": hosts}
 
     return JobSpec(

@@ -19,7 +19,7 @@ import pytest
 
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.control.coordinator import service
-from elaswave_fx.control.coordinator.plan_cache import Held, Planned
+from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
 from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
 from elaswave_fx.files import json_lines
@@ -167,7 +167,10 @@ def test_a_lost_worker_is_gone_on_without(
 class SlowPlanning(ToyPlanning):
     """Takes long over a plan for which everybody waits."""
 
-    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None) -> Planned:
+    def replan(
+        self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> Planned:  # fmt: skip
         time.sleep(1.5 * HUNG_S)
         return super().replan(before, members, held, like)
 

@@ -19,6 +19,7 @@ from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_newcomers, reaches_run_dir
+from elaswave_fx.launch.place import here
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.planner import plan_lanes, uniform
 from elaswave_fx.plan.topology import Rank, local_topology
@@ -96,7 +97,7 @@ def check(config: Config, run_dir: Path, data: Mapping[str, Any]) -> None:
     built = build_here(facts, Path("here"))
     address = ControlAddress("127.0.0.1", 1, "t")
     welcome = Welcome(Rank(2), facts, ())
-    check_reach(config, JoinedContext(welcome, built, address, "127.0.0.1", 2, Conditions({}, "")))
+    check_reach(config, JoinedContext(welcome, built, address, "127.0.0.1", here(), Conditions({}, "")))
 
 
 def test_checkpoints_in_the_run_directory_need_it(tmp_path: Path) -> None:

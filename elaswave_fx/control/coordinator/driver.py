@@ -15,9 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from elaswave_fx.control.coordinator.plan_cache import Held, PlanCache, Planned, Planning, Speeds, Think, at_once
+from elaswave_fx.control.coordinator.plan_cache import (
+    Held,
+    Newcomers,
+    PlanCache,
+    Planned,
+    Planning,
+    Speeds,
+    Think,
+    at_once,
+)
 from elaswave_fx.control.protocol import coordinator as membership
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.card import Card, member_of
 from elaswave_fx.control.protocol.coordinator_state import Following
 from elaswave_fx.control.protocol.decide import Decide, decide
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
@@ -257,9 +266,14 @@ class CoordinatorDriver:
     def _may_join(self, register: Register, joining: tuple[Rank, ...]) -> bool:
         """Asked with every tick while nothing is under way, and somebody waits to become a member."""
         before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
-        planned = self._plan_cache.ahead(before, members, self._held(register, self._complete()))
+        held, newcomers = self._held(register, self._complete()), self._newcomers(before, members)
+        planned = self._plan_cache.ahead(before, members, held, newcomers)
         self._foreseen = planned
         return planned is not None and not planned.ends_job
+
+    def _newcomers(self, before: Planned, members: tuple[Rank, ...]) -> Newcomers:
+        """Each has shown its card to this coordinator, which has heard it."""
+        return {rank: member_of(self.cards[rank]) for rank in members if rank not in before.assignment.members}
 
     def _most_members(self, register: Register) -> int:
         return self.plan(register.key.plan_hash).most_ranks
@@ -268,8 +282,9 @@ class CoordinatorDriver:
         self, members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment
     ) -> Assignment:
         began = self._clock()
+        planned = self.plan(before.plan_hash)
         with self._while_planning():
-            planned = self._plan_cache.replan(self.plan(before.plan_hash), members, held)
+            planned = self._plan_cache.replan(planned, members, held, self._newcomers(planned, members))
         self.plan_ms = 1e3 * (self._clock() - began)
         self._plans[planned.assignment.plan_hash] = planned
         return planned.assignment

@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.topology import Member, Rank, host_named
 
-CONTROL_VERSION = "4"
+CONTROL_VERSION = "5"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
 other."""
+
+
+OWN_CODE = "code of elaswave_fx"
+"""Among versions, the digest of this package."""
 
 
 UNNUMBERED = Rank(-2)
@@ -27,10 +31,11 @@ UNNUMBERED = Rank(-2)
 class Card:
     """One rank, for as long as it lives.
 
-    `number`: the rank's, which no other rank of the job has ever had. Ranks of one `failure_domain`, a host, are lost
-    together; those of one `memory_domain` may share memory. It listens on `port` of `host`, an address or a name, as
-    the others reach it. `memory_bytes`: what plans may reckon with, None: all that they like. `versions`: of what
-    has to be the same on all ranks. `data_digest`: of the samples that it reads, "" if nobody has looked.
+    `number`: the rank's, which no other rank of the job has ever had. Ranks of one `failure_domain`, a machine, are
+    lost together; those of one `memory_domain` of it, a host, may share memory. It listens on `port` of `host`, an
+    address or a name, as the others reach it. `memory_bytes`: what plans may reckon with, None: all that they like.
+    `versions`: of what has to be the same on all ranks. `data_digest`: of the samples that it reads, "" if nobody has
+    looked. `code`: digests of the user's files, and versions of the packages that these use, by name.
     """
 
     number: Rank
@@ -41,6 +46,7 @@ class Card:
     memory_bytes: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     data_digest: str = ""
+    code: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,13 @@ class Conditions:
 
     versions: dict[str, str] = field(default_factory=dict)
     data_digest: str = ""
+    code: dict[str, str] = field(default_factory=dict)
+
+
+def member_of(card: Card) -> Member:
+    """A rank as plans know it, of whose speed nothing is known yet."""
+    host = host_named(card.memory_domain)
+    return Member(card.number, host, memory_bytes=card.memory_bytes, machine=card.failure_domain)
 
 
 def refusal(card: Card, conditions: Conditions, numbers: int, before: Card | None) -> str | None:
@@ -60,6 +73,9 @@ def refusal(card: Card, conditions: Conditions, numbers: int, before: Card | Non
     if not 0 <= card.number < numbers:
         return f"no rank of the job has the number {card.number}, they go from 0 to {numbers - 1}"
     differs = other_versions(card.versions, conditions)
+    if differs is not None:
+        return differs
+    differs = _other_code(card.code, conditions.code)
     if differs is not None:
         return differs
     if card.data_digest != conditions.data_digest:
@@ -76,7 +92,21 @@ def other_versions(here: Mapping[str, str], conditions: Conditions) -> str | Non
     job = conditions.versions
     for what in sorted({*here, *job}):
         if here.get(what) != job.get(what):
+            if what == OWN_CODE:
+                return f"it has other {what}: {_shown(here.get(what, ''))}, the job {_shown(job.get(what, ''))}"
             return f"it has {what} {here.get(what, 'of no version')}, the job {what} {job.get(what, 'of no version')}"
+    return None
+
+
+def _other_code(here: Mapping[str, str], job: Mapping[str, str]) -> str | None:
+    """Which file or package of the user's code differs from the job's, in words; None if all are the same."""
+    for name in sorted({*here, *job}):
+        if name not in here:
+            return f"it has no {name}, which the job has"
+        if name not in job:
+            return f"it has {name}, which the job has not"
+        if here[name] != job[name]:
+            return f"its {name} differs: it is {here[name]}, the job's {job[name]}"
     return None
 
 
