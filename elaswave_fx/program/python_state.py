@@ -104,14 +104,9 @@ class _Trial:
             yield differs(lambda slot, _, to=draws: steer(slot.container.owner, to)), _draws
 
     def _record(self) -> Computation:
-        """One call, after which buffers are as before."""
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        try:
+        """One call, after which parameters and buffers are as before."""
+        with state_kept(self.model):
             return record(self.model, self.batch, self.most)
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
 
     def _refuse_changes(self) -> None:
         """Refuse what a second call changes, where calls cannot be compared. What fails without a recorder as well is
