@@ -408,7 +408,12 @@ def _sums_and_gradients(program: Program, run: _Run) -> tuple[list[float], _Grad
     values = {kind: run.value(node) for kind, node in _sum_nodes(program)}
     loss = values[ResultKind.LOSS]
     wanted = list(run.trained.values())
-    found = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
+    try:
+        found = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
+    except RuntimeError:
+        if run.double:
+            raise  # It may know single precision alone.
+        found = [None] * len(wanted)  # An operator has no derivative, which `differentiate` refuses by name.
     gradients = {name: torch.zeros_like(tensor) if gradient is None else gradient
                  for (name, tensor), gradient in zip(run.trained.items(), found, strict=True)}  # fmt: skip
     run.known.clear()  # Parameters in double precision, of which one set is enough at a time.
