@@ -62,9 +62,9 @@ TRACE_ERRORS = (
 )  # fmt: skip
 
 
-# One call over all steps of a sequence, which takes sizes as plain numbers in its backward pass: unrolled instead.
-_RECURRENT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
-              torch.ops.aten.rnn_relu.input]  # fmt: skip
+# Their backward passes take sizes as plain numbers: written out instead, recurrent layers as one call per step.
+_WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
+                torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -156,7 +156,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         wrapped = Exportable(model, tuple(batch))
         exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
         inline_grad_modes(exported.graph_module)
-        return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_RECURRENT))))
+        return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_WRITTEN_OUT))))
 
 
 @contextlib.contextmanager
