@@ -98,10 +98,21 @@ def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
     except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
         raise CaptureError(_refusal(unit, whole or unit.graph.graph, first.strip(), str(error))) from error
+    _refuse_effects(joint.graph)
     flat = _flatten(joint, len(inputs), forward.meta["order"], unit)
     refuse_hidden_randomness(flat.graph, "differentiate")
     lasting = tuple(source.role in (Role.PARAM, Role.BUFFER, Role.CONSTANT) for source in unit.sources)
     return Joint(flat, len(inputs), len(unit.results), lasting)
+
+
+def _refuse_effects(graph: fx.Graph) -> None:
+    """Raise CaptureError for a call whose effect is ordered with others: a check of values that may raise."""
+    for node in calls(graph):
+        if node.target is torch.ops.higher_order.with_effects:
+            raise CaptureError(
+                f"model: {node.args[1]} looks at values and may raise, as checks in torch.linalg do; units have no "
+                "such effects; a way out is the operator without a check, such as torch.linalg.solve_ex or inv_ex"
+            )
 
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:

@@ -21,25 +21,26 @@ from elaswave_fx.program.verify import verify
 from tests.passes.compiled import Program, calls_of, captured, run_graph
 from tests.passes.models import CLASSES, TOKENS, WIDTH, Classifier, vectors
 
+Mask = Callable[[int], Tensor | None]
+Masks = Mask | tuple[Mask, ...]
+
 
 class Attending(nn.Module):
     """Attentions; `mask` makes the boolean mask of each of them from the batch size."""
 
-    def __init__(
-        self, mask: Callable[[int], Tensor | None], dropout: float = 0.0, causal: bool = False, layers: int = 2
-    ) -> None:
+    def __init__(self, mask: Masks, dropout: float = 0.0, causal: bool = False, layers: int = 2) -> None:
         super().__init__()
-        self.mask = mask
+        self.masks = mask if isinstance(mask, tuple) else layers * (mask,)
         self.dropout = dropout
         self.causal = causal
         self.queries = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.queries:
+        for layer, mask in zip(self.queries, self.masks, strict=True):
             q = layer(x)[:, None]
             mixed = F.scaled_dot_product_attention(
-                q, x[:, None], x[:, None], self.mask(x.shape[0]), self.dropout, self.causal
+                q, x[:, None], x[:, None], mask(x.shape[0]), self.dropout, self.causal
             )
             x = x + mixed[:, 0]
         return token_loss_sum(self.head(x.mean(dim=1)), y)
@@ -62,7 +63,7 @@ def banded(batch: int) -> Tensor:
     return over_batch((rows[None, :] - rows[:, None]).abs() < 2, batch)
 
 
-def prepared(mask: Callable[[int], Tensor | None], **options: object) -> tuple[Attending, Program]:
+def prepared(mask: Masks, **options: object) -> tuple[Attending, Program]:
     model = Attending(mask, **options)  # type: ignore[arg-type]
     return model, Normalize().apply(captured(model, vectors, 1))
 
@@ -129,17 +130,7 @@ MASKS: dict[str, tuple[Callable[[int], Tensor | None], tuple[bool, bool]]] = {
 
 def test_which_masks_become_flags() -> None:
     """(is there a mask left, is_causal) of one attention after the other."""
-    masks = iter([])
-
-    def next_mask(batch: int) -> Tensor | None:
-        nonlocal masks
-        mask = next(masks, None)
-        if mask is None:
-            masks = iter([make for make, _ in MASKS.values()])
-            mask = next(masks)
-        return mask(batch)
-
-    model, program = prepared(next_mask, layers=len(MASKS))
+    model, program = prepared(tuple(make for make, _ in MASKS.values()), layers=len(MASKS))
     program = ReplicateInvariants().apply(program)
     after = RecognizeCausal().apply(program)
     found = [(argument(n, "attn_mask") is not None, argument(n, "is_causal", False)) for n in attentions(after)]

@@ -42,6 +42,7 @@ class _StepReport(_Strict, frozen=True):
     world_size: _Count
     alive_at_s: float | None
     energy_j: float | None
+    unchanged: _Words | None = None
 
 
 class _Eval(_Strict, frozen=True):
