@@ -72,8 +72,9 @@ bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)
 
 .PHONY: models
-models: $(STAMPS)/ready ## Run 20 Hugging Face architectures for some steps, and write docs/models.md (ARGS='--only gpt')
-	$(RUN) -m elaswave_fx.survey docs/model_types.yaml --out docs/models.md $(ARGS)
+models: $(STAMPS)/ready ## Try modules and 20 Hugging Face architectures; write docs/models.md and docs/architectures.md (ARGS='--only gpt')
+	$(RUN) -m tests.zoo.page --out docs/models.md
+	$(RUN) -m elaswave_fx.survey docs/model_types.yaml --out docs/architectures.md $(ARGS)
 
 .PHONY: lint
 lint: $(STAMPS)/packages ## Check style and types

@@ -1,0 +1,77 @@
+"""`python -m tests.zoo.page --out docs/models.md`: write the table of module kinds from kinds.py and their refusals.
+
+test_kinds.py tries every row, and that the page says of it what is so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from elaswave_fx.errors import ConfigError
+from tests.zoo.kinds import KINDS, SAMPLES, Kind
+from tests.zoo.trial import Trial, config_of
+
+HEAD = f"""# What runs, and what is refused
+
+`make models` made this page from `tests/zoo/kinds.py`; `make test` tries every row. Each module stands between an
+entering and a leaving layer and is trained for three steps of {SAMPLES} samples, on one rank in micro-batches and on a
+pipeline of two stages. It trains as one PyTorch process does, losses to 1e-5, or it is refused before a worker starts.
+
+- *trains*: as it is, whatever the layout.
+- *trains, keyed draws*: its random numbers depend on seed, step and sample alone, so all layouts draw the same; a plain
+  loop draws others.
+- *needs its samples together*: refused at `parallel.granule=1`; trains with the granule that the refusal names.
+
+Hugging Face model types have [a page of their own](architectures.md).
+"""
+
+
+def outcome(kind: Kind) -> str:
+    """The last column of a row."""
+    if kind.refused:
+        return "refused"
+    if kind.granule > 1:
+        return "needs its samples together"
+    return "trains, keyed draws" if kind.draws else "trains"
+
+
+def rows() -> list[str]:
+    """The table, a line per kind."""
+    return [f"| {name} | {kind.place} | {outcome(kind)} |" for name, kind in KINDS.items()]
+
+
+def refusal(name: str) -> str:
+    """The line that a user gets, without numbers that change with every edit."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            Trial(config_of(name, f"cache.dir={folder}/cache"), Path(folder))
+        except ConfigError as error:
+            return stable(str(error))
+    raise AssertionError(f"{name} is not refused")
+
+
+def stable(message: str) -> str:
+    """A refusal without the numbers of lines, and without figures, which processors round in ways of their own."""
+    return re.sub(r"\d+\.\d+", "…", re.sub(r"line \d+", "line …", message))
+
+
+def page(refusals: Mapping[str, str]) -> str:
+    """The page as Markdown."""
+    listed = (f"- **{name}**: `{line}`" for name, line in refusals.items())
+    lines = [HEAD, "| module | over | outcome |", "|---|---|---|", *rows(), "", "## Refused", "", *listed]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.page", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the page to write")
+    out = parser.parse_args().out
+    out.write_text(page({name: refusal(name) for name, kind in KINDS.items() if kind.refused}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
