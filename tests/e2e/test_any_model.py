@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "experts with biases": ("model=hf", "model.name=gpt_oss", *SMALL, GROUPED, *EXPERTS, *TOKENS,
                             "+model.config.head_dim=8", "+model.config.num_local_experts=4"),
     "padded decoder": ("model=hf", "model.name=llama", *SMALL, GROUPED, *PADDED),
-    "padded encoder": ("model=hf", "model.name=bert", "model.task=masked_lm", *SMALL, *PADDED),
+    "padded encoder": ("model=hf", "model.name=bert", "model.task=masked_lm", "model.mask_token=63", *SMALL, *PADDED),
     "padded encoder-decoder": ("model=hf", "model.name=bart", *TWO_SIDED, *PADDED),
 }  # fmt: skip
 PADDED_NAMES = [name for name in MODELS if name.startswith("padded")]
