@@ -208,6 +208,7 @@ def test_after_sigkill_of_all_the_next_run_puts_them_back(tmp_path: Path) -> Non
         os.kill(pid, signal.SIGKILL)
     job.launcher.wait(WAIT_S)
     job.wait_for(lambda: not any(alive(pid) for pid in pids))
-    again = run_job(small_config("gpt_stdlib", "device=emulated", "emulated.unit_ms=0.5", "steps=2"), tmp_path / "run")
+    words = ("device=emulated", "emulated.unit_ms=0.5", "steps=2", f"power.sysfs={job.root}")
+    again = run_job(small_config("gpt_stdlib", *words), tmp_path / "run")
     assert again.code == 0
     assert stand_as_before(job.root)
