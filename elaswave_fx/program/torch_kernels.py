@@ -8,6 +8,9 @@ Tracing works out shapes with them; what runs later are torch's own kernels. Imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._meta_registrations import meta_upsample_bimode2d_aa_backward
@@ -15,10 +18,13 @@ from torch._meta_registrations import meta_upsample_bimode2d_aa_backward
 aten = torch.ops.aten
 _Key = torch._C.DispatchKey
 
-aten._upsample_bicubic2d_aa_backward.default.py_impl(_Key.Meta)(meta_upsample_bimode2d_aa_backward)
+
+def _register(operator: Any, key: Any, kernel: Callable[..., Any]) -> None:
+    """Give an operator a kernel, unless another part of torch that was imported has given it one."""
+    if key not in operator.py_kernels:
+        operator.py_impl(key)(kernel)
 
 
-@aten.take_along_dim.default.py_impl(_Key.CompositeImplicitAutograd)
 def take_along_dim(source: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather along a dimension, the others broadcast against each other; without one, from the flat tensor."""
     if dim is None:
@@ -31,3 +37,7 @@ def take_along_dim(source: Tensor, indices: Tensor, dim: int | None = None) -> T
 
 def _without(tensor: Tensor, dim: int) -> list[int]:
     return [1 if place == dim else size for place, size in enumerate(tensor.shape)]
+
+
+_register(aten._upsample_bicubic2d_aa_backward.default, _Key.Meta, meta_upsample_bimode2d_aa_backward)
+_register(aten.take_along_dim.default, _Key.CompositeImplicitAutograd, take_along_dim)
