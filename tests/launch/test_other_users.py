@@ -303,6 +303,7 @@ def as_stranger(body: Callable[[], None]) -> Iterator[int]:
 
 def import_package() -> None:
     """All modules that a run imports: the interpreter's library may lie where another user cannot read."""
+    importlib.import_module("encodings.idna")  # which the first look at an address imports
     for module in pkgutil.walk_packages(elaswave_fx.__path__, "elaswave_fx."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -102,9 +103,10 @@ def test_a_build_that_fails_leaves_no_initial_tensors(tmp_path: Path) -> None:
     assert not initial.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
 def test_a_directory_says_what_it_cannot_write(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path)
-    (tmp_path / "eval.jsonl").symlink_to("/dev/full")
+    os.mknod(tmp_path / "eval.jsonl", stat.S_IFCHR | 0o600, os.stat("/dev/full").st_rdev)
     directory.evaluation(1, 0.5, 10)
     assert directory.trouble == (
         f"{tmp_path}/eval.jsonl: cannot be written (No space left on device); its lines are kept until it can"
