@@ -33,9 +33,8 @@ def test_agrees_with_plain_pytorch(recipe: str, dp: int, pp: int, tmp_path: Path
     statistics = {name: each for name, each in reference.buffers.items() if each.is_floating_point()}
     if statistics:
         assert relative_difference({name: tensors[name] for name in statistics}, statistics) < 1e-4
-    for name, each in reference.buffers.items():
-        if not each.is_floating_point():
-            assert tensors[name].equal(each), name
+    for name in reference.buffers.keys() - statistics.keys():
+        assert name.endswith("num_batches_tracked") and int(tensors[name]) == STEPS, "it counts steps, not granules"
     summary = run.summary
     assert summary["samples_seen"] == STEPS * small_config(recipe).global_batch
     assert (summary["samples_duplicated"], summary["samples_skipped"]) == (0, 0)
