@@ -204,8 +204,8 @@ def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
         fold = folds[bucket.buffers[0].name]
         spans = [(tile.rank, span.lo, span.hi) for tile in plan.tiles if fold.unit in tile.units for span in tile.spans]
         if fold.per_step:  # All granules yield the same: the first one speaks for the step.
-            rank, lo, _ = min(spans, key=lambda span: span[1])
-            spans = [(rank, lo, lo + artifact.granule)]
+            first = sorted(spans, key=lambda span: span[1])[:1]  # none where the plan has no part for this rank
+            spans = [(rank, lo, lo + artifact.granule) for rank, lo, _ in first]
         return EngineBucket(bucket.name, bucket.numel, "float32", None, 0, tuple(spans))
 
     return tuple(made(bucket) for bucket in artifact.buckets)
