@@ -21,6 +21,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from elaswave_fx.program.ir import UNSET
+
 _ENDLESS = 20
 """By how much longer than another run a run may get."""
 
@@ -69,12 +71,6 @@ def allowance(base: Computation) -> int:
     return _ENDLESS * base.length + 10_000
 
 
-_UNSET = (
-    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_permuted,
-    torch.ops.aten.empty_strided, torch.ops.aten.new_empty_strided,
-)  # fmt: skip
-
-
 @dataclass
 class _Call:
     """An operator's call; `constant`: nothing that it reads depends on samples, parameters, buffers or draws."""
@@ -112,7 +108,7 @@ class _Recorder(TorchDispatchMode):
         before = [self.digest(value) for value in values]
         constant = all(self.constant(value) for value in values) and not _draws(func)
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "overloadpacket", None) in _UNSET:
+        if str(getattr(func, "overloadpacket", "")) in UNSET:
             result.zero_()  # What such memory holds is another thing in every call.
         self._note(func, values, before, constant, result)
         return result

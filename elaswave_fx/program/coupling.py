@@ -26,6 +26,7 @@ from torch.fx.node import map_aggregate
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import (
+    UNSET,
     Program,
     ResultKind,
     Role,
@@ -49,8 +50,6 @@ _ALONG_DIM = (
 )  # fmt: skip
 _SORTS = ("aten.sort", "aten.argsort")
 _EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
-_UNSET = ("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted", "aten.empty_strided",
-          "aten.new_empty_strided")  # fmt: skip
 _ALONG_DIMS = ("aten.flip", "aten.roll")
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
@@ -293,7 +292,7 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
     shuffled: set[fx.Node] = set()
     for node in _executed(program, runs):
         disordered = _sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
-        if is_aten(node, *_UNSET) or (kinds[node] != Nature.MAIN and not disordered):
+        if is_aten(node, *UNSET) or (kinds[node] != Nature.MAIN and not disordered):
             continue  # Positions in the batch and the like matter only where they reach the samples' values.
         if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)

@@ -311,6 +311,13 @@ def calls(graph: fx.Graph) -> Iterator[fx.Node]:
     return (node for node in graph.nodes if node.op == "call_function")
 
 
+UNSET = (
+    "aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted", "aten.empty_strided",
+    "aten.new_empty_strided",
+)  # fmt: skip
+"""Operators whose result holds whatever its memory did."""
+
+
 def is_aten(node: fx.Node, *names: str) -> bool:
     """True for a call of one of these operators, written as `aten.mm` or `aten.add.Tensor`."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):

@@ -173,8 +173,8 @@ void Engine::run(const StepList& list, StepResult* result) {
   }
 }
 
-// A unit has computed for so long; on a rank that is to be slow, the rest of what it takes is slept. What is emulated took
-// its whole time already.
+// A unit has computed for so long; on a rank that is to be slow, the rest of what it takes is slept. What is emulated
+// took its whole time already.
 void Engine::busy(double seconds) {
   if (device_.times().kernels == 0 && options_.slowdown > 1.0) {
     std::this_thread::sleep_for(duration_of(seconds * (options_.slowdown - 1.0)));

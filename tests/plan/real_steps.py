@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -31,6 +32,7 @@ from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
 from tests.runs import small_config
 
+T = TypeVar("T")
 STEPS = 2
 TIMEOUT_S = 60.0
 """Far more than anything takes."""
@@ -67,36 +69,24 @@ class TinyJob:
 
     def run(self, plan: Plan) -> Bits:
         """The first steps by a plan, whose ranks begin with all that it says they keep; all of them see the same."""
-        endpoints = {rank: _native.Endpoint(rank, "token", host_id="host") for rank in plan.ranks}
-        ports = {int(rank): ("127.0.0.1", each.port, "host") for rank, each in endpoints.items()}
-        sums: dict[Rank, list[tuple[str, str]]] = {}
-        states: list[tuple[int, int]] = []
-
-        def rank_of(rank: Rank) -> Callable[[], None]:
-            def body() -> None:
-                endpoints[rank].connect(ports, TIMEOUT_S)
-                sums[rank], found = self._steps(plan, rank, endpoints[rank])
-                states.extend(found)
-
-            return body
-
         with as_exact_runs():
-            in_threads([rank_of(rank) for rank in plan.ranks])
-        assert all(each == sums[plan.ranks[0]] for each in sums.values()), "ranks saw other sums"
+            found = by_rank(plan, partial(self._steps, plan))
+        first, _ = found[plan.ranks[0]]
+        assert all(sums == first for sums, _ in found.values()), "ranks saw other sums"
         digests: dict[int, int] = defaultdict(int)
-        for bucket, digest in states:
-            digests[bucket] = (digests[bucket] + digest) % (1 << 128)
-        return Bits(tuple(sums[plan.ranks[0]]), tuple(digests[bucket] for bucket in sorted(digests)))
+        for _, states in found.values():
+            for bucket, digest in states:
+                digests[bucket] = (digests[bucket] + digest) % (1 << 128)
+        return Bits(tuple(first), tuple(digests[bucket] for bucket in sorted(digests)))
 
     def _steps(
-        self, plan: Plan, rank: Rank, endpoint: _native.Endpoint
+        self, plan: Plan, rank: Rank, endpoint: _native.Endpoint | None
     ) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
         """(loss, norm) of each step, and (bucket, digest of the state) of each box that the rank owns."""
         optimizer = make_optimizer(self._config.optimizer)
         engine = RankEngine(
             engine_job(self._config, self._artifact),
-            self._constants, self._initial, rank, endpoint if len(plan.ranks) > 1 else None, optimizer, self._update,
-            plan, 0,
+            self._constants, self._initial, rank, endpoint, optimizer, self._update, plan, 0,
         )  # fmt: skip
         feed = InputFeed(self._config, self._artifact, plan, rank, self._source, 0)
         found = []
@@ -129,6 +119,20 @@ def as_exact_runs() -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def by_rank(plan: Plan, steps: Callable[[Rank, _native.Endpoint | None], T]) -> dict[Rank, T]:
+    """What `steps` gives for each rank of a plan, all of them at once, connected; a rank alone has no endpoint."""
+    endpoints = {rank: _native.Endpoint(rank, "token", host_id="host") for rank in plan.ranks}
+    ports = {int(rank): ("127.0.0.1", each.port, "host") for rank, each in endpoints.items()}
+    found: dict[Rank, T] = {}
+
+    def run(rank: Rank) -> None:
+        endpoints[rank].connect(ports, TIMEOUT_S)
+        found[rank] = steps(rank, endpoints[rank] if len(endpoints) > 1 else None)
+
+    in_threads([partial(run, rank) for rank in plan.ranks])
+    return found
 
 
 def in_threads(bodies: list[Callable[[], None]]) -> None:

@@ -55,8 +55,8 @@ def refusal(name: str) -> str:
 
 
 def stable(message: str) -> str:
-    """A refusal without the numbers of lines, and without figures, which processors round in ways of their own."""
-    return re.sub(r"\d+\.\d+", "…", re.sub(r"line \d+", "line …", message))
+    """A refusal without the numbers of lines, and without norms, which processors round in ways of their own."""
+    return re.sub(r"\b(line|norm|graph) \d[\d.]*(e[+-]\d+)?", r"\1 …", message)
 
 
 def page(refusals: Mapping[str, str]) -> str:

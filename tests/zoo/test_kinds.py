@@ -43,7 +43,7 @@ def test_is_refused_in_one_line_with_the_reason(name: str, tmp_path: Path) -> No
         Trial(config_of(name), tmp_path)
     assert "\n" not in str(refusal.value)
     assert all(words.lower() in str(refusal.value).lower() for words in KINDS[name].refused), str(refusal.value)
-    assert f"- **{name}**: `{stable(str(refusal.value))}`" in PAGE.read_text().splitlines()
+    assert f"- **{name}**: `{stable(str(refusal.value))}`" in PAGE.read_text().splitlines(), str(refusal.value)
 
 
 @pytest.mark.parametrize("name", COUPLED)

@@ -6,6 +6,7 @@ plain(config)                        ->  those of one PyTorch process on the sam
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,12 +23,11 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
-from tests.plan.real_steps import in_threads
+from tests.plan.real_steps import TIMEOUT_S, by_rank
 from tests.zoo.kinds import KINDS, SAMPLES
 
 STEPS = 3
 RATE = 0.1
-TIMEOUT_S = 120.0
 
 
 def config_of(kind: str, *words: str) -> Config:
@@ -58,16 +58,7 @@ class Trial:
         topology = local_topology(stages, stages, 1 << 30)
         assign = AssignStages(dp=1, pp=stages, micro_batch=micro_batch, copies=0)
         plan = assign.apply(self.artifact, topology, SAMPLES, state_tensors=0)
-        endpoints = {rank: _native.Endpoint(rank, "token", host_id="host") for rank in plan.ranks}
-        ports = {int(rank): ("127.0.0.1", each.port, "host") for rank, each in endpoints.items()}
-        found: dict[Rank, list[float]] = {}
-
-        def rank_of(rank: Rank) -> None:
-            endpoints[rank].connect(ports, TIMEOUT_S)
-            found[rank] = self._steps(plan, rank, endpoints[rank] if stages > 1 else None)
-
-        in_threads([lambda rank=rank: rank_of(rank) for rank in plan.ranks])
-        return found[plan.ranks[0]]
+        return by_rank(plan, partial(self._steps, plan))[plan.ranks[0]]
 
     def _steps(self, plan: Plan, rank: Rank, endpoint: _native.Endpoint | None) -> list[float]:
         optimizer = make_optimizer(self._config.optimizer)

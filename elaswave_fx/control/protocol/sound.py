@@ -23,6 +23,8 @@ AHEAD_MOST = 1 << 16
 """So many steps may be committed that the ledger does not have yet: it waits for a disk, ranks do not."""
 
 TEXT_MOST, STEP_MOST_S, RANKS_MOST, RECORDS_MOST = 1024, 86_400.0, 1 << 20, 64
+FILES_MOST = 1 << 14
+"""Files of a user's code."""
 
 _HIGHEST = (1 << 63) - 1
 
@@ -48,8 +50,9 @@ def fault_of_card(card: Card) -> str | None:
     if card.memory_bytes is not None and not 0 < card.memory_bytes <= _HIGHEST:
         return f"it has {card.memory_bytes} bytes of memory"
     texts = (card.host, card.failure_domain, card.memory_domain, card.data_digest)
-    texts += (*card.versions, *card.versions.values())
-    if not card.host or max(map(len, texts)) > TEXT_MOST or len(card.versions) > TEXT_MOST:
+    texts += (*card.versions, *card.versions.values(), *card.code, *card.code.values())
+    too_many = len(card.versions) > TEXT_MOST or len(card.code) > FILES_MOST
+    if not card.host or max(map(len, texts)) > TEXT_MOST or too_many:
         return "it names no host, or says more than a card has room for"
     return None
 
