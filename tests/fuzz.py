@@ -43,7 +43,7 @@ from elaswave_fx.errors import CommError, ConfigError, DataError, PlanError
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Epoch, Rank
-from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.artifact import FORMAT, Artifact
 from tests.checkpoint.test_refusals import make_checkpoint
 from tests.control.test_wire import MESSAGES
 from tests.control.toy_planner import first_assignment
@@ -87,7 +87,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("register", _register(folder), _in_file(register, _read_register), (OSError,), 4),
         Parser("job file", (_job(folder),), _in_file(job_file, JobFile.read), (ConfigError,), 4),
         Parser("manifest", (_manifest(folder),), _in_file(written, _read_manifest), (ConfigError,), 4),
-        Parser("artifact", (b'{"format": 6, "programs": {}}',), _in_file(artifact, _damage), (), 4),
+        Parser("artifact", (b'{"format": %d, "programs": {}}' % FORMAT,), _in_file(artifact, _damage), (), 4),
         Parser("ledger", (_ledger(folder),), _in_file(folder / "record" / "ledger.jsonl", _verify), (), 10),
         Parser("run files", _RUN_FILES, _in_file(folder / "record" / "files", _verify_files), (), 10),
         Parser("token index", (_index(),), _in_file(index, _open_tokens), (DataError,), 4),

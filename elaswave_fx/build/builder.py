@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ class Built:
     """Where the program comes from, in words."""
     notes: tuple[str, ...] = ()
     """What its key covers, and what is wrong with the cache."""
+    state_dict: Mapping[str, str] = field(default_factory=dict)
+    """Key of the model's own state dict -> logical parameter or buffer."""
 
 
 def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built:
@@ -148,9 +150,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
             Artifact.save_costs(target, artifact.measured)
         clock.lap("measuring")
     origin = _origin(cached is not None, dump)
-    return Built(
-        artifact, target, state, source, clock.laps, origin, (f"the program's key covers {code.words()}", *notes)
-    )
+    notes = (f"the program's key covers {code.words()}", *notes)
+    return Built(artifact, target, state, source, clock.laps, origin, notes, state_dict_names(model))
 
 
 def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
@@ -468,7 +469,9 @@ def _checkpoint_fields(
     assert built.state is not None, "a job has a state"
     initial = InitialState(built.state)
     optimizer = make_optimizer(config.optimizer)
-    contents = contents_of(built.artifact, built.folder.name, initial, optimizer, built.source, fingerprint)
+    contents = contents_of(
+        built.artifact, built.folder.name, initial, optimizer, built.source, fingerprint, built.state_dict
+    )
     check_start(start, contents, config)
     for path in start.damaged:
         set_aside(path)
@@ -529,6 +532,14 @@ def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
         params[name] = values.clone() if storage in storages else values
         storages.add(storage)
     return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}
+
+
+def state_dict_names(model: nn.Module) -> dict[str, str]:
+    """Key of the model's own state dict -> logical parameter or buffer; a tied tensor has several keys."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    names = {id(tensor): name for name, tensor in tensors}
+    stored = model.state_dict(keep_vars=True)
+    return {key: names[id(value)] for key, value in stored.items() if id(value) in names}
 
 
 def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:

@@ -46,6 +46,11 @@ class InitialState:
     def tensor(self, name: str) -> torch.Tensor:
         return self._file.get_tensor(name)
 
+    def described(self, name: str) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of a tensor."""
+        tensor = self.tensor(name)
+        return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
     def bucket(self, bucket: BucketSpec) -> torch.Tensor:
         """All of a bucket's parameters, flat, fp32 [numel]; or the bytes of its buffers, in as many words."""
         if bucket.buffers:

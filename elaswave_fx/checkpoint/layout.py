@@ -1,14 +1,16 @@
-"""Which elements of which logical tensors a rank writes or reads: a pure function of artifact and plan.
+"""Which rectangles of which logical tensors a rank writes or reads, and under what keys: a pure function of artifact
+and plan.
 
-bucket "unit3.group0" = [weight 0..6, bias 6..8), rank 1 owns [4, 8)
-    ->  rank 1: model/weight [4, 6) at 0 of its slice, model/bias [0, 2) at 2
+bucket "unit3.group0" = [weight 2x3 0..6, bias 6..8), rank 1 owns [2, 8)
+    ->  rank 1: model/weight [0:1, 2:3] at 0 of its slice, [1:2, 0:3] at 1; model/bias [0:2] at 4
+key_paths(["model/weight"], {"weight": "weight"})  ->  {"model/weight": (("model", "weight"),)}
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,9 +25,22 @@ Slice = tuple[BoxId, int]
 """(box, MASTER or number of the state tensor) of what a rank keeps in one tensor."""
 
 
+KeyPath = tuple[str | int, ...]
+"""Where a nested state dict has a tensor: ("model", "head.weight"), ("optimizer", "head.weight", 0)."""
+
+UNCHANGED = "unchanged/"
+"""What names of tensors that training leaves alone begin with."""
+
+STATE_DICT = "model"
+"""Where the model's own state dict is."""
+
+_BESIDE = {"model": "parameters", "buffer": "buffers"}
+"""Kind of logical tensor -> where those are that no state dict of the model has."""
+
+
 @dataclass(frozen=True)
 class Piece:
-    """Elements `span` of a flat logical tensor of `numel` elements.
+    """Elements `span`, in row-major order, of a logical tensor of this shape: they are a rectangle of it.
 
     They begin at the element `start` of the master copy or `state`-th state tensor of the `box`, if that is looked at
     as one of `dtype`.
@@ -33,11 +48,25 @@ class Piece:
 
     tensor: str
     dtype: str
-    numel: int
+    shape: tuple[int, ...]
     span: Span
     box: BoxId
     start: int
     state: int = MASTER
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The first index in every dimension."""
+        return tuple(first for first, _ in _rectangle(self.shape, self.span))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many in every dimension."""
+        return tuple(count for _, count in _rectangle(self.shape, self.span))
+
+    def flat(self) -> Piece:
+        """The same elements of the tensor seen as one of a single dimension."""
+        return replace(self, shape=(math.prod(self.shape),))
 
     @property
     def slice(self) -> Slice:
@@ -45,8 +74,8 @@ class Piece:
         return self.box, self.state
 
     def of(self, kept: torch.Tensor) -> torch.Tensor:
-        """The elements as a view of that tensor, which is flat and declared as fp32."""
-        return kept.view(getattr(torch, self.dtype)).narrow(0, self.start, len(self.span))
+        """The rectangle as a view of that tensor, which is flat and declared as fp32."""
+        return kept.view(getattr(torch, self.dtype)).narrow(0, self.start, len(self.span)).view(self.sizes)
 
 
 def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -65,6 +94,37 @@ def logical_tensors(artifact: Artifact, state_tensors: int) -> dict[str, tuple[t
 def tensor_name(param: str, state: int) -> str:
     """The logical tensor of a parameter's master copy or `state`-th optimizer state."""
     return f"model/{param}" if state == MASTER else f"optimizer/{state}/{param}"
+
+
+def key_paths(tensors: Iterable[str], state_dict: Mapping[str, str]) -> dict[str, tuple[KeyPath, ...]]:
+    """Logical tensor -> where a checkpoint has it; several of the model's own names may mean one tensor.
+
+    Args:
+        state_dict: key of the model's own state dict -> logical tensor. What is in no state dict, such as buffers that
+            are not persistent, lies beside it.
+    """
+    keys: dict[str, list[str]] = {}
+    for key, tensor in state_dict.items():
+        keys.setdefault(tensor, []).append(key)
+    found: dict[str, tuple[KeyPath, ...]] = {}
+    for tensor in tensors:
+        kind, _, name = tensor.partition("/")
+        if kind == "optimizer":
+            state, _, name = name.partition("/")
+            (first, *_) = keys.get(tensor_name(name, MASTER), [name])
+            found[tensor] = (("optimizer", first, int(state)),)
+        elif tensor in keys:
+            found[tensor] = tuple((STATE_DICT, key) for key in keys[tensor])
+        else:
+            found[tensor] = ((_BESIDE[kind], name),)
+    return found
+
+
+def unchanged_pieces(unchanged: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[Piece, ...]:
+    """Whole tensors, name -> (shape, dtype), that training leaves alone: they are in no box."""
+    return tuple(
+        Piece(name, dtype, shape, Span(0, math.prod(shape)), BoxId(-1), 0) for name, (shape, dtype) in unchanged.items()
+    )
 
 
 def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
@@ -97,16 +157,52 @@ def _of_boxes(artifact: Artifact, plan: Plan, chosen: Sequence[bool], state_tens
 
 def _of_box(bucket: BucketSpec, span: Span, box: BoxId, state: int) -> Iterator[Piece]:
     for param in bucket.params:
-        numel = math.prod(param.shape)
-        whole = Span(param.offset, param.offset + numel)
+        whole = Span(param.offset, param.offset + math.prod(param.shape))
         common = whole.intersect(span)
         if common is not None:
-            name, elements = tensor_name(param.name, state), common.relative_to(whole)
-            yield Piece(name, "float32", numel, elements, box, common.lo - span.lo, state)
+            name, first = tensor_name(param.name, state), whole.lo - span.lo
+            for part in rectangles(param.shape, common.relative_to(whole)):
+                yield Piece(name, "float32", param.shape, part, box, first + part.lo, state)
 
 
 def _of_buffer(buffer: BucketBuffer, box: BoxId) -> Piece:
     """A whole buffer: its box is never cut."""
-    numel = math.prod(buffer.shape)
     start = buffer.offset * torch.float32.itemsize // getattr(torch, buffer.dtype).itemsize
-    return Piece(f"buffer/{buffer.name}", buffer.dtype, numel, Span(0, numel), box, start)
+    return Piece(f"buffer/{buffer.name}", buffer.dtype, buffer.shape, Span(0, math.prod(buffer.shape)), box, start)
+
+
+def rectangles(shape: tuple[int, ...], span: Span) -> Iterator[Span]:
+    """Elements of a tensor in row-major order as few runs, each of which is a rectangle of it: whole rows, and what is
+    left of the first and the last one, cut alike."""
+    row = math.prod(shape[1:])
+    if len(shape) < 2 or not row:
+        yield span
+        return
+    first, last = -(-span.lo // row) * row, span.hi // row * row
+    if first > last:  # Within one row.
+        yield from _within(shape, span)
+        return
+    if span.lo < first:
+        yield from _within(shape, Span(span.lo, first))
+    if first < last:
+        yield Span(first, last)
+    if last < span.hi:
+        yield from _within(shape, Span(last, span.hi))
+
+
+def _within(shape: tuple[int, ...], span: Span) -> Iterator[Span]:
+    """The rectangles of a part of one row."""
+    start = span.lo // math.prod(shape[1:]) * math.prod(shape[1:])
+    for part in rectangles(shape[1:], Span(span.lo - start, span.hi - start)):
+        yield Span(part.lo + start, part.hi + start)
+
+
+def _rectangle(shape: tuple[int, ...], span: Span) -> tuple[tuple[int, int], ...]:
+    """(first index, how many) in every dimension of elements that are a rectangle."""
+    found, lo, numel = [], span.lo, len(span)
+    for dimension, size in enumerate(shape):
+        row = math.prod(shape[dimension + 1 :])
+        count = min(max(1, numel // row), size) if row else size
+        found.append((lo // row if row else 0, count))
+        lo, numel = lo % row if row else 0, numel if count == 1 else row
+    return tuple(found)

@@ -22,13 +22,16 @@ from typing import Any
 import msgspec
 
 from elaswave_fx.checkpoint.folder import MANIFEST
+from elaswave_fx.checkpoint.layout import KeyPath, key_paths
 from elaswave_fx.config.schema import show
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 from elaswave_fx.files import file_digest
 
-FORMAT = 1
+FORMAT = 2
+_FLAT = 1
+"""The format before: all tensors have a single dimension there, and are named as logical ones are."""
 
 _OF_SAMPLES = ("data", "tokenizer", "seq_len", "eval.fraction", "eval.every", "eval.split", "eval.data")
 """Keys that decide which samples train."""
@@ -41,10 +44,12 @@ class Contents:
     Args:
         program: the key of the compiled program, for the reader.
         tensors: name -> (shape, dtype) of every logical tensor.
-        frozen: parameters that training leaves alone -> SHA-256 of their bytes; they are not stored.
+        frozen: parameters that training leaves alone -> SHA-256 of their bytes.
         samples: how many samples training draws from.
         data_digest: of some of them, spread evenly.
         fingerprint: what else decides the bits of a step, as `Device.fingerprint` says.
+        state_dict: key of the model's own state dict -> logical tensor.
+        unchanged: (shape, dtype) of what training leaves alone of these.
     """
 
     program: str
@@ -53,6 +58,12 @@ class Contents:
     samples: int
     data_digest: str
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    state_dict: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unchanged: Mapping[str, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
+
+    def key_paths(self) -> dict[str, tuple[KeyPath, ...]]:
+        """Where a checkpoint has every tensor."""
+        return key_paths((*self.tensors, *self.unchanged), self.state_dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,12 @@ class Manifest:
     config: Mapping[str, Any]
     contents: Contents
     files: Mapping[str, tuple[int, str]]
+    format: int = FORMAT
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all its tensors have a single dimension."""
+        return self.format == _FLAT
 
 
 def plain_config(config: Config) -> dict[str, Any]:
@@ -76,7 +93,7 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write and sync `checkpoint.json`."""
-    body = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    body = dataclasses.asdict(manifest)
     body["config_digest"] = _digest(body["config"])
     body["digest"] = _digest(body)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
@@ -95,8 +112,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedCheckpoint(
             f"resume={folder}: {MANIFEST} cannot be read, it is truncated or edited ({error})"
         ) from error
-    if body.get("format") != FORMAT:
-        raise ConfigError(f"resume={folder}: has checkpoint format {body.get('format')}, this version reads {FORMAT}")
+    if body.get("format") not in (_FLAT, FORMAT):
+        reads = f"{_FLAT} and {FORMAT}"
+        raise ConfigError(f"resume={folder}: has checkpoint format {body.get('format')}, this version reads {reads}")
     if claimed != _digest(body):
         raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} was edited, its digest differs")
     try:

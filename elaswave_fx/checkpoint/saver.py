@@ -5,7 +5,8 @@
     saver.finish(73)       # the last one, waited for
 
 Each rank writes its own file. The first rank hears from the others by its links what they wrote, writes index and
-manifest, renames, removes old ones. At most one checkpoint is being written: the next one waits for it, all ranks
+manifest, renames, removes old ones. What training leaves alone is in a file of its own, which it writes once and links
+to from the next checkpoint. At most one checkpoint is being written: the next one waits for it, all ranks
 together, so that no rank's step deadline runs meanwhile. One that is being written when the ranks change is given up,
 and nobody waits for a disk because of that; only the next checkpoint does.
 """
@@ -13,10 +14,11 @@ and nobody waits for a disk because of that; only the next checkpoint does.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.checkpoint import folder as folders
 from elaswave_fx.checkpoint.disk_work import DISK_S
-from elaswave_fx.checkpoint.layout import MASTER, Piece, Slice
+from elaswave_fx.checkpoint.layout import MASTER, UNCHANGED, Piece, Slice, unchanged_pieces
 from elaswave_fx.checkpoint.manifest import Manifest, write_manifest
 from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
 from elaswave_fx.errors import CheckpointError, CommError
@@ -82,6 +84,7 @@ class Saver:
 
     Args:
         pieces: of every rank, in the order of `links.ranks`.
+        unchanged: gives what training leaves alone, by name.
         report: takes the fields of a `checkpoint` event; called on the first rank.
         saved: the step of the checkpoint that the folder holds already, which need not be written again.
         left: threads of earlier savers that may still be writing what was given up.
@@ -89,9 +92,12 @@ class Saver:
 
     def __init__(
         self, target: Target, pieces: Sequence[tuple[Piece, ...]], engine: _native.Engine, links: Links,
-        report: Callable[..., None], saved: int = 0, left: Sequence[threading.Thread] = (),
+        unchanged: Callable[[str], torch.Tensor], report: Callable[..., None], saved: int = 0,
+        left: Sequence[threading.Thread] = (),
     ) -> None:  # fmt: skip
-        self._target, self._pieces, self._engine, self._links = target, pieces, engine, links
+        self._target, self._engine, self._links = target, engine, links
+        self._pieces = (*pieces, unchanged_pieces(target.manifest.contents.unchanged))
+        self._unchanged = _Unchanged(len(pieces), unchanged)
         self._report = report
         self._own = pieces[links.ranks.index(links.rank)]
         self._saved = saved
@@ -202,16 +208,18 @@ class Saver:
         started = time.perf_counter()
         links = self._links
         partial = folders.partial_path(self._target.folder, done, links.epoch)
-        files = None
+        files, others = None, []
         try:
-            files = ShardFiles(partial, self._pieces, links.ranks.index(links.rank))
-            answer = _write_own(files, partial, self._own, snapshot, links.ranks.index(links.rank))
+            files = ShardFiles(partial, self._pieces, self._target.manifest.contents.key_paths())
+            answer = _write_own(files, partial, snapshot, links.ranks.index(links.rank))
+            if links.is_first and self._pieces[-1]:
+                others = [self._unchanged.write(files, partial, folders.complete(self._target.folder).values())]
         except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter.
             answer = {"error": f"rank {links.rank}: {' '.join(str(_root_of(error)).split())}"}
         if not links.is_first:
             _tell(links, answer)
             return None
-        answers = [answer, *(_hear(links, rank) for rank in links.ranks[1:])]
+        answers = [answer, *(_hear(links, rank) for rank in links.ranks[1:]), *others]
         failed = [each["error"] for each in answers if "error" in each]
         if failed or files is None:
             shutil.rmtree(partial, ignore_errors=True)  # Everybody has answered, so nobody writes there.
@@ -259,17 +267,39 @@ class _Writing:
             self.error = error
 
 
-def _write_own(
-    files: ShardFiles, partial: Path, pieces: Sequence[Piece], snapshot: Snapshot, place: int
-) -> dict[str, Any]:
-    by_start = {(piece.tensor, piece.span.lo): piece for piece in pieces}
+class _Unchanged:
+    """The part of checkpoints that training leaves alone: written once, a link from then on. Raises OSError."""
 
-    def tensor_of(tensor: str, first: int) -> torch.Tensor:
-        piece = by_start[tensor, first]
-        return piece.of(snapshot[piece.slice])
+    def __init__(self, place: int, tensor_of: Callable[[str], torch.Tensor]) -> None:
+        self._place, self._tensor_of = place, tensor_of
+        self._answer: dict[str, Any] | None = None
 
-    written = files.write(tensor_of)
-    return {"written": written, "files": _digests(partial, [path.name for path in partial.glob(f"__{place}_*")])}
+    def write(self, files: ShardFiles, partial: Path, before: Iterable[Path]) -> dict[str, Any]:
+        """`before`: complete checkpoints, the newest of which may be linked to."""
+        if self._answer is None or not self._linked(self._answer["files"], partial, before):
+            written = files.write(self._place, lambda piece: self._tensor_of(piece.tensor.removeprefix(UNCHANGED)))
+            self._answer = {"written": written, "files": _digests(partial, _names(partial, self._place))}
+        return self._answer
+
+    def _linked(self, names: Iterable[str], partial: Path, before: Iterable[Path]) -> bool:
+        for folder in before:
+            try:
+                for name in names:
+                    os.link(folder / name, partial / name)
+                return True
+            except OSError:  # A file system without links, or one that was removed meanwhile.
+                for name in names:
+                    (partial / name).unlink(missing_ok=True)
+        return False
+
+
+def _write_own(files: ShardFiles, partial: Path, snapshot: Snapshot, place: int) -> dict[str, Any]:
+    written = files.write(place, lambda piece: piece.of(snapshot[piece.slice]))
+    return {"written": written, "files": _digests(partial, _names(partial, place))}
+
+
+def _names(partial: Path, place: int) -> list[str]:
+    return [path.name for path in partial.glob(f"__{place}_*")]
 
 
 def _digests(partial: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:

@@ -1,20 +1,22 @@
 """Pieces to files and back, by `torch.distributed.checkpoint` without a process group.
 
-    files = ShardFiles(folder, all_pieces, rank)
-    written = files.write(tensor_of)               # each rank, its own pieces; plain data comes out
+    files = ShardFiles(folder, all_pieces, paths)
+    written = files.write(rank, tensor_of)         # each rank, its own pieces; plain data comes out
     files.write_index(everybody's written)         # one rank, last: DCP's .metadata
-    read_pieces(folder, pieces, target_of)         # each rank, whatever it wants, however it was cut when written
+    read_pieces(folder, manifest, pieces, target)  # each rank, whatever it wants, however it was cut when written
 
 DCP asks a coordinator to make one plan of everybody's and to hand it out. Here each rank makes the same plan of all
-ranks' pieces by itself, and only what was written where has to travel.
+ranks' pieces by itself, and only what was written where has to travel. The index says where each tensor is in a nested
+state dict, as DCP's own does: a tensor with two names is written once and named twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,17 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from elaswave_fx.checkpoint.layout import Piece
+from elaswave_fx.checkpoint.layout import KeyPath, Piece
+from elaswave_fx.checkpoint.manifest import Manifest
 from elaswave_fx.errors import ConfigError
 
-Written = list[tuple[str, int, int, str, int, int]]
-"""(tensor, first element, bytes, file, offset in it, length in it) of every piece that a rank wrote."""
+Paths = Mapping[str, Sequence[KeyPath]]
+"""Where the nested state dict has a logical tensor, by all of its names."""
+
+Row = tuple[str, Sequence[int], int, str, int, int]
+"""(key, offsets, bytes, file, offset in it, length in it) of a piece that was written."""
+
+Written = Sequence[Row]
 
 INDEX = ".metadata"
 _IN_AN_INDEX = {
@@ -61,76 +69,100 @@ _IN_AN_INDEX = {
 
 
 class ShardFiles:
-    """One rank's part in writing one checkpoint to `folder`. `all_pieces` are those of every rank, in rank order.
+    """Of one checkpoint in `folder`, each file for itself: `all_pieces` are those of every rank, in rank order.
 
     Raises OSError.
     """
 
-    def __init__(self, folder: Path, all_pieces: Sequence[Sequence[Piece]], place: int) -> None:
+    def __init__(self, folder: Path, all_pieces: Sequence[Sequence[Piece]], paths: Paths) -> None:
         self._writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
-        self._planner = _SavePlanner()
-        self._writer.set_up_storage_writer(place == 0)
+        self._planner, self._paths = _SavePlanner(), paths
+        self._writer.set_up_storage_writer(is_coordinator=True)
         self._writer.prepare_local_plan(SavePlan([]))  # This makes the folder.
+        self._pieces = [{self._index(piece): piece for piece in pieces} for pieces in all_pieces]
         plans, self._metadata = self._planner.create_global_plan(
-            [SavePlan([_write_item(piece) for piece in pieces]) for pieces in all_pieces]
+            [SavePlan([_write_item(index, piece) for index, piece in own.items()]) for own in self._pieces]
         )
-        self._plan = self._writer.prepare_global_plan(plans)[place]
+        self._plans = self._writer.prepare_global_plan(plans)
 
-    def write(self, tensor_of: Callable[[str, int], torch.Tensor]) -> Written:
-        """Write and sync this rank's pieces; `tensor_of(tensor, first element)` gives each, flat."""
-        self._planner.tensor_of = tensor_of
-        results = self._writer.write_data(self._plan, self._planner).wait()
+    def write(self, place: int, tensor_of: Callable[[Piece], torch.Tensor]) -> Written:
+        """Write and sync the pieces of one rank; `tensor_of` gives each."""
+        own = self._pieces[place]
+        self._planner.tensor_of = lambda index: tensor_of(own[index])
+        results = self._writer.write_data(self._plans[place], self._planner).wait()
         return [_as_row(result) for result in results]
 
     def write_index(self, written: Sequence[Written]) -> None:
         """Write and sync the index over what all ranks wrote."""
-        self._writer.finish(self._metadata, [[_from_row(row) for row in rows] for rows in written])
+        names = {_key(first): [_key(path) for path in (first, *others)] for first, *others in self._paths.values()}
+        stored = self._metadata.state_dict_metadata
+        index = dataclasses.replace(
+            self._metadata,
+            state_dict_metadata={name: metadata for key, metadata in stored.items() for name in names[key]},
+            planner_data={
+                _key(path): path for paths in self._paths.values() for path in paths if _key(paths[0]) in stored
+            },
+        )
+        self._writer.finish(index, [list(_named(rows, names)) for rows in written])
+
+    def _index(self, piece: Piece) -> MetadataIndex:
+        return MetadataIndex(_key(self._paths[piece.tensor][0]), torch.Size(piece.offsets))
 
 
-def read_pieces(folder: Path, pieces: Sequence[Piece], target_of: Callable[[Piece], torch.Tensor]) -> None:
-    """Fill `target_of(piece)`, flat tensors of as many elements as the pieces have, from a checkpoint."""
+def read_pieces(
+    folder: Path, manifest: Manifest, pieces: Sequence[Piece], target_of: Callable[[Piece], torch.Tensor]
+) -> None:
+    """Fill `target_of(piece)`, tensors of the sizes of the pieces, from the checkpoint with this manifest."""
     reader = _Reader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
+    paths = manifest.contents.key_paths()
     items: list[ReadItem] = []
     targets: dict[MetadataIndex, torch.Tensor] = {}
-    for piece in pieces:
+    for wanted in pieces:
+        key, piece = (wanted.tensor, wanted.flat()) if manifest.is_flat else (_key(paths[wanted.tensor][0]), wanted)
         chunk = _chunk(piece)
-        found = create_read_items_for_chunk_list(piece.tensor, _stored(index, piece, folder), [chunk])
+        found = create_read_items_for_chunk_list(key, _stored(index, key, piece, folder), [chunk])
         if sum(item.lengths.numel() for item in found) != len(piece.span):
-            raise ConfigError(f"resume={folder}: {piece.tensor} {piece.span} is not wholly in it")
-        targets[MetadataIndex(piece.tensor, chunk.offsets)] = target_of(piece)
+            raise ConfigError(f"resume={folder}: {key} {piece.span} is not wholly in it")
+        targets[MetadataIndex(key, chunk.offsets)] = target_of(piece)
         items += found
     reader.read_data(LoadPlan(items), _LoadPlanner(targets)).wait()
 
 
-def _stored(index: Metadata, piece: Piece, folder: Path) -> TensorStorageMetadata:
-    stored = index.state_dict_metadata.get(piece.tensor)
-    if not isinstance(stored, TensorStorageMetadata) or stored.size != torch.Size([piece.numel]):
-        raise ConfigError(f"resume={folder}: {piece.tensor} is not in it with {piece.numel} elements")
+def _stored(index: Metadata, key: str, piece: Piece, folder: Path) -> TensorStorageMetadata:
+    stored = index.state_dict_metadata.get(key)
+    if not isinstance(stored, TensorStorageMetadata) or stored.size != torch.Size(piece.shape):
+        raise ConfigError(f"resume={folder}: {key} is not in it as {list(piece.shape)}")
     return stored
 
 
+def _key(path: KeyPath) -> str:
+    """As DCP names what is nested."""
+    return ".".join(map(str, path))
+
+
 def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size([piece.span.lo]), torch.Size([len(piece.span)]))
+    return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
 
 
-def _write_item(piece: Piece) -> WriteItem:
-    chunk = _chunk(piece)
+def _write_item(index: MetadataIndex, piece: Piece) -> WriteItem:
     properties = TensorProperties(dtype=getattr(torch, piece.dtype))
-    data = TensorWriteData(chunk, properties, torch.Size([piece.numel]))
-    return WriteItem(MetadataIndex(piece.tensor, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+    data = TensorWriteData(_chunk(piece), properties, torch.Size(piece.shape))
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
 
 
-def _as_row(result: WriteResult) -> tuple[str, int, int, str, int, int]:
+def _as_row(result: WriteResult) -> Row:
     index, place = result.index, result.storage_data
     assert index.offset is not None
-    return index.fqn, index.offset[0], result.size_in_bytes, place.relative_path, place.offset, place.length
+    return index.fqn, tuple(index.offset), result.size_in_bytes, place.relative_path, place.offset, place.length
 
 
-def _from_row(row: Sequence[Any]) -> WriteResult:
-    tensor, first, size, file, offset, length = row
-    return WriteResult(MetadataIndex(tensor, torch.Size([first])), size, _StorageInfo(file, offset, length))
+def _named(rows: Written, names: Mapping[str, Sequence[str]]) -> Iterator[WriteResult]:
+    """What was written, under each name of its tensor."""
+    for key, offsets, size, file, offset, length in rows:
+        for name in names[key]:
+            yield WriteResult(MetadataIndex(name, torch.Size(offsets)), size, _StorageInfo(file, offset, length))
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -138,11 +170,10 @@ class _SavePlanner(DefaultSavePlanner):
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.tensor_of: Callable[[str, int], torch.Tensor]
+        self.tensor_of: Callable[[MetadataIndex], torch.Tensor]
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        assert write_item.index.offset is not None
-        return self.tensor_of(write_item.index.fqn, write_item.index.offset[0])
+        return self.tensor_of(write_item.index)
 
 
 class _LoadPlanner(LoadPlanner):
@@ -167,7 +198,10 @@ class _LoadPlanner(LoadPlanner):
         raise AssertionError(f"{read_item.dest_index.fqn}: our checkpoints hold tensors only")
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return self._targets[read_item.dest_index].narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
+        target = self._targets[read_item.dest_index]
+        for dimension, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dimension, offset, length)
+        return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Nothing is left to do: the tensor was read into its place."""

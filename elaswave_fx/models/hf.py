@@ -33,6 +33,10 @@ class HFAdapter(nn.Module):
         super().__init__()
         self.model = model
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the architecture, under its own names."""
+        return self.model.state_dict(*args, **kwargs)
+
     def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """What the architecture reads of at most so many tokens of `batch`, labels for its own loss, and the same
         labels where this adapter has them."""

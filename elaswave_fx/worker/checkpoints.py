@@ -7,6 +7,7 @@ worker    restore(…) once, then Checkpoints.after_step(…) after every step a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from elaswave_fx.checkpoint.folder import MANIFEST, bears, mark, sweep
 from elaswave_fx.checkpoint.initial_state import InitialState, tensor_digest
 from elaswave_fx.checkpoint.layout import (
     MASTER,
+    UNCHANGED,
     Piece,
     Slice,
     frozen_parameters,
@@ -44,19 +46,23 @@ _PROBED_SAMPLES = 16
 
 def contents_of(
     artifact: Artifact, key: str, initial: InitialState, optimizer: Optimizer, source: Source,
-    fingerprint: Mapping[str, str],
+    fingerprint: Mapping[str, str], state_dict: Mapping[str, str],
 ) -> Contents:  # fmt: skip
-    """What a checkpoint of this run holds and is compared by."""
+    """What a checkpoint of this run holds and is compared by. `state_dict`: key of the model's own -> our name."""
     frozen = {
         name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in frozen_parameters(artifact)
     }
+    tensors = logical_tensors(artifact, _state_tensors(optimizer))
+    changed = {name.partition("/")[2]: name for name in tensors if not name.startswith("optimizer/")}
     return Contents(
         program=key,
-        tensors=logical_tensors(artifact, _state_tensors(optimizer)),
+        tensors=tensors,
         frozen=frozen,
         samples=source.train.num_samples,
         data_digest=data_digest(source),
         fingerprint=fingerprint,
+        state_dict={key: changed.get(name, f"{UNCHANGED}{name}") for key, name in state_dict.items()},
+        unchanged={f"{UNCHANGED}{n}": initial.described(n) for n in state_dict.values() if n not in changed},
     )
 
 
@@ -79,7 +85,7 @@ def restore(
             found[piece.slice] = torch.zeros(len(plan.boxes[piece.box].span))  # nothing is read between two buffers
         return piece.of(found[piece.slice])
 
-    read_pieces(path, wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
+    read_pieces(path, read_manifest(path), wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
     for box, state in found:
         if state == MASTER:
             states = (found.get((box, number)) for number in range(_state_tensors(optimizer)))
@@ -90,8 +96,8 @@ class Checkpoints:
     """What the training loop calls; does nothing for a run that makes no checkpoints."""
 
     def __init__(
-        self, config: Config, context: WorkerContext, artifact: Artifact, plan: Plan, optimizer: Optimizer,
-        engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
+        self, config: Config, context: WorkerContext, artifact: Artifact, initial: InitialState, plan: Plan,
+        optimizer: Optimizer, engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
         leave_if_over: Callable[[], None], before: Checkpoints | None,
     ) -> None:  # fmt: skip
         """`leave_if_over` raises CommError when the epoch of `plan` is over. `before`: those of the epoch before, which
@@ -116,7 +122,7 @@ class Checkpoints:
         def report(**fields: Any) -> None:
             context.report_event("checkpoint", plan.epoch, **fields)
 
-        self._saver = Saver(target, pieces, engine, links, report, saved, self._left)
+        self._saver = Saver(target, pieces, engine, links, initial.tensor, report, saved, self._left)
 
     def after_step(self, done: int) -> None:
         """After `done` steps of the run are committed."""
@@ -135,12 +141,11 @@ class Checkpoints:
 
 def start_fields(start: Start, contents: Contents, config: Config) -> Mapping[str, Any]:
     """What the builder tells workers of all this, as JSON. Raises ConfigError if `checkpoint.dir` cannot be written."""
-    tensors = {name: [list(shape), dtype] for name, (shape, dtype) in contents.tensors.items()}
     return {
         "mark": _marked(Path(config.checkpoint.dir)) if config.checkpoint.dir is not None else None,
         "first_step": start.step,
         "resume_from": str(start.path) if start.path is not None else None,
-        "contents": {**vars(contents), "tensors": tensors},
+        "contents": dataclasses.asdict(contents),
     }
 
 

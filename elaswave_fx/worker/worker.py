@@ -110,8 +110,8 @@ class Worker:
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
         with self.disk_work("clears away checkpoints that were given up"):
             self.checkpoints = Checkpoints(
-                self.config, self.context, self.artifact, plan, self.optimizer, self.engine.native, self.endpoint,
-                self.group, self.leave_if_over, self.checkpoints,
+                self.config, self.context, self.artifact, self.initial, plan, self.optimizer, self.engine.native,
+                self.endpoint, self.group, self.leave_if_over, self.checkpoints,
             )  # fmt: skip
 
     def leave_if_over(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import defaultdict
 from dataclasses import replace
 
@@ -9,8 +11,8 @@ import pytest
 import torch
 
 from elaswave_fx.checkpoint.initial_state import split_bucket
-from elaswave_fx.checkpoint.layout import logical_tensors, owned_pieces
-from elaswave_fx.plan.box import numbered
+from elaswave_fx.checkpoint.layout import Piece, key_paths, logical_tensors, owned_pieces, rectangles
+from elaswave_fx.plan.box import BoxId, Span, numbered
 from elaswave_fx.plan.cost import Bucket
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import Parallel, plan_uniform
@@ -65,6 +67,38 @@ def test_every_element_is_written_once(plan: Plan) -> None:
         assert sorted(written[name]) == list(range(numel)), name
 
 
+def test_a_run_of_elements_is_cut_into_few_rectangles() -> None:
+    """Of tensors of up to four dimensions: all of its elements in order, each part where narrow() has it."""
+    draws = random.Random(0)
+    for _ in range(2000):
+        shape = tuple(draws.randint(1, 5) for _ in range(draws.randint(0, 4)))
+        numel = math.prod(shape)
+        first = draws.randrange(numel)
+        span = Span(first, draws.randint(first + 1, numel))
+        parts = list(rectangles(shape, span))
+        assert [element for part in parts for element in part] == list(span)
+        assert len(parts) <= max(1, 2 * len(shape) - 1)
+        for part in parts:
+            piece, found = Piece("model/w", "float32", shape, part, BoxId(0), 0), torch.arange(numel).view(shape)
+            for dimension, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+                found = found.narrow(dimension, offset, size)
+            assert found.flatten().tolist() == list(part)
+
+
+def test_names_of_a_tensor_are_those_of_the_models_state_dict() -> None:
+    found = key_paths(
+        ["model/embed", "optimizer/1/embed", "buffer/mean", "buffer/cache", "unchanged/mask"],
+        {"wte.weight": "model/embed", "head.weight": "model/embed", "bn.mean": "buffer/mean", "mask": "unchanged/mask"},
+    )
+    assert found == {
+        "model/embed": (("model", "wte.weight"), ("model", "head.weight")),
+        "optimizer/1/embed": (("optimizer", "wte.weight", 1),),
+        "buffer/mean": (("model", "bn.mean"),),
+        "buffer/cache": (("buffers", "cache"),),
+        "unchanged/mask": (("model", "mask"),),
+    }
+
+
 def test_a_piece_begins_where_its_box_has_it() -> None:
     plan, model = after_losses(2, 2, 1), artifact()
     places = {p.name: (index, p.offset) for index, bucket in enumerate(model.buckets) for p in bucket.params}
@@ -86,7 +120,7 @@ def test_buffers_lie_in_the_words_of_their_box() -> None:
     mean, count = (piece for piece in pieces if piece.box == place)
     words = torch.zeros(6)
     mean.of(words).copy_(torch.tensor([1.0, 2.0, 3.0]))
-    count.of(words).copy_(torch.tensor([2**40 + 7]))
+    count.of(words).copy_(torch.tensor(2**40 + 7))
     assert (mean.tensor, count.tensor) == ("buffer/mean", "buffer/count")
     assert words[:3].tolist() == [1.0, 2.0, 3.0] and words.view(torch.int64)[2] == 2**40 + 7
     found = dict(split_bucket(model.buckets[-1], words))

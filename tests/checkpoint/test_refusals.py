@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,7 +241,7 @@ def test_every_element_is_written_by_one_rank(recipe: str, dp: int, pp: int) -> 
     for rank in plan.ranks:
         for piece in owned_pieces(artifact, plan, rank, 2):
             boxes.setdefault(piece.tensor, []).append((piece.span.lo, piece.span.hi))
-            numel[piece.tensor] = piece.numel
+            numel[piece.tensor] = math.prod(piece.shape)
     for tensor, found in boxes.items():
         borders = sorted(found)
         assert borders[0][0] == 0 and borders[-1][1] == numel[tensor], tensor

@@ -58,8 +58,9 @@ def test_checkpoints_change_no_bit_and_other_tools_read_them(undisturbed: Run, t
     dcp_to_torch_save(undisturbed.folder / "checkpoints" / "step-12", tmp_path / "all.pt")
     stored = torch.load(tmp_path / "all.pt")
     tensors = undisturbed.tensors
-    assert {name.removeprefix("model/") for name in stored if name.startswith("model/")} == set(tensors)
-    assert all(torch.equal(stored[f"model/{name}"], tensor.view(-1)) for name, tensor in tensors.items())
+    assert set(stored) == {"model", "optimizer"}
+    assert all(torch.equal(stored["model"][name], tensor) for name, tensor in tensors.items())
+    assert all(state.shape == tensors[name].shape for name, both in stored["optimizer"].items() for state in both)
 
 
 def test_the_same_layout_goes_on_with_the_same_bits(undisturbed: Run, tmp_path: Path) -> None:
@@ -94,8 +95,8 @@ def spoil(patched: pytest.MonkeyPatch, name: str, what: Callable[[], None], rank
     """`ranks` do `what` when they have written their part of the checkpoint `name`; workers are forked from here."""
     write = saver._write_own
 
-    def write_and_spoil(files: Any, partial: Path, pieces: Any, snapshot: Any, place: int) -> Any:
-        answer = write(files, partial, pieces, snapshot, place)
+    def write_and_spoil(files: Any, partial: Path, snapshot: Any, place: int) -> Any:
+        answer = write(files, partial, snapshot, place)
         if place in ranks and partial.name == f"{name}.e0.partial":
             what()
         return answer
