@@ -29,6 +29,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.autocast import decompositions_under_autocast, traced_under_autocast
+from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
@@ -154,7 +155,11 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
     with _quiet(), any_names(), eager_answers(), traced_under_autocast(model):
         wrapped = Exportable(model, tuple(batch))
-        exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
+        try:
+            with refuse_derivatives():
+                exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
+        except DerivativeInForward:
+            exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
         return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_WRITTEN_OUT))))
 

@@ -117,7 +117,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
             raise CaptureError(
                 f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "
-                f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions)}"
+                f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions, program)}"
             )
 
 
@@ -159,7 +159,12 @@ def _own_functions(loss: torch.Tensor) -> list[str]:
     return list(found)
 
 
-def _gradient_reason(functions: list[str]) -> str:
+def _gradient_reason(functions: list[str], program: Program) -> str:
+    if any("_backward" in str(node.target) for node in program.graph.graph.nodes):
+        return (
+            "forward takes derivatives, and beside those torch.no_grad() is not seen, nor are some operators "
+            "differentiated once more; a way out is detach() for no_grad(), torch.func.jacrev for jacfwd and jvp"
+        )
     way_out = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
     if functions:
         return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {way_out}"

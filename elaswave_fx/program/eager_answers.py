@@ -31,16 +31,9 @@ _ANSWERS: Mapping[tuple[str, str], bool] = {
 """(file of torch, function) -> what `bool(tensor)` is there."""
 
 
-class GradientInForward(RuntimeError):
-    """A gradient is taken while a model is captured: an export does not see what the autograd engine does."""
-
-
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these looks meanwhile, take `.data` for detach(), see through reentrant checkpoints, and refuse gradients.
-
-    Raises GradientInForward where forward takes one.
-    """
+    """Answer these looks meanwhile, take `.data` for detach(), and see through reentrant checkpoints."""
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:
@@ -52,14 +45,8 @@ def eager_answers() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
-        mock.patch("torch.autograd.grad", _refuse_gradient),
-        mock.patch("torch.autograd.backward", _refuse_gradient),
     ):
         yield
-
-
-def _refuse_gradient(*_: Any, **__: Any) -> Any:
-    raise GradientInForward("forward takes a gradient by the autograd engine, which an export does not see")
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

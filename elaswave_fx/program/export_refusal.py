@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from elaswave_fx.program.eager_answers import GradientInForward
+from elaswave_fx.program.below_autograd import BACKWARD
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
@@ -22,8 +22,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     """Of what an export raised."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     first = first.replace("self.model.", "self.")  # `Exportable.model`
-    if isinstance(error, GradientInForward):
-        return first, "to write the derivative with tensor operators, or with torch.func.jvp"
+    if BACKWARD in first:
+        return first, "torch.autograd.grad, or torch.func.grad"
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         first = f"{error.func} looks at values that only the data tells"
     if isinstance(error, _DATA_DEPENDENT) or "data-dependent" in first:

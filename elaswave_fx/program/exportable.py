@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_map_only
 
 from elaswave_fx.errors import CaptureError
 
@@ -32,6 +33,16 @@ class Exportable(nn.Module):
         super().__init__()
         self.add_module(_OWN, model)
         self._fields = tuple(fields)
+        self._recorded = False
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Autograd records what forward does meanwhile, as in training; an export wants no gradients of its results."""
+        self._recorded = True
+        try:
+            yield
+        finally:
+            self._recorded = False
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         first, *others = (tensor.shape[0] for tensor in inputs)
@@ -39,7 +50,12 @@ class Exportable(nn.Module):
             torch._check(other == first)
         model = self.get_submodule(_OWN)
         before = _buffers(model)
-        output = model(**dict(zip(self._fields, inputs, strict=True)))
+        named = dict(zip(self._fields, inputs, strict=True))
+        if self._recorded:
+            with torch.enable_grad():
+                output = tree_map_only(torch.Tensor, torch.ops.aten.detach.default, model(**named))
+        else:
+            output = model(**named)
         _write_reassigned(model, before)
         return output
 

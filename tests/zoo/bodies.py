@@ -196,18 +196,63 @@ class Keyed(nn.Module):
         return x
 
 
-class Penalized(nn.Module):
-    """The gradient of an energy with respect to its input, as force fields have it."""
+Energy = Callable[[Tensor], Tensor]
 
-    def __init__(self) -> None:
+
+class Forces(nn.Module):
+    """Derivatives of an energy with respect to its input, as force fields and equation solvers have them."""
+
+    def __init__(self, forces: Callable[[Energy, Tensor], Tensor], dropout: float = 0.0) -> None:
         super().__init__()
-        self.energy = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+        self.forces = forces
+        self.energy = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH), nn.Dropout(dropout) if dropout else nn.Identity(),
+            nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1),
+        )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x if x.requires_grad else x.detach().requires_grad_()
-            (force,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
-        return x - force
+        return x - self.forces(lambda at: self.energy(at).sum(), x)
+
+
+def by_engine(energy: Energy, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad(energy(x), x, create_graph=True)[0]
+
+
+def as_constants(energy: Energy, x: Tensor) -> Tensor:
+    """Nothing goes back through what was asked for without a graph, nor through what is detached."""
+    at = x.detach().requires_grad_()
+    return torch.autograd.grad(energy(at), at)[0] * x.sin() + x.cos().detach() * x
+
+
+def with_no_grad(energy: Energy, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.sin()
+    return scale * by_engine(energy, x)
+
+
+def masked(energy: Energy, x: Tensor) -> Tensor:
+    return by_engine(lambda at: energy(at * (torch.rand_like(at) > 0.3) / 0.7), x)
+
+
+def laplacian(energy: Energy, x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda at: torch.func.jacrev(torch.func.jacrev(energy))(at).diagonal())(x)
+
+
+def hessian(energy: Energy, x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.hessian(energy))(x).sum(1)
+
+
+def along(energy: Energy, x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda at: torch.func.jvp(energy, (at,), (torch.ones_like(at),))[1])(x)[:, None]
+
+
+def backwards(energy: Energy, x: Tensor) -> Tensor:
+    at = x.detach().requires_grad_()
+    energy(at).backward()
+    assert at.grad is not None
+    return at.grad
 
 
 class Checkpointed(nn.Module):

@@ -1,0 +1,85 @@
+"""Export of a model that takes derivatives in forward, as force fields, gradient penalties and equation solvers do.
+
+    with refuse_derivatives():
+        torch.export.export(wrapped, ...)              raises DerivativeInForward
+    export_below_autograd(wrapped, inputs, shapes)     the graph has the calls of the inner backward passes too
+
+torch.export looks above autograd, where a call of autograd.grad or torch.func.grad has no operators. Below it there are
+all of them, but neither torch.no_grad() nor who asked for a detach: when the engine gives a backward pass what the
+forward pass saved, it detaches it and ties it to the graph again by itself. So detaches by the model are calls of an
+operator of our own meanwhile, and others are taken away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch import eager_transforms
+from torch.export import ExportedProgram, _trace
+
+from elaswave_fx.program.exportable import Exportable
+
+_DETACH = torch.Tensor.detach
+_GRAD = torch.autograd.grad
+BACKWARD = "forward calls backward(), which leaves gradients in parameters"
+_LIBRARY = torch.library.Library("elaswave_fx_capture", "FRAGMENT")
+_LIBRARY.define("detach(Tensor x) -> Tensor")
+_LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
+_MARKED = torch.ops.elaswave_fx_capture.detach.default
+
+
+class DerivativeInForward(RuntimeError):
+    """A derivative is taken while a model is exported above autograd."""
+
+
+@contextlib.contextmanager
+def refuse_derivatives() -> Iterator[None]:
+    """Raise DerivativeInForward meanwhile where forward takes one, by torch.autograd or torch.func."""
+    with (
+        mock.patch("torch.autograd.grad", _refuse),
+        mock.patch.object(eager_transforms, "grad_increment_nesting", _refuse),
+        mock.patch.object(eager_transforms, "jvp_increment_nesting", _refuse),
+        mock.patch("torch.autograd.backward", _refuse_backward),
+    ):
+        yield
+
+
+def export_below_autograd(wrapped: Exportable, inputs: Sequence[torch.Tensor], shapes: Any) -> ExportedProgram:
+    """A functional graph as torch.export.export gives, in which calls are those that autograd makes."""
+    with (
+        wrapped.recorded(),
+        mock.patch("torch.autograd.grad", _gradient),
+        mock.patch("torch.autograd.backward", _refuse_backward),
+        mock.patch.object(torch.Tensor, "detach", _detached),
+        mock.patch("torch.detach", _detached),
+    ):
+        exported = _trace._export(wrapped, tuple(inputs), dynamic_shapes=shapes, strict=False, pre_dispatch=False)
+    for node in list(exported.graph.nodes):
+        if node.target == torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            exported.graph.erase_node(node)
+        elif node.target == _MARKED:
+            node.target = torch.ops.aten.detach.default
+    return exported
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise DerivativeInForward
+
+
+def _refuse_backward(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(BACKWARD)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return _MARKED(_DETACH(tensor))
+
+
+def _gradient(*args: Any, create_graph: bool = False, **options: Any) -> tuple[torch.Tensor | None, ...]:
+    """Of a call that does not ask for a graph, nothing goes back through the result."""
+    found = _GRAD(*args, create_graph=True, **options)
+    return found if create_graph else tuple(None if each is None else _detached(each) for each in found)
