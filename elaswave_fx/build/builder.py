@@ -553,13 +553,13 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
 
 
 def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCode) -> str:
-    """What the program depends on: the model by its fingerprint and options, the code that it runs, the batch, how it
-    is compiled, versions, and the code that compiles."""
+    """What the program depends on: the model by its fingerprint, the code that it runs, the batch, options, versions,
+    and the code that compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
         config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
         config.passes.options, config.passes.extra, user_pass_sources(config.passes),
-        plain_config(config)["model"], torch.__version__, platform.machine(), FORMAT,
+        torch.__version__, platform.machine(), FORMAT,
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps([model_print, code.lines(), inputs, options]).encode())
     key.update(_code_digest())

@@ -108,8 +108,6 @@ def plain_text(value: Any, depth: int = 0) -> str:
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
     if isinstance(value, nn.Module):
         return _class_name(type(value))  # a module has lines of its own
-    if isinstance(value, ModuleType):
-        return value.__name__
     if isinstance(value, functools.partial):
         return plain_text((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):

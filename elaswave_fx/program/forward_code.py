@@ -4,10 +4,9 @@
     code.words()     ->  "net.py, helper.py, transformers 5.1.0"
     code.lines()     ->  what goes into a key: equal while the same code would run
 
-Files count by their bytes, those of installed packages also by the package's version. Of the user's own functions, each
-that runs counts too, with the plain values that it is called with and what it holds of the function around it: two
-lambdas of one line are different code. So do plain values and tensors of the global names that it uses. torch and
-Python itself are known by their versions.
+Files count by their bytes, those of installed packages also by the package's version; code without a file, as of a
+notebook, by its instructions and constants. Of the global names that a function of the user's uses, plain values and
+tensors count too. torch and Python itself are known by their versions.
 """
 
 from __future__ import annotations
@@ -28,18 +27,15 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
-from elaswave_fx.program.fingerprint import plain_text
 from elaswave_fx.program.state_kept import state_kept
 
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST_NAMES = 4
-_MOST_VALUES = 1000
-"""Of one function: more calls with other values are a loop over the samples, and the code says the rest."""
 
 
 @dataclass(frozen=True)
 class ForwardCode:
-    """`files`: by digest; `packages`: name -> version; `values`: of functions, what they hold, and global names."""
+    """`files`: by digest; `packages`: name -> version; `values`: of code without a file, and of global names."""
 
     files: Mapping[Path, str]
     packages: Mapping[str, str]
@@ -60,14 +56,11 @@ class ForwardCode:
 def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> ForwardCode:
     """Run the model once on a batch and look at what runs. A forward pass that fails is looked at as far as it comes:
     whoever captures it says what is wrong."""
-    found: dict[tuple[int, str, CodeType], _Called] = {}  # Code of two files may be equal.
+    found: dict[tuple[int, str, CodeType], dict[str, Any]] = {}  # Code of two files may be equal.
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            key = id(frame.f_globals), frame.f_code.co_filename, frame.f_code
-            if key not in found:
-                found[key] = _Called(frame.f_code, frame.f_globals)
-            found[key].note(frame)
+            found.setdefault((id(frame.f_globals), frame.f_code.co_filename, frame.f_code), frame.f_globals)
 
     before = sys.getprofile()
     with torch.random.fork_rng(), state_kept(model), _without_collections(), contextlib.suppress(Exception):
@@ -77,7 +70,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
             model(**inputs)
         finally:
             sys.setprofile(before)
-    return _described(found.values())
+    return _described([(code, names) for (_, _, code), names in found.items()])
 
 
 @contextlib.contextmanager
@@ -92,39 +85,18 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-class _Called:
-    """A function that ran, and the global names of its module."""
-
-    def __init__(self, code: CodeType, names: Mapping[str, Any]) -> None:
-        self.code, self.names, self.path = code, names, Path(code.co_filename)
-        self.is_known = _is_known(self.path, names)
-        self.is_users = not self.is_known and not is_installed(self.path)
-        self.values = {f"code {code.co_qualname} {_instructions(code)}"} if self.is_users else set()
-
-    def note(self, frame: FrameType) -> None:
-        """What one of the user's is called with, if it is plain, and what it holds of the function around it."""
-        if not self.is_users or len(self.values) > _MOST_VALUES:
-            return
-        local, code = frame.f_locals, self.code
-        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            if _is_plain(local.get(name)):
-                self.values.add(f"argument {code.co_qualname} {name} {local[name]!r}")
-        for name in code.co_freevars:
-            if name in local and name != "__class__":
-                self.values.add(f"held {code.co_qualname} {name} {plain_text(local[name])}")
-
-
-def _described(found: Iterable[_Called]) -> ForwardCode:
+def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCode:
     files: set[Path] = set()
     values: set[str] = set()
-    for called in found:
-        code, names, path = called.code, called.names, called.path
-        if called.is_known:
+    for code, names in found:
+        path = Path(code.co_filename)
+        if _is_known(path, names):
             continue
         if path.is_file():
             files.add(path)
-        if called.is_users:
-            values |= called.values
+        else:
+            values.add(f"code {code.co_qualname} {_instructions(code)}")
+        if not is_installed(path):
             values.update(_globals_of(code, names))
             files.update(_modules_of(code, names))
     packages = {name: _version(name) for name in sorted({_package(path) for path in files if is_installed(path)})}
@@ -170,8 +142,7 @@ def _instructions(code: CodeType) -> str:
     """A digest of what code does, its inner functions' included."""
     digest = hashlib.sha256(code.co_code + repr(code.co_names).encode())
     for constant in code.co_consts:
-        text = _instructions(constant) if isinstance(constant, CodeType) else plain_text(constant)
-        digest.update(text.encode())
+        digest.update((_instructions(constant) if isinstance(constant, CodeType) else repr(constant)).encode())
     return digest.hexdigest()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elaswave_fx.program.forward_code import ForwardCode, forward_code
 
@@ -138,34 +137,3 @@ def test_looking_changes_nothing() -> None:
 
 def test_a_forward_pass_that_fails_is_looked_at_as_far_as_it_comes() -> None:
     assert forward_code(nn.Linear(3, 3), {"nothing": torch.ones(1)}).words() == "torch alone"
-
-
-def scaled(fn: Callable[[Tensor], Tensor]) -> nn.Module:
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, int]:
-            return fn(x).sum(), len(x)
-
-    return Net()
-
-
-def by_factor(factor: object) -> nn.Module:
-    return scaled(lambda x: x * factor)
-
-
-class Ways:
-    """What two models of one class may differ in, without an attribute or a line that says so."""
-
-    lambdas = (lambda: scaled(lambda x: x * 2), lambda: scaled(lambda x: x * 3))
-    held = (lambda: by_factor(2), lambda: by_factor(3))
-    held_tensors = (lambda: by_factor(torch.ones(3)), lambda: by_factor(torch.zeros(3)))
-    defaults = (lambda: scaled(lambda x, k=2: x * k), lambda: scaled(lambda x, k=3: x * k))
-    functions = (lambda: scaled(torch.relu), lambda: scaled(torch.tanh))
-    modules = (lambda: by_factor(math), lambda: by_factor(gc))
-    sets = (lambda: scaled(lambda x: x * ("a" in {"a", "b"})), lambda: scaled(lambda x: x * ("a" in {"a", "c"})))
-
-
-@pytest.mark.parametrize("way", [way for way in vars(Ways) if not way.startswith("_")])
-def test_what_a_function_holds_of_the_one_around_it_is_seen(way: str) -> None:
-    one, other = getattr(Ways, way)
-    lines = [forward_code(make(), BATCH).lines() for make in (one, one, other)]
-    assert lines[0] == lines[1] != lines[2]
