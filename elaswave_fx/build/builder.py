@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -28,7 +27,8 @@ from torch.nn.parameter import is_lazy
 
 from elaswave_fx import _native
 from elaswave_fx.build.links import measure_link
-from elaswave_fx.build.pipeline import user_pass_classes, user_pass_sources, user_passes_of
+from elaswave_fx.build.pipeline import user_pass_classes, user_passes_of
+from elaswave_fx.build.program_key import code_digest, computed_text, program_key
 from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
@@ -54,7 +54,6 @@ from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, trace_update
-from elaswave_fx.passes import assign_stages
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words, link_words
@@ -62,10 +61,9 @@ from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Host, HostLink, Link, Topology, local_topology
-from elaswave_fx.program import artifact as artifact_module
-from elaswave_fx.program.artifact import FORMAT, Artifact
+from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.fingerprint import fingerprint
-from elaswave_fx.program.forward_code import ForwardCode, forward_code
+from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.shared_storage import refuse_shared_storage
@@ -125,7 +123,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     model_print = fingerprint(model)  # before it runs, which may leave traces in it
     with python_state_kept(model):
         code = forward_code(model, batches[0])
-    key = program_key(config, model_print, batches[0], code)
+        computed = computed_text(model, batches[0])
+    key = program_key(config, model_print, batches[0], code, computed)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
     cached, damage = _from_cache(config, model, target)
@@ -265,7 +264,7 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
     home, trouble = _home(config, Path())
     folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
     code = Path(optimizer_module.__file__).read_bytes()
-    return cached_json(folder, name, digest(repr(optimizer), torch.__version__, code, _code_digest()), make)
+    return cached_json(folder, name, digest(repr(optimizer), torch.__version__, code, code_digest()), make)
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:
@@ -550,28 +549,3 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
         load_batch(source.dataset, source.train, 0, first),
         load_batch(source.dataset, source.train, first, second),
     )
-
-
-def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCode) -> str:
-    """What the program depends on: the model by its fingerprint, the code that it runs, the batch, options, versions,
-    and the code that compiles."""
-    inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
-    options = [
-        config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
-        config.passes.options, config.passes.extra, user_pass_sources(config.passes),
-        torch.__version__, platform.machine(), FORMAT,
-    ]  # fmt: skip
-    key = hashlib.sha256(json.dumps([model_print, code.lines(), inputs, options]).encode())
-    key.update(_code_digest())
-    return key.hexdigest()[:24]
-
-
-@functools.cache
-def _code_digest() -> bytes:
-    # The folders are found by a module's own file: an editable package's __path__ names the folder of the installation,
-    # not of the sources.
-    roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
-    code = hashlib.sha256()
-    for path in sorted(path for root in roots for path in root.glob("*.py")):
-        code.update(path.read_bytes())
-    return code.digest()

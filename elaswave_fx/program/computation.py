@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from elaswave_fx.program.fingerprint import ADDRESS
 from elaswave_fx.program.ir import UNSET
 
 _ENDLESS = 20
@@ -40,15 +41,22 @@ class Computation:
     calls: Mapping[str, str] = field(compare=False, repr=False)
     length: int = field(compare=False)
 
+    def text(self) -> str:
+        """The same in every process for the same computation."""
+        return "\n".join(f"{name} {digest}" for name, digest in sorted(self.results.items()))
+
     def first_difference(self, other: Computation) -> str:
         """ " in CLASS.METHOD, line N": where a call of `other` stands that this computation does not have."""
         return next((place for digest, place in other.calls.items() if digest not in self.calls and place), "")
 
 
-def record(model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None = None) -> Computation:
+def record(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None = None, gradients: bool = False
+) -> Computation:
     """Run forward once, with torch's generator as after `torch.manual_seed(0)`, and say what it computed.
 
-    `most`: the operators that it may call before TooLong is raised.
+    `most`: the operators that it may call before TooLong is raised. `gradients`: of the loss by every trained parameter
+    count too, so that a backward pass of the user's own does.
     """
     inputs = {name: tensor.clone() for name, tensor in batch.items()}
     buffers = dict(model.named_buffers())
@@ -57,13 +65,23 @@ def record(model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None
     try:
         with torch.random.fork_rng(), recorder:
             torch.manual_seed(0)
-            outputs = model(**inputs)
+            outputs = tree_leaves(model(**inputs))
+            found = _gradients(model, outputs[0]) if gradients else {}
     finally:
         if recorder.compiled:
             torch.compiler.reset()  # What was compiled for a recorder is of no use to others.
-    results = {f"result {i}": recorder.digest(value) for i, value in enumerate(tree_leaves(outputs))}
+    results = {f"result {i}": recorder.digest(value) for i, value in enumerate(outputs)}
+    results |= {f"gradient {name}": recorder.digest(tensor) for name, tensor in found.items()}
     results |= {name: recorder.digest(tensor) for name, tensor in buffers.items() if recorder.wrote(tensor)}
     return Computation(results, recorder.calls_of(results.values()), recorder.length)
+
+
+def _gradients(model: nn.Module, loss: Any) -> dict[str, torch.Tensor | None]:
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    if not trained or not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+        return {}
+    found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
+    return dict(zip(trained, found, strict=True))
 
 
 def allowance(base: Computation) -> int:
@@ -85,6 +103,11 @@ class _Recorder(TorchDispatchMode):
     """Notes calls of operators by the memory that they write: a view is known by its place in that memory."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Importing dynamo, to tell it to skip this class, takes seconds, which a program from the cache spares."""
+        return False
 
     def __init__(self, named: Mapping[str, torch.Tensor], most: int | None) -> None:
         super().__init__()
@@ -141,7 +164,7 @@ class _Recorder(TorchDispatchMode):
     def digest(self, value: Any) -> str:
         """A text for a value that an operator reads: what made it, or what it holds."""
         if not isinstance(value, torch.Tensor):
-            return f"{type(value).__name__} {getattr(value, '__qualname__', value)}"
+            return f"{type(value).__name__} {ADDRESS.sub('', str(getattr(value, '__qualname__', value)))}"
         place = f"{value.dtype} {tuple(value.shape)}"
         if value.layout == torch.strided:
             place += f" {value.stride()} {value.storage_offset()} {value.is_conj()} {value.is_neg()}"

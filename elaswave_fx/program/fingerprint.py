@@ -2,7 +2,8 @@
 
 It covers what a forward pass can see and a parameter's values cannot: the source of every module's class, shapes and
 ties, plain attributes, configuration objects, tensors that are neither parameter nor buffer. It is the same in every
-process: nothing in it depends on addresses, on the order of sets, or on the seed of hashes.
+process: nothing in it depends on addresses, on the order of sets, or on the seed of hashes. What is computed besides
+follows from variables of functions, globals, files: computation.py sees that.
 
     fingerprint(GPT(layers=4, dropout=0.1)) != fingerprint(GPT(layers=4, dropout=0.2))
 """
@@ -24,7 +25,7 @@ from torch import nn
 from elaswave_fx.files import file_digest
 
 _DEPTH = 6
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -122,7 +123,7 @@ def plain_text(value: Any, depth: int = 0) -> str:
         entries = (f"{plain_text(key, depth + 1)}: {plain_text(item, depth + 1)}" for key, item in value.items())
         return "{" + ", ".join(sorted(entries)) + "}"
     if not hasattr(value, "__dict__"):
-        return f"{_class_name(type(value))} {_ADDRESS.sub('', repr(value))}"
+        return f"{_class_name(type(value))} {ADDRESS.sub('', repr(value))}"
     items = ", ".join(f"{key}={plain_text(item, depth + 1)}" for key, item in _items(value))
     return f"{_class_name(type(value))}({items})"
 

@@ -111,7 +111,7 @@ def test_a_recipe_with_a_pass_that_does_not_exist(tmp_path: Path) -> None:
 
 def key(*overrides: str) -> str:
     model, batch = Classifier(), vectors(2, 2)
-    return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch))
+    return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch), "")
 
 
 @pytest.mark.parametrize("place", ["", "passes."], ids=["file", "folder without __init__"])

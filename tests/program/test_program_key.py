@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from collections.abc import Callable
+from typing import Any
 
-from elaswave_fx.build.builder import program_key
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.build.program_key import computed_text, program_key
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
 from tests.passes.models import Classifier, vectors
 
 
-def key(*overrides: str, samples: int = 2, model: Classifier | None = None) -> str:
-    model, batch = model or Classifier(), vectors(samples, samples)
-    return program_key(load_config(overrides), fingerprint(model), batch, forward_code(model, batch))
+def key(*overrides: str, seed: int = 2, model: Classifier | None = None) -> str:
+    model, batch = model or Classifier(), vectors(2, seed)
+    code, computed = forward_code(model, batch), computed_text(model, batch)
+    return program_key(load_config(overrides), fingerprint(model), batch, code, computed)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +48,82 @@ def test_the_model_changes_the_key() -> None:
 )
 def test_what_does_not_change_the_program_keeps_the_key(override: str) -> None:
     assert key(override) == key()
-    assert key(samples=5) == key(), "samples are not a part of the program"
+    assert key(seed=5) == key(), "samples are not a part of the program"
+
+
+OPTIONS = {"scale": 1.0}
+
+
+class Backwards(torch.autograd.Function):
+    """The identity, whose gradient is scaled by what its class holds."""
+
+    by = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * Backwards.by
+
+
+def made(value: float) -> nn.Module:
+    """A layer of a class that is made for it: both have one name."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * value
+
+    return Scaled()
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def key_around(layer: nn.Module) -> str:
+    model = Classifier()
+    model.layers.append(layer)
+    return key(model=model)
+
+
+def by_class(value: float, _: pytest.MonkeyPatch) -> nn.Module:
+    return made(value)
+
+
+def by_closure(value: float, _: pytest.MonkeyPatch) -> nn.Module:
+    return Calls(lambda x: x * value)
+
+
+def by_default(value: float, _: pytest.MonkeyPatch) -> nn.Module:
+    return Calls(lambda x, by=value: x * by)
+
+
+def by_global(value: float, patch: pytest.MonkeyPatch) -> nn.Module:
+    patch.setitem(OPTIONS, "scale", value)
+    return Calls(lambda x: x * OPTIONS["scale"])
+
+
+def by_environment(value: float, patch: pytest.MonkeyPatch) -> nn.Module:
+    patch.setenv("SCALE_OF_A_TEST", str(value))
+    return Calls(lambda x: x * float(os.environ["SCALE_OF_A_TEST"]))
+
+
+def by_backward(value: float, patch: pytest.MonkeyPatch) -> nn.Module:
+    patch.setattr(Backwards, "by", value)
+    return Calls(Backwards.apply)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [by_class, by_closure, by_default, by_global, by_environment, by_backward])
+def test_what_is_computed_changes_the_key_wherever_it_comes_from(
+    make: Callable[[float, pytest.MonkeyPatch], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = key_around(make(1.0, monkeypatch))
+    assert key_around(make(1.0, monkeypatch)) == one
+    assert key_around(make(2.0, monkeypatch)) != one
