@@ -24,7 +24,7 @@ class FindCouplings:
 
     def apply(self, program: Program) -> Program:
         program = program.clone()
-        found = find_couplings(program, program.example.state, program.example.batch)
+        found = find_couplings(program, program.example.state, program.example.batch, program.example.more)
         for node in found.shuffled:
             set_shuffled(node)
         return replace(program, batch_coupled=found.reasons)

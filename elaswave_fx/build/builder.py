@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elaswave_fx import _native
+from elaswave_fx.build.example_batches import example_batches
 from elaswave_fx.build.links import measure_link
 from elaswave_fx.build.pipeline import user_pass_classes, user_passes_of
 from elaswave_fx.build.program_key import code_digest, computed_text, program_key
@@ -35,7 +36,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Source, check_evaluation, load_batch, open_source
+from elaswave_fx.data import Source, check_evaluation, open_source
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.data.sample_digest import SampleDigest, digest_data
@@ -539,13 +540,3 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
     names = {id(tensor): name for name, tensor in tensors}
     stored = model.state_dict(keep_vars=True)
     return {key: names[id(value)] for key, value in stored.items() if id(value) in names}
-
-
-def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
-    """Two batches of different samples and sizes, whole granules both."""
-    granule = config.parallel.granule
-    first, second = 2 * max(granule, 1), 3 * max(granule, 1)
-    return (
-        load_batch(source.dataset, source.train, 0, first),
-        load_batch(source.dataset, source.train, first, second),
-    )

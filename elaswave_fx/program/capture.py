@@ -66,6 +66,8 @@ TRACE_ERRORS = (
 # Their backward passes take sizes as plain numbers: written out instead, recurrent layers as one call per step.
 _WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
                 torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
+_TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+"""What logs tracebacks while it traces."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -110,7 +112,7 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
         exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
         raise _NotThisWay(_export_message(model, error)) from error
-    program = _to_program(model, exported, Example(_state(model), batches[0]), granule, dynamic=size is not None)
+    program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
     try:
         for batch in small if size is None else (*batches, small[0]):
             check_against_eager(model, program, batch)
@@ -167,15 +169,17 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The tracer warns, and prints the graph so far when it fails; the user gets one line instead."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _TRACERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _export_message(model: nn.Module, error: Exception) -> str:

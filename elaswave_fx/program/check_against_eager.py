@@ -54,7 +54,8 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
         if not math.isfinite(value):
             raise CaptureError(
                 f"model: with {samples} samples and its first weights the {kind.value} of {type(model).__name__} is "
-                f"{value}; a model starts with a finite one"
+                f"{value}; a model starts with a finite one, and a part of a batch may lack what a mean divides by: "
+                "sum the loss and give the count, or set parallel.granule=the samples that belong together"
             )
         if not abs(value - got[kind]) <= tolerances[kind] * max(1.0, abs(value)):
             raise CaptureError(
@@ -114,6 +115,12 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
     for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
         ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
+        if not bool(theirs.isfinite().all()):
+            raise CaptureError(
+                f"model: the gradient of {name} in {type(model).__name__} is not finite with its first weights: some "
+                "operator has no derivative where it is called, and torch.where passes on 0 x inf = nan; a way out is "
+                "to replace its input there, as in torch.where(x > 0, x, 1).sqrt()"
+            )
         if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
             raise CaptureError(
                 f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "

@@ -60,7 +60,8 @@ def record(
     """
     inputs = {name: tensor.clone() for name, tensor in batch.items()}
     buffers = dict(model.named_buffers())
-    recorder = _Recorder({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
+    kind = _SkippedRecorder if "torch._dynamo" in sys.modules else _Recorder
+    recorder = kind({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
                          most)  # fmt: skip
     try:
         with torch.random.fork_rng(), recorder:
@@ -107,7 +108,7 @@ class _Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Importing dynamo, to tell it to skip this class, takes seconds, which a program from the cache spares."""
-        return False
+        return cls.__name__ != "_Recorder"
 
     def __init__(self, named: Mapping[str, torch.Tensor], most: int | None) -> None:
         super().__init__()
@@ -193,6 +194,13 @@ class _Recorder(TorchDispatchMode):
                 found.add(word)
                 stack += [other for text in self.by_digest[word].sources for other in text.split()]
         return {digest: call.place for digest, call in self.by_digest.items() if digest in found}
+
+
+class _SkippedRecorder(_Recorder):
+    """One that dynamo skips, for models that compile parts of themselves."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _draws(func: Any) -> bool:

@@ -14,6 +14,7 @@ so that an unknown operator cannot slip through. A program with any of them runs
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -67,12 +68,14 @@ class Couplings:
     shuffled: frozenset[fx.Node] = frozenset()
 
 
-def find_couplings(program: Program, state: State, batch: Batch) -> Couplings:
+def find_couplings(program: Program, state: State, batch: Batch, more: Batch | None = None) -> Couplings:
     """What couples the samples of a program.
 
     Args:
         state: parameters and buffers by name.
         batch: at least two granules.
+        more: other granules, whose sums are compared with those of `batch`: a mean over labels, or over what a router
+            chose, is a sum where all parts have equally many.
 
     Raises:
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
@@ -82,6 +85,8 @@ def find_couplings(program: Program, state: State, batch: Batch) -> Couplings:
     if locate_samples(program).symbol is None:
         return found
     not_additive = () if found.reasons else additivity(program, state, batch)
+    if more is not None and not (found.reasons or not_additive):
+        not_additive = _sums_differ(program, state, batch, more)
     if found.reasons or not_additive:
         _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons))
     return replace(found, reasons=found.reasons or not_additive)
@@ -368,12 +373,30 @@ def additivity(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
     return _precisely(compare)
 
 
+def _sums_differ(program: Program, state: State, batch: Batch, more: Batch) -> tuple[str, ...]:
+    """Check that loss and count of two batches of different samples add up to those of both together."""
+    both = {name: torch.cat([tensor, more[name]]) for name, tensor in batch.items()}
+
+    def compare(double: bool) -> tuple[str, ...]:
+        runs = _cut(program, state, both, _keys(_samples(both)), _samples(batch), double)
+        sums = tuple(_sums(program, run) for run in runs)
+        return _not_sums(program, sums, 1e-7 if double else 1e-3)
+
+    return _precisely(compare)
+
+
 def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:
     return tuple(
         f"{_describe(node)}: the {kind.value} of a batch is not the sum over its parts"
         for (kind, node), whole, head, tail in zip(_sum_nodes(program), *sums, strict=True)
-        if abs(head + tail - whole) > tolerance * max(abs(whole), abs(head), abs(tail))
+        if not _adds_up(whole, head, tail, tolerance)
     )
+
+
+def _adds_up(whole: float, head: float, tail: float, tolerance: float) -> bool:
+    if not (math.isfinite(whole) and math.isfinite(head + tail)):
+        return math.isfinite(whole) == math.isfinite(head + tail)  # A part may have nothing to divide by.
+    return abs(head + tail - whole) <= tolerance * max(abs(whole), abs(head), abs(tail))
 
 
 def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: bool) -> tuple[str, ...]:

@@ -155,10 +155,11 @@ class Unit:
 @dataclass(frozen=True)
 class Example:
     """What a model was captured with, for analyses that run the program: parameters and buffers by their first names,
-    inputs [samples, ...] by name, at least two granules of them."""
+    inputs [samples, ...] by name, at least two granules of them, and granules of other samples."""
 
     state: Mapping[str, torch.Tensor]
     batch: Mapping[str, torch.Tensor]
+    more: Mapping[str, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)

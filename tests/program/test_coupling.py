@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
@@ -335,3 +336,46 @@ def test_no_unit_ends_between_a_sort_and_its_inverse() -> None:
     for samples in (1, 3):
         batch = vectors(samples, 5)
         assert_same(run_units(compiled, batch), eager(compiled.model, batch))
+
+
+def masked_mean(scores: Tensor, y: Tensor) -> Tensor:
+    """A mean over the labels that count, of which two samples may have equally many."""
+    counts = (y > 0).float()
+    return (F.cross_entropy(scores, y, reduction="none") * counts).sum() / counts.sum().clamp(min=1) * y.numel()
+
+
+def per_positive(scores: Tensor, y: Tensor) -> Tensor:
+    """What detectors divide by: positives, at least one."""
+    positive = (y == 1).float()
+    return ((1 - scores.softmax(-1)[:, 1]) ** 2 * positive).sum() / positive.sum().clamp(min=1) * y.numel()
+
+
+def balance(scores: Tensor, y: Tensor) -> Tensor:
+    """What routers add: the shares of classes times their mean probabilities."""
+    shares = F.one_hot((scores + 9 * F.one_hot(y, CLASSES)).argmax(-1), CLASSES).float().mean(0)
+    return F.cross_entropy(scores, y, reduction="sum") + (shares * scores.softmax(-1).mean(0)).sum() * y.numel()
+
+
+def hard_ones(scores: Tensor, y: Tensor) -> Tensor:
+    """Samples that are worse than the mean of their batch."""
+    losses = F.cross_entropy(scores, y, reduction="none")
+    return (losses * (losses > losses.detach().mean())).sum()
+
+
+@pytest.mark.parametrize("loss", [masked_mean, per_positive, balance, hard_ones])
+def test_sums_that_parts_of_one_kind_hide_are_found_by_others(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    class Net(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return loss(self.head(self.features(x)), y), torch.ones_like(y).sum()
+
+    torch.manual_seed(0)
+    model, batch, more = Net(layers=1), vectors(2, 1), vectors(3, 2)
+    batch["y"], more["y"] = torch.tensor([1, 1]), torch.tensor([0, 1, 2])
+    program = front(model, vectors, 1)
+    (reason,) = find_couplings(program, state_of(model), batch, more).reasons
+    assert reason.endswith("the loss of a batch is not the sum over its parts")
+
+
+def test_a_sum_stays_one_with_other_samples() -> None:
+    model = Classifier(layers=1)
+    assert find_couplings(front(model, vectors, 1), state_of(model), vectors(2, 1), vectors(3, 2)).reasons == ()

@@ -93,8 +93,8 @@ _features, _sequence = partial(Kind, "features"), partial(Kind, "sequence")
 _image, _tokens = partial(Kind, "image"), partial(Kind, "tokens")
 
 
-def _loss(loss: Loss, refused: tuple[str, ...] = ()) -> Kind:
-    return Kind("features", nn.Tanh, loss=loss, refused=refused)
+def _loss(loss: Loss, refused: tuple[str, ...] = (), granule: int = 1) -> Kind:
+    return Kind("features", nn.Tanh, granule, loss=loss, refused=refused)
 
 
 class Twice(nn.Module):
@@ -149,6 +149,21 @@ def _ctc(scores: Tensor, y: Tensor) -> Tensor:
     steps = torch.stack([scores.roll(shift, -1) for shift in range(CLASSES)]).log_softmax(-1)
     lengths = torch.full_like(y, CLASSES)
     return F.ctc_loss(steps, (y % 3 + 1)[:, None], lengths, torch.ones_like(y), reduction="sum")
+
+
+def _masked_mean(scores: Tensor, y: Tensor) -> Tensor:
+    counts = (y > 0).float()
+    return (F.cross_entropy(scores, y, reduction="none") * counts).sum() / counts.sum().clamp(min=1) * y.numel()
+
+
+def _per_positive(scores: Tensor, y: Tensor) -> Tensor:
+    positive = (y == 1).float()
+    return ((1 - scores.softmax(-1)[:, 1]) ** 2 * positive).sum() / positive.sum().clamp(min=1) * y.numel()
+
+
+def _balance(scores: Tensor, y: Tensor) -> Tensor:
+    shares = F.one_hot(scores.argmax(-1), CLASSES).float().mean(0)
+    return F.cross_entropy(scores, y, reduction="sum") + (shares * scores.softmax(-1).mean(0)).sum() * y.numel()
 
 
 KINDS: dict[str, Kind] = {
@@ -276,6 +291,9 @@ KINDS: dict[str, Kind] = {
     "Poisson": _features(lambda: bodies.Noise("poisson"), refused=("poisson", "cannot be keyed")),
     # Samples together
     "batch norm": _image(lambda: nn.BatchNorm2d(8), granule=SAMPLES),
+    "mean over masked labels": _loss(_masked_mean, granule=SAMPLES),
+    "mean over positives": _loss(_per_positive, granule=SAMPLES),
+    "balance of experts": _loss(_balance, granule=SAMPLES),
     "contrast within a batch": _features(bodies.Contrast, granule=SAMPLES),
     "moving average of a batch": _features(bodies.Averages, granule=SAMPLES),
     # State of a step

@@ -1,0 +1,55 @@
+"""Batches on which a model is tried before it trains: samples of the data that differ.
+
+Two sentences of one length hide that a loss is a mean over the labels of its batch; so the samples are chosen, among
+the first of training, by what masks, paddings and labels are told from: zeros, negative numbers, how often the last
+number comes, the first one.
+
+    example_batches(config, source)   ->  (two granules, three granules)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from elaswave_fx.config.types import Config
+from elaswave_fx.data import Source, load_batch
+
+Batch = dict[str, torch.Tensor]
+
+_EXAMINED = 16
+
+
+def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
+    """Two batches of different samples and sizes, whole granules both."""
+    granule = max(config.parallel.granule, 1)
+    first, both = 2 * granule, 5 * granule
+    pool = load_batch(source.dataset, source.train, 0, max(both, _EXAMINED))
+    chosen = _most_different(torch.cat([_signs(tensor) for tensor in pool.values()], dim=1), both)
+    return _part(pool, chosen[:first]), _part(pool, chosen[first:])
+
+
+def _part(pool: Batch, chosen: list[int]) -> Batch:
+    return {name: tensor[chosen] for name, tensor in pool.items()}
+
+
+def _signs(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers [samples, …] by which samples of a field are told apart."""
+    values = tensor.reshape(len(tensor), -1)
+    if not values.shape[1]:
+        return torch.zeros(len(tensor), 0)
+    found = [(values == 0).sum(1)]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        found += [(values < 0).sum(1), (values == values[:, -1:]).sum(1), values[:, 0]]
+    return torch.stack([each.double() for each in found], dim=1)
+
+
+def _most_different(signs: torch.Tensor, count: int) -> list[int]:
+    """So many samples: always the one with the most signs that none before it has."""
+    chosen = [0]
+    new = signs != signs[0]
+    while len(chosen) < count:
+        rest = new.sum(1)
+        rest[chosen] = -1
+        chosen.append(int(rest.argmax()))
+        new &= signs != signs[chosen[-1]]
+    return chosen
