@@ -83,7 +83,7 @@ class _Lowering:
         elif isinstance(target, torch._ops.OpOverload):
             schema = target._schema
             numbers = _numbers_for_tensors(node)
-            scalar = _scalar_overload(target, numbers)
+            scalar = _scalar_overload(node, numbers)
             if scalar is not None:
                 schema, numbers = scalar._schema, []
             given = {name: self._scalar_tensor(node, name) for name in numbers}
@@ -126,14 +126,26 @@ class _Lowering:
     def _scalar_tensor(self, node: fx.Node, name: str) -> list[Any]:
         """A slot with a number as a 0-dim tensor, of the dtype of the tensor that it meets."""
         number = argument(node, name)
+        if isinstance(number, complex):
+            return self._complex_tensor(node, number)
         tensors = [value_of(n) for n in node.all_input_nodes if isinstance(value_of(n), torch.Tensor)]
         meets = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
         real = isinstance(value_of(number) if isinstance(number, fx.Node) else number, (float, torch.SymFloat))
         dtype = torch.float32 if real and not meets.is_floating_point() else meets.dtype
+        values = (number, dtype, None, meets.device, None)
+        return self._emit("aten::scalar_tensor", [self._argument(node, value) for value in values])
+
+    def _complex_tensor(self, node: fx.Node, number: complex) -> list[Any]:
+        """A slot with a complex number as a 0-dim tensor, of the precision of the node's result."""
+        result = value_of(node)
+        options = (result.real.dtype, None, result.device, None)
+        parts = [(number.real, *options), (number.imag, *options)]
+        made = [self._emit("aten::scalar_tensor", [self._argument(node, value) for value in part]) for part in parts]
+        return self._emit("aten::complex", made)
+
+    def _emit(self, op: str, args: list[Any]) -> list[Any]:
         slot = self._new_slot()
-        args = [self._argument(node, value) for value in (number, dtype, None, meets.device, None)]
-        entry = {"op": "aten::scalar_tensor", "overload": "", "args": args, "frees": [], "outs": [slot]}
-        self.instructions.append(entry)
+        self.instructions.append({"op": op, "overload": "", "args": args, "frees": [], "outs": [slot]})
         return ["slot", slot]
 
     def _argument(self, node: fx.Node, value: Any) -> list[Any]:
@@ -173,13 +185,14 @@ def _numbers_for_tensors(node: fx.Node) -> list[str]:
     return [p.name for p in parameters if str(p.type) == "Tensor" and _is_number(argument(node, p.name))]
 
 
-def _scalar_overload(target: Any, numbers: list[str]) -> Any:
+def _scalar_overload(node: fx.Node, numbers: list[str]) -> Any:
     """The overload that takes the one number and computes the same bits, if there is one.
 
     mul.Tensor(x, 0.5) is mul.Scalar(x, 0.5), div.Tensor_mode(x, 2, ...) is div.Scalar_mode(x, 2, ...).
     """
-    if numbers != ["other"]:
+    if numbers != ["other"] or isinstance(argument(node, "other"), complex):
         return None
+    target: Any = node.target
     given = target._schema.overload_name
     name = given.replace("Tensor", "Scalar", 1) or "Scalar"
     known = name != given and name in target.overloadpacket.overloads()
@@ -188,7 +201,7 @@ def _scalar_overload(target: Any, numbers: list[str]) -> Any:
 
 def _is_number(given: Any) -> bool:
     value = value_of(given) if isinstance(given, fx.Node) else given
-    return isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat))
+    return isinstance(value, (bool, int, float, complex, torch.SymInt, torch.SymFloat))
 
 
 def _slots(args: Any) -> list[int]:

@@ -258,7 +258,7 @@ def _translated(words: Sequence[str], config_name: str) -> Iterator[None]:
     try:
         yield
     except MissingConfigException as error:
-        raise ConfigError(_missing_config(error)) from error
+        raise ConfigError(_missing_config(error, words)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "a recipe"
@@ -295,7 +295,7 @@ def _no_option(words: Sequence[str]) -> str:
     return "a group of the configuration must be given a name"
 
 
-def _missing_config(error: MissingConfigException) -> str:
+def _missing_config(error: MissingConfigException, words: Sequence[str]) -> str:
     name = error.missing_cfg_file
     if name is None:
         return _first_line(error)
@@ -303,7 +303,8 @@ def _missing_config(error: MissingConfigException) -> str:
     options = [choice.removesuffix(".yaml") for choice in error.options or ()]
     if not group:
         return f"{_first_line(error)}"
-    return f"{group}={option}: no such {group}; {hint(option, options, 'value')}"
+    key = next((key for key, name in _PACKAGES.items() if f"{key}={option}" in words), group)
+    return f"{key}={option}: no such {group}; {hint(option, options, 'value')}"
 
 
 def _bad_override(error: Exception, config_name: str) -> str:

@@ -167,7 +167,7 @@ class RunDirectory:
                 for old in (old for pattern in _OF_EARLIER_RUNS for old in path.glob(pattern)):
                     old.unlink()
             for name in ("metrics.jsonl", "events.jsonl"):
-                directory._open(name)
+                os.close(open_log(path / name))
         return directory
 
     @staticmethod
@@ -274,13 +274,15 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 class _LineFile:
-    """A file of lines that is added to. What cannot be written (a full disk) waits for the next time."""
+    """A file of lines that is added to. What cannot be written (a full disk, a link of that name) waits for the next
+    time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: str | None = None
         self._waiting = bytearray()
-        self._descriptor = open_log(path)
+        self._descriptor: int | None = None
+        self._write()
 
     def add(self, line: str) -> None:
         self._waiting += line.encode()
@@ -288,10 +290,13 @@ class _LineFile:
 
     def close(self) -> None:
         self._write()
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
     def _write(self) -> None:
         try:
+            if self._descriptor is None:
+                self._descriptor = open_log(self.path)
             while self._waiting:
                 del self._waiting[: os.write(self._descriptor, self._waiting)]
             self.trouble = None

@@ -196,6 +196,25 @@ class Keyed(nn.Module):
         return x
 
 
+class Turned(nn.Module):
+    """Python's complex numbers among tensors that are real and complex."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.fft.fft(x) * (0.6 + 0.8j) - 1j * x
+        return turned.real + torch.exp(0.5j * x).imag + (x + 2j).abs()
+
+
+class Kronecker(nn.Module):
+    """A product of two tensors that takes the batch for a dimension like another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.kron(x, self.factor).reshape(len(x), 2, WIDTH, 2).sum((1, 3))
+
+
 Energy = Callable[[Tensor], Tensor]
 
 

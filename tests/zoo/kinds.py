@@ -190,6 +190,8 @@ KINDS: dict[str, Kind] = {
     "linear solve, determinant": _features(bodies.Solved),
     "linear solve, checked": _features(lambda: bodies.Solved(True), refused=("_linalg_check_errors", "solve_ex")),
     "Fourier transform": _features(bodies.Complex),
+    "complex numbers": _features(bodies.Turned),
+    "Kronecker product": _features(bodies.Kronecker),
     "capsules": _features(bodies.Capsules),
     "sorted features": _features(lambda: Do(lambda x: x.sort(-1).values)),
     "cumulative sums": _features(lambda: Do(lambda x: x.cumsum(-1) / WIDTH)),
