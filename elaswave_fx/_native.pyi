@@ -214,8 +214,8 @@ class Fault:
 
 @final
 class StepOptions:
-    """What a step is told beside its inputs. `content`: of the inputs, for the vote. `slowdown`: units take so many
-    times as long, at least 1; for tests."""
+    """What a step is told beside its inputs. `content`: of the inputs, for the vote, and `cross_check`: of another
+    rank's, as this one has read them. `slowdown`: units take so many times as long, at least 1; for tests."""
 
     def __init__(
         self,
@@ -223,7 +223,8 @@ class StepOptions:
         clip_norm: float | None = None,
         *,
         stop_wanted: bool = False,
-        content: tuple[int, int] = (0, 0),
+        content: tuple[int, int, int] = (0, 0, 0),
+        cross_check: tuple[int, tuple[int, int, int]] | None = None,
         fault: Fault | None = None,
         slowdown: float = 1.0,
     ) -> None: ...

@@ -44,6 +44,10 @@ class CopyDiffers(ExecError):
     """A copy of a box differs from its owner's; it was dropped, and the step was left before its commit."""
 
 
+class InputsDiffer(ExecError):
+    """A rank has read other samples than the rank that fed them; the step was left by all ranks, before its commit."""
+
+
 class UpdateFailed(ExecError):
     """The update of a box failed, whose step is committed: this rank's state of the box is gone, and the rank ends. The
     other copies are updated by themselves, so the others go on."""

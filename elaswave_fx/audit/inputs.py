@@ -109,7 +109,7 @@ class _Examiner:
         for tile in plan.tiles:
             vouched = vouched_inputs(self._artifact, plan, tile.rank)
             own = {name: torch.cat([batch[name][s.lo : s.hi] for s in tile.spans]) for name in vouched}
-            low, high = content_of(own, [range(first + s.lo, first + s.hi) for s in tile.spans])
+            low, high, _ = content_of(own, [range(first + s.lo, first + s.hi) for s in tile.spans])
             total += low | high << 64
             if line.tile_hashes.get(str(tile.rank)) != f"{low | high << 64:032x}":
                 yield wrong("contents", f"{_place(line, tile)}: was fed other samples than those of these positions")

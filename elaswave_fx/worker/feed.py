@@ -4,7 +4,8 @@
     feed.take(7)  ->  StepInputs(inputs {"input_ids": int64 [8, 64]}, content (…, …))
 
 The content of a step is the sum, modulo 2^128, of a hash of every sample of every input. Each is vouched for once, by
-the rank that runs the first unit that reads it, so the sum over ranks does not depend on who computes what.
+the rank that runs the first unit that reads it, so the sum over ranks does not depend on who computes what. A feed with
+`cross_check` also reads what another rank vouches for, see cross_check.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -20,35 +22,56 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.data import Prefetcher, Source, load_ranges
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.topology import Rank
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.worker.cross_check import checked_ranks, has_origins
 from elaswave_fx.worker.engine import input_names, vouched_inputs
 
-Content = tuple[int, int]
-"""A sum of hashes modulo 2^128, as its low and high 64 bits."""
 
-NOTHING: Content = (0, 0)
+class Content(NamedTuple):
+    """A sum of hashes modulo 2^128, as its low and high 64 bits; and the sum of the low halves of the hashes times the
+    samples' positions, modulo 2^64, which tells where one differs."""
+
+    low: int
+    high: int
+    places: int
+
+
+NOTHING = Content(0, 0, 0)
 _LOW = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a rank's units read in a step, and the hash of what it vouches for."""
+    """What a rank's units read in a step, and the hash of what it vouches for. `cross_check`: a rank, and the hash of
+    what that one vouches for, as it is read here."""
 
     inputs: dict[str, torch.Tensor]
     content: Content = NOTHING
+    cross_check: tuple[Rank, Content] | None = None
 
 
 class InputFeed:
     """Of one tile; a rank whose units read no inputs gets nothing. One thread owns it."""
 
     def __init__(
-        self, config: Config, artifact: Artifact, plan: Plan, rank: int, source: Source, first_step: int
+        self,
+        config: Config,
+        artifact: Artifact,
+        plan: Plan,
+        rank: int,
+        source: Source,
+        first_step: int,
+        cross_check: bool = False,
     ) -> None:
-        tile = plan.tile(rank)  # type: ignore[arg-type]
         self._names = input_names(artifact, plan, rank)
-        self._vouched = vouched_inputs(artifact, plan, rank)
-        self._config, self._spans, self._source = config, tile.spans, source
-        self._ahead = Prefetcher(self._load, first_step, config.steps) if self._names else None
+        self._config, self._plan, self._source = config, plan, source
+        self._rank = Rank(rank)
+        self._checks = cross_check and has_origins(plan.ranks, config.parallel.ranks)
+        vouching = plan.ranks if self._checks else (self._rank,)
+        self._vouched = {each: vouched_inputs(artifact, plan, each) for each in vouching}
+        reads = bool(self._names) or self._checks
+        self._ahead = Prefetcher(self._load, first_step, config.steps) if reads else None
 
     def await_batch(self, step: int, timeout_s: float) -> bool:
         """Whether what step `step` reads is here, waiting for so long for it."""
@@ -60,23 +83,43 @@ class InputFeed:
 
     def held_out(self, number: int) -> dict[str, torch.Tensor]:
         """What the held-out batch `number` gives this rank."""
-        if self._ahead is None:
+        if not self._names:
             return {}
-        return self._select(load_ranges(self._source.evaluation, self._source.held_out, self._positions(number)))
+        positions = self._positions(number, self._rank)
+        return self._select(load_ranges(self._source.evaluation, self._source.held_out, positions))
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
 
     def _load(self, step: int) -> StepInputs:
-        positions = self._positions(step)
-        batch = load_ranges(self._source.dataset, self._source.train, positions)
-        return StepInputs(self._select(batch), content_of({name: batch[name] for name in self._vouched}, positions))
+        positions = self._positions(step, self._rank)
+        batch = self._read(positions) if self._names else {}
+        content = self._content(self._rank, batch, positions)
+        return StepInputs(self._select(batch), content, self._cross_check(step, batch, positions))
 
-    def _positions(self, step: int) -> list[range]:
-        """Of the tile's samples, in the run."""
+    def _cross_check(self, step: int, batch: Batch, positions: Sequence[range]) -> tuple[Rank, Content] | None:
+        """Whom this rank compares with what it reads, which may be in its own batch of these positions."""
+        if not self._checks:
+            return None
+        other = checked_ranks(self._plan.ranks, self._config.parallel.ranks, step).get(self._rank)
+        if other is None or not self._vouched[other]:
+            return None
+        theirs = self._positions(step, other)
+        read = batch if batch and theirs == positions else self._read(theirs)
+        return other, self._content(other, read, theirs)
+
+    def _read(self, positions: Sequence[range]) -> Batch:
+        return load_ranges(self._source.dataset, self._source.train, positions)
+
+    def _content(self, rank: Rank, batch: Batch, positions: Sequence[range]) -> Content:
+        """What a rank vouches for of its samples."""
+        return content_of({name: batch[name] for name in self._vouched[rank]}, positions)
+
+    def _positions(self, step: int, rank: Rank) -> list[range]:
+        """Of a rank's samples, in the run."""
         first = step * self._config.global_batch
-        return [range(first + span.lo, first + span.hi) for span in self._spans]
+        return [range(first + span.lo, first + span.hi) for span in self._plan.tile(rank).spans]
 
     def _select(self, batch: Batch) -> dict[str, torch.Tensor]:
         return {name: batch[name] for name in self._names}
@@ -84,7 +127,7 @@ class InputFeed:
 
 def content_of(batch: Batch, positions: Sequence[range]) -> Content:
     """The content of samples at these global positions, one range after the other; inputs [samples, …]."""
-    total = 0
+    total = places = 0
     for name, tensor in batch.items():
         if not tensor.numel():
             continue
@@ -92,5 +135,14 @@ def content_of(batch: Batch, positions: Sequence[range]) -> Content:
         for position, row in zip(chain.from_iterable(positions), rows, strict=True):
             digest = hashlib.blake2b(row.data, digest_size=16, person=position.to_bytes(8, "little"))
             digest.update(name.encode())
-            total += int.from_bytes(digest.digest(), "little")
-    return total & _LOW, total >> 64 & _LOW
+            value = int.from_bytes(digest.digest(), "little")
+            total += value
+            places += position * (value & _LOW)
+    return Content(total & _LOW, total >> 64 & _LOW, places & _LOW)
+
+
+def reads_alike(was: Plan, now: Plan, rank: Rank, started: int, cross_check: bool) -> bool:
+    """Whether a rank reads the same by two plans of a job that began with `started` ranks, so that its feed stays."""
+    if cross_check and (has_origins(was.ranks, started) or has_origins(now.ranks, started)):
+        return was.tiles == now.tiles
+    return was.tile(rank) == now.tile(rank)

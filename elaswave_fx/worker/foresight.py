@@ -23,11 +23,17 @@ class Foresight:
     Args:
         engine: that of the rank, which may come later than this.
         make_feed: of a plan, from a step on.
+        reads_alike: whether the feed by a plan serves another one.
     """
 
     def __init__(
-        self, rank: Rank, engine: Callable[[], RankEngine | None], make_feed: Callable[[Plan, int], InputFeed]
+        self,
+        rank: Rank,
+        engine: Callable[[], RankEngine | None],
+        make_feed: Callable[[Plan, int], InputFeed],
+        reads_alike: Callable[[Plan, Plan], bool],
     ) -> None:
+        self.reads_alike = reads_alike
         self._rank, self._engine, self._make_feed = rank, engine, make_feed
         self._thread = ThreadPoolExecutor(1, "foresight")  # It begins with the first plan, after all forks.
         self._expected: tuple[str, Future[Plan]] | None = None
@@ -63,7 +69,7 @@ class Foresight:
         plan, engine = Plan.from_json(text), self._engine()
         if engine is not None and self._rank in plan.ranks:
             engine.foresee(plan)
-            if plan.tile(self._rank) != engine.plan.tile(self._rank):
+            if not self.reads_alike(engine.plan, plan):
                 self._keep((plan, self._make_feed(plan, first_step)))
         return plan
 

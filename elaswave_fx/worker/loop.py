@@ -5,6 +5,7 @@ launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps o
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import deque
@@ -21,15 +22,26 @@ from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Go
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
-from elaswave_fx.control.store.ledger import edges_of
+from elaswave_fx.control.store.ledger import Payload, edges_of
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
-from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, HasLeft, JobOver, UpdateFailed
+from elaswave_fx.errors import (
+    CommError,
+    ConfigError,
+    CopyDiffers,
+    ExecError,
+    HasLeft,
+    InputsDiffer,
+    JobOver,
+    UpdateFailed,
+)
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.plan.memory import memory_of
+from elaswave_fx.plan.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
+from elaswave_fx.worker.cross_check import find_difference, message
 from elaswave_fx.worker.export_model import export_model
 from elaswave_fx.worker.predictions import Predictions
 from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
@@ -124,10 +136,28 @@ class Training:
                 if self._failures > _FAILURES_MAX:
                     raise
                 failed = error
+            except InputsDiffer as error:
+                raise self._data_differs() from error
             except ExecError as error:
                 if self._has_lost_state():
                     raise UpdateFailed(str(error)) from error
                 raise
+
+    def _data_differs(self) -> JobOver:
+        """The end of the job: a rank feeds other samples than another one reads. All ranks say so alike."""
+        worker = self._worker
+        step = worker.committed.version
+        votes = worker.engine.native.holdings().votes
+        payloads = {Rank(rank): Payload.unpack(vote) for rank, vote in votes.items()}
+        found = find_difference(payloads, step * worker.config.global_batch)
+        assert found is not None, "the engine has found it in the same votes"
+        reason = message(worker.config, worker.source, step, found, worker.links.host)
+        if worker.is_first:
+            worker.context.report_event("gave_up", worker.plan.epoch, step=step, reason=reason)
+        with contextlib.suppress(CommError):  # No rank that still waits for votes takes this one for lost.
+            worker.group.barrier(CONNECT_S)
+        worker.agent.close()  # The coordinator makes no new epoch: this rank is not lost, but done.
+        return JobOver(reason)
 
     def _has_lost_state(self) -> bool:
         """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
@@ -229,6 +259,7 @@ class Training:
             config.clip_norm,
             stop_wanted=self._wants_to_stop(),
             content=fed.content,
+            cross_check=fed.cross_check,
             fault=self._native_fault(step),
             slowdown=self._slowdown(step),
         )

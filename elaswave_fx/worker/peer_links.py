@@ -18,6 +18,7 @@ class PeerLinks:
 
     def __init__(self, endpoint: _native.Endpoint) -> None:
         self._endpoint = endpoint
+        self._hosts: dict[int, str] = {}
         self._unlinked: frozenset[int] = frozenset()  # These had no link when they were looked for last.
 
     def open(self, cards: Iterable[Card], timeout_s: float, anew: Collection[int] = ()) -> None:
@@ -26,9 +27,14 @@ class PeerLinks:
         lost = (rank for rank in self._endpoint.lost_peers if rank not in anew)
         known = {self._endpoint.rank, *self._endpoint.peers, *lost}
         missing = {card.number: (card.host, card.port, card.memory_domain) for card in cards}
+        self._hosts |= {int(rank): host for rank, (host, *_) in missing.items()}
         missing = {int(rank): place for rank, place in missing.items() if rank not in known}
         self._unlinked = frozenset(missing)
         self._endpoint.connect(missing, timeout_s)
+
+    def host(self, rank: int) -> str:
+        """The address or the name of the host of a rank that has been a member, as others reach it."""
+        return self._hosts.get(rank, "host not known")
 
     def lost(self) -> set[int]:
         """The ranks to which there should be a link, and is none."""

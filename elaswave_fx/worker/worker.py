@@ -39,8 +39,9 @@ from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.worker.checkpoints import Checkpoints
 from elaswave_fx.worker.clocks import rank_clock, set_clock
+from elaswave_fx.worker.cross_check import is_needed
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
-from elaswave_fx.worker.feed import InputFeed
+from elaswave_fx.worker.feed import InputFeed, reads_alike
 from elaswave_fx.worker.foresight import Foresight
 from elaswave_fx.worker.peer_links import PeerLinks
 
@@ -92,13 +93,12 @@ class Worker:
         return self.rank == self.plan.ranks[0]
 
     def begin_epoch(self, plan: Plan) -> None:
-        """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed of the tile if that is
-        another."""
+        """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed if another is needed."""
         if self.clock is not None:
             set_clock(self.clock, plan, self.rank, self.context)
-        moves = plan.tile(self.rank) != self.plan.tile(self.rank)
+        stays = self.foresight.reads_alike(self.plan, plan)
         self.join_group(plan)
-        if self.feed is not None and not moves:
+        if self.feed is not None and stays:
             return  # any step may be taken from it
         if self.feed is not None:
             self.feed.close()
@@ -122,7 +122,8 @@ class Worker:
 
 @dataclass
 class Equipment:
-    """What a rank has before it is in an epoch, and keeps. `engine` comes with the first one."""
+    """What a rank has before it is in an epoch, and keeps. `engine` comes with the first one. `cross_check`: samples of
+    ranks that opened the data apart are read again."""
 
     config: Config
     card: Card
@@ -134,12 +135,15 @@ class Equipment:
     optimizer: Optimizer
     code: UserCode
     source: Source
+    cross_check: bool
     disk_work: DiskWork = field(default_factory=DiskWork)
     engine: RankEngine | None = None
     foresight: Foresight = field(init=False)
 
     def __post_init__(self) -> None:
-        self.foresight = Foresight(Rank(self.card.number), lambda: self.engine, self._feed)
+        rank, started = Rank(self.card.number), self.config.parallel.ranks
+        alike = partial(reads_alike, rank=rank, started=started, cross_check=self.cross_check)
+        self.foresight = Foresight(rank, lambda: self.engine, self._feed, alike)
 
     def progress(self) -> Progress:
         """What the rank does now."""
@@ -152,7 +156,8 @@ class Equipment:
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def _feed(self, plan: Plan, first_step: int) -> InputFeed:
-        return InputFeed(self.config, self.artifact, plan, self.card.number, self.source, first_step)
+        rank = self.card.number
+        return InputFeed(self.config, self.artifact, plan, rank, self.source, first_step, self.cross_check)
 
     def interrupt(self, reason: str) -> None:
         """Have the step fail, here and at the others."""
@@ -183,6 +188,7 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     return Equipment(
         config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
         make_optimizer(config.optimizer), code, open_source(config, code=code),
+        is_needed(config, context.build.data_digest),
     )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const exec::CopyDiffers& error) {
     py::set_error(py::module_::import("elaswave_fx.errors").attr("CopyDiffers"), error.what());
+  } catch (const exec::InputsDiffer& error) {
+    py::set_error(py::module_::import("elaswave_fx.errors").attr("InputsDiffer"), error.what());
   } catch (const ExecError& error) {
     py::set_error(py::module_::import("elaswave_fx.errors").attr("ExecError"), error.what());
   }
@@ -141,11 +143,16 @@ std::map<std::string, exec::Timing> timings_of(const exec::StepResult& result) {
   return timings;
 }
 
-using Content = std::pair<std::uint64_t, std::uint64_t>;
+using Content = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
 
-exec::StepOptions make_options(double deadline_s, std::optional<double> clip_norm, bool stop_wanted, Content content,
+exec::Content content_of(const Content& words) { return {std::get<0>(words), std::get<1>(words), std::get<2>(words)}; }
+
+exec::StepOptions make_options(double deadline_s, std::optional<double> clip_norm, bool stop_wanted,
+                               const Content& content, const std::optional<std::pair<RankId, Content>>& cross_check,
                                std::optional<exec::Fault> fault, double slowdown) {
-  return {deadline_s, clip_norm, stop_wanted, {content.first, content.second}, std::move(fault), slowdown};
+  std::optional<exec::CrossCheck> check;
+  if (cross_check) check = {cross_check->first, content_of(cross_check->second)};
+  return {deadline_s, clip_norm, stop_wanted, content_of(content), check, std::move(fault), slowdown};
 }
 
 exec::Fault make_fault(const std::string& instruction, int signal, double cut_s, std::optional<int> pipe,
@@ -177,8 +184,8 @@ void bind_step(py::module_& module) {
            py::arg("pipe") = py::none(), py::arg("words") = py::bytes());
   py::class_<exec::StepOptions>(module, "StepOptions", "What a step is told beside its inputs.")
       .def(py::init(&make_options), py::arg("deadline_s"), py::arg("clip_norm") = py::none(), py::kw_only(),
-           py::arg("stop_wanted") = false, py::arg("content") = Content(), py::arg("fault") = py::none(),
-           py::arg("slowdown") = 1.0);
+           py::arg("stop_wanted") = false, py::arg("content") = Content(), py::arg("cross_check") = py::none(),
+           py::arg("fault") = py::none(), py::arg("slowdown") = 1.0);
   py::class_<exec::Timing>(module, "Timing", "How often an instruction ran, how long, and how much of it it waited.")
       .def_readonly("count", &exec::Timing::count)
       .def_readonly("seconds", &exec::Timing::seconds)

@@ -97,8 +97,9 @@ struct Fault {
 struct StepOptions {
   double deadline_s = 0.0;
   std::optional<double> clip_norm;
-  bool stop_wanted = false;  // for the vote
-  Digest content;            // of the inputs, for the vote
+  bool stop_wanted = false;               // for the vote
+  Content content;                        // of the inputs, for the vote
+  std::optional<CrossCheck> cross_check;  // for the vote
   std::optional<Fault> fault;
   double slowdown = 1.0;  // units take so many times as long: for tests of what comes of slow ranks; at least 1
 };
@@ -250,6 +251,7 @@ class Engine {
   void all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
                         std::size_t channel);
   commit::Actions commit(const std::vector<Vote>& votes);
+  void check_contents(const std::vector<Vote>& votes) const;
   void sum_votes(const std::vector<Vote>& votes);
   void compute_clip(double square);
   void update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper);

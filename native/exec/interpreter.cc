@@ -272,6 +272,7 @@ void Engine::vote() {
   mine.memory_bytes = static_cast<double>(resident_peak_bytes());
   mine.busy_seconds = device_.times().kernels == 0 ? busy_seconds_ : device_.times().modelled_s;
   mine.content = options_.content;
+  mine.cross_check = options_.cross_check;
   mine.keys = keys_;
   mine.buckets = shards_.owned_digests();
   mine.consumed = consumed_.spans();
@@ -301,8 +302,23 @@ void Engine::check_copies(const commit::Actions& cast) const {
                     " differ from their owners'");
 }
 
+// Throws InputsDiffer, on all ranks alike, if one has read other samples than the rank that fed them. `votes`: those of
+// `votes_`, in their order.
+void Engine::check_contents(const std::vector<Vote>& votes) const {
+  std::map<RankId, Content> fed;
+  for (std::size_t i = 0; const auto& [rank, words] : votes_) fed[rank] = votes[i++].content;
+  for (std::size_t i = 0; const auto& [rank, words] : votes_) {
+    const std::optional<CrossCheck>& check = votes[i++].cross_check;
+    const auto other = check ? fed.find(check->rank) : fed.end();
+    if (other == fed.end() || other->second == check->content) continue;
+    throw InputsDiffer("step " + std::to_string(step_index_) + ": rank " + std::to_string(rank.value()) +
+                       " reads other samples than rank " + std::to_string(check->rank.value()) + " fed");
+  }
+}
+
 // Refused by the machine unless the votes of all are here. Returns the updates of a step that had been left.
 commit::Actions Engine::commit(const std::vector<Vote>& votes) {
+  check_contents(votes);
   sum_votes(votes);
   const commit::Actions updates = machine_.commit(result_.updated);
   shards_.set_hyper(hyper_);
@@ -443,6 +459,8 @@ std::exception_ptr Engine::recover() noexcept {
     transfers_.broadcast_abort(RankId(lost.rank()));
   } catch (const comm::Aborted&) {
     // Whoever was first has told everybody.
+  } catch (const InputsDiffer&) {
+    tells = true;  // All ranks find the same, once they have the votes that are under way to them.
   } catch (const ExecError&) {
     tells = true;
     transfers_.broadcast_abort(std::nullopt);

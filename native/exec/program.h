@@ -30,6 +30,12 @@ class CopyDiffers : public ExecError {
   using ExecError::ExecError;
 };
 
+// A rank has read other samples than the rank that fed them to the step, which was left before its commit.
+class InputsDiffer : public ExecError {
+ public:
+  using ExecError::ExecError;
+};
+
 struct Arg {
   enum class Kind { kSlot, kNone, kBool, kInt, kReal, kString, kDtype, kDevice, kLayout, kMemoryFormat, kList };
   Kind kind = Kind::kNone;

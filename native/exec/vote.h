@@ -3,6 +3,7 @@
 //
 // As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
 //   peak memory, busy seconds [float64]  flags  content lo, hi  keys  number of spans, number of buckets [uint64]
+//   content places  cross-check: rank + 1 or 0, content lo, hi, places [uint64]
 //   kMostSpans spans, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
 //   loss, count, squares [ExactTotal each: the digits from the least one on, then how many values were not finite]
 //   for each bucket of which the rank owns a box: number, digest lo, hi [uint64]
@@ -14,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,19 @@ namespace elaswave::exec {
 struct WorkSpan {
   std::uint64_t unit_lo = 0, unit_hi = 0, sample_lo = 0, sample_hi = 0;
   bool operator==(const WorkSpan&) const = default;
+};
+
+// Sums over samples, that tell whether two ranks have read the same ones; and which one differs, if one alone does.
+struct Content {
+  std::uint64_t lo = 0, hi = 0;  // the sum of the samples' hashes modulo 2^128
+  std::uint64_t places = 0;      // the sum of the low halves of hashes times the samples' positions, modulo 2^64
+  bool operator==(const Content&) const = default;
+};
+
+// What `rank` feeds to a step, as another rank has read it.
+struct CrossCheck {
+  RankId rank;
+  Content content;
 };
 
 // The part of the work plane that a rank really ran forward: exactly that, with its holes and with what was run twice.
@@ -76,7 +91,7 @@ class Consumed {
 struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
   static constexpr std::size_t kMostSpans = 8;
-  static constexpr std::size_t kHeadWords = 8;
+  static constexpr std::size_t kHeadWords = 13;
   static constexpr std::size_t kBucketWords = 3;
   static constexpr std::size_t words_with(std::size_t buckets) {
     return kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords + kBucketWords * buckets;
@@ -85,11 +100,12 @@ struct Vote {
   double memory_bytes = 0.0;
   double busy_seconds = 0.0;  // in which its units computed in this step, on its processor; 0: not known
   std::uint64_t flags = 0;
-  Digest content;          // of the samples that the rank consumed
+  Content content;         // of the samples that the rank consumed
   std::uint64_t keys = 0;  // the sum of the keys that it drew with
   std::vector<WorkSpan> consumed;
-  ExactTotal loss, count;              // sums over the rank's samples
-  ExactTotal squares;                  // of the gradient of the boxes that it owns
+  ExactTotal loss, count;  // sums over the rank's samples
+  ExactTotal squares;      // of the gradient of the boxes that it owns
+  std::optional<CrossCheck> cross_check;
   std::map<BucketId, Digest> buckets;  // of the state of the boxes that it owns, before the step
 
   // Throws ExecError if the rank consumed more separate spans than a vote has room for.
@@ -100,6 +116,9 @@ struct Vote {
     }
     std::vector<std::uint64_t> words = {bits(memory_bytes), bits(busy_seconds), flags, content.lo, content.hi, keys,
                                         consumed.size(),    buckets.size()};
+    const CrossCheck check = cross_check.value_or(CrossCheck{RankId(-1), {}});
+    words.insert(words.end(), {content.places, static_cast<std::uint64_t>(check.rank.value() + 1), check.content.lo,
+                               check.content.hi, check.content.places});
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
     }
@@ -131,8 +150,11 @@ struct Vote {
     vote.memory_bytes = real(words[0]);
     vote.busy_seconds = real(words[1]);
     vote.flags = words[2];
-    vote.content = {words[3], words[4]};
+    vote.content = {words[3], words[4], words[8]};
     vote.keys = words[5];
+    if (words[9] != 0) {
+      vote.cross_check = CrossCheck{RankId(static_cast<std::int64_t>(words[9]) - 1), {words[10], words[11], words[12]}};
+    }
     for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
       vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
     }

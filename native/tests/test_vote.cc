@@ -67,7 +67,8 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   vote.memory_bytes = 1048576.0;
   vote.busy_seconds = 0.25;
   vote.flags = Vote::kStop;
-  vote.content = {3, 4};
+  vote.content = {3, 4, 11};
+  vote.cross_check = CrossCheck{elaswave::RankId(1), {12, 13, 14}};
   vote.keys = 7;
   vote.consumed = {{2, 5, 8, 16}, {7, 8, 0, 4}};
   vote.loss.add(-1.5);
@@ -83,7 +84,10 @@ TEST(the_bytes_of_a_vote_are_those_of_the_golden) {
   CHECK_EQUAL(back.flags, Vote::kStop);
   CHECK_EQUAL(back.memory_bytes, 1048576.0);
   CHECK_EQUAL(back.busy_seconds, 0.25);
-  CHECK(back.content.hi == 4 && back.keys == 7 && back.buckets == vote.buckets);
+  CHECK(back.content == vote.content && back.keys == 7 && back.buckets == vote.buckets);
+  CHECK(back.cross_check && back.cross_check->rank == elaswave::RankId(1));
+  CHECK(back.cross_check->content == vote.cross_check->content);
+  CHECK(!Vote::unpack(Vote().pack()).cross_check);
 }
 
 TEST(a_vote_that_is_none_is_refused) {
@@ -92,10 +96,10 @@ TEST(a_vote_that_is_none_is_refused) {
   CHECK_THROWS(ExecError, "says that it has 9 spans; there is room for 8", Vote::unpack(words));
   for (const std::uint64_t buckets : {std::uint64_t{1}, ~std::uint64_t{0}, std::uint64_t{1} << 63}) {
     words[7] = buckets;
-    CHECK_THROWS(ExecError, "73 words; it has 73 and 3 for each bucket", Vote::unpack(words));
+    CHECK_THROWS(ExecError, "78 words; it has 78 and 3 for each bucket", Vote::unpack(words));
   }
   words.pop_back();
-  CHECK_THROWS(ExecError, "72 words; it has 73 and 3 for each bucket", Vote::unpack(words));
+  CHECK_THROWS(ExecError, "77 words; it has 78 and 3 for each bucket", Vote::unpack(words));
   Vote scattered;
   scattered.consumed.resize(9);
   CHECK_THROWS(ExecError, "9 separate spans were consumed; a vote has room for 8", scattered.pack());

@@ -11,6 +11,7 @@ from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.ledger import (
     STOP_WANTED,
+    CrossCheck,
     Payload,
     line_of,
     restored_alike,
@@ -30,7 +31,9 @@ def test_the_bytes_are_those_that_the_engine_writes() -> None:
     squares = ExactTotal.of(2.0**-298) + ExactTotal.of(4.0) + ExactTotal.of(math.inf)
     totals = (ExactTotal.of(-1.5), ExactTotal.of(6.0), squares)
     buckets = ((0, 5 + (6 << 64)), (9, 8 + (9 << 64)))
-    assert vote == Payload(2**20, 0.25, STOP_WANTED, 3 + (4 << 64), 7, SPANS, *totals, buckets)
+    check = CrossCheck(1, 12 + (13 << 64), 14)
+    assert vote == Payload(2**20, 0.25, STOP_WANTED, 3 + (4 << 64), 7, SPANS, *totals, buckets, 11, check)
+    assert Payload.unpack(Payload().pack()).cross_check is None
     assert (vote.loss.value, vote.count.value) == (-1.5, 6.0) and math.isnan(vote.squares.value)
 
 
@@ -44,9 +47,9 @@ def test_totals_are_exact() -> None:
 
 def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
     assert Payload.unpack(b"") == Payload()
-    with pytest.raises(ValueError, match="a vote's payload has 631 bytes; it has 584 and 24 for each bucket"):
+    with pytest.raises(ValueError, match="a vote's payload has 671 bytes; it has 624 and 24 for each bucket"):
         Payload.unpack(GOLDEN[:-1])
-    for short in (GOLDEN[:584], GOLDEN[:583], GOLDEN[:63]):
+    for short in (GOLDEN[:624], GOLDEN[:623], GOLDEN[:103]):
         with pytest.raises(ValueError, match=f"a vote's payload has {len(short)} bytes"):
             Payload.unpack(short)
     with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):

@@ -239,7 +239,7 @@ def damaged(draw: random.Random, value: Any) -> Any:
         place = draw.randrange(len(value))
         return [*value[:place], damaged(draw, value[place]), *value[place + 1 :]]
     numbers = (-1, 0, 1, 2, 3, 4, 5, 8, 9, 70_000, HUGE, -HUGE, 0.5, math.nan, math.inf)
-    return draw.choice((*numbers, None, True, "", "x" * 3000, b"", b"\xff" * 584, [], {}, [value, value], [[value]]))
+    return draw.choice((*numbers, None, True, "", "x" * 3000, b"", b"\xff" * 624, [], {}, [value, value], [[value]]))
 
 
 def machine(draw: random.Random) -> membership.Coordinator:

@@ -29,7 +29,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.planner import plan_lanes
 from elaswave_fx.plan.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
-from elaswave_fx.worker.feed import InputFeed
+from elaswave_fx.worker.feed import InputFeed, StepInputs
 from tests.runs import small_config
 
 T = TypeVar("T")
@@ -52,15 +52,15 @@ class TinyJob:
     """A model of some units, with dropout, that was captured and lowered; steps of it from the beginning."""
 
     def __init__(self, folder: Path) -> None:
-        self._config = small_config("gpt_stdlib", *WORDS, f"steps={STEPS}", f"cache.dir={folder / 'cache'}")
+        self.config = small_config("gpt_stdlib", *WORDS, f"steps={STEPS}", f"cache.dir={folder / 'cache'}")
         with as_exact_runs():
-            built = build(self._config, folder)
+            built = build(self.config, folder)
         assert built.state is not None
-        self._source, self._initial = built.source, InitialState(built.state)
-        self._artifact, self._constants = load_artifact(built.folder)
-        self._update = update_program(self._config)
-        assert self._artifact.is_split, "backward passes may be in halves"
-        self.workload: Workload = make_workload(self._artifact, self._config.global_batch, 2, exact=True)
+        self.source, self._initial = built.source, InitialState(built.state)
+        self.artifact, self._constants = load_artifact(built.folder)
+        self._update = update_program(self.config)
+        assert self.artifact.is_split, "backward passes may be in halves"
+        self.workload: Workload = make_workload(self.artifact, self.config.global_batch, 2, exact=True)
 
     @cached_property
     def alone(self) -> Bits:
@@ -83,24 +83,32 @@ class TinyJob:
         self, plan: Plan, rank: Rank, endpoint: _native.Endpoint | None
     ) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
         """(loss, norm) of each step, and (bucket, digest of the state) of each box that the rank owns."""
-        optimizer = make_optimizer(self._config.optimizer)
-        engine = RankEngine(
-            engine_job(self._config, self._artifact),
-            self._constants, self._initial, rank, endpoint, optimizer, self._update, plan, 0,
-        )  # fmt: skip
-        feed = InputFeed(self._config, self._artifact, plan, rank, self._source, 0)
+        engine = self.engine(plan, rank, endpoint)
+        feed = InputFeed(self.config, self.artifact, plan, rank, self.source, 0)
         found = []
         try:
             for step in range(STEPS):
-                fed = feed.next_batch(step)
-                options = _native.StepOptions(TIMEOUT_S, self._config.clip_norm, content=fed.content)
-                hypers = step_hypers(optimizer, step, self._config.optimizer.lr)
-                result = engine.native.step(step, fed.inputs, hypers, options)
+                result = self.step(engine, step, feed.next_batch(step))
                 found.append((float(result.loss).hex(), float(result.grad_norm).hex()))
             engine.native.sync(TIMEOUT_S)
         finally:
             feed.close()
         return found, [(box.bucket, self._digest(engine, n)) for n, box in numbered(plan.boxes) if box.owner == rank]
+
+    def engine(self, plan: Plan, rank: Rank, endpoint: _native.Endpoint | None) -> RankEngine:
+        """That of a rank, before the first step."""
+        optimizer = make_optimizer(self.config.optimizer)
+        return RankEngine(
+            engine_job(self.config, self.artifact),
+            self._constants, self._initial, rank, endpoint, optimizer, self._update, plan, 0,
+        )  # fmt: skip
+
+    def step(self, engine: RankEngine, step: int, fed: StepInputs) -> _native.StepResult:
+        options = _native.StepOptions(
+            TIMEOUT_S, self.config.clip_norm, content=fed.content, cross_check=fed.cross_check
+        )
+        hypers = step_hypers(make_optimizer(self.config.optimizer), step, self.config.optimizer.lr)
+        return engine.native.step(step, fed.inputs, hypers, options)
 
     def _digest(self, engine: RankEngine, number: int) -> int:
         state = engine.native.read(number)

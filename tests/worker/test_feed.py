@@ -24,8 +24,8 @@ def part(lo: int, hi: int, *names: str) -> Content:
 
 
 def added(*contents: Content) -> Content:
-    total = sum(low | high << 64 for low, high in contents)
-    return total & (1 << 64) - 1, total >> 64 & (1 << 64) - 1
+    low, total = (1 << 64) - 1, sum(each.low | each.high << 64 for each in contents)
+    return Content(total & low, total >> 64 & low, sum(each.places for each in contents) & low)
 
 
 @settings(deadline=None)

@@ -52,7 +52,10 @@ class Feeds:
 
 
 def foresight(engine: Engine | None, rank: int = 1, feeds: Feeds | None = None) -> Foresight:
-    return Foresight(Rank(rank), lambda: cast(RankEngine, engine), feeds or Feeds())
+    def reads_alike(was: Plan, now: Plan) -> bool:
+        return was.tile(Rank(rank)) == now.tile(Rank(rank))
+
+    return Foresight(Rank(rank), lambda: cast(RankEngine, engine), feeds or Feeds(), reads_alike)
 
 
 def test_a_plan_that_was_expected_is_that_which_the_engine_was_told() -> None:

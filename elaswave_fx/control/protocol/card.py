@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.plan.topology import Member, Rank, host_named
 
-CONTROL_VERSION = "5"
+CONTROL_VERSION = "6"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
 other."""
 

@@ -27,7 +27,7 @@ from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
 from elaswave_fx.observe.metrics import coverage
 from elaswave_fx.plan.box import Span
 
-_HEAD = struct.Struct("<ddQQQQQQ")
+_HEAD = struct.Struct("<ddQQQQQQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
 _BUCKET = struct.Struct("<QQQ")
 _CONTENT_MODULUS = 1 << 128
@@ -47,6 +47,15 @@ CHAIN_START = 64 * "0"
 
 
 @dataclass(frozen=True, slots=True)
+class CrossCheck:
+    """What `rank` feeds to a step, as the rank that casts the vote has read it; sums as those of `Payload`."""
+
+    rank: int
+    content_hash: int
+    places: int
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """What a rank's vote says besides yes. Sums over ranks are the step's.
 
@@ -54,8 +63,8 @@ class Payload:
     `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of the keys that
     it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
     of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
-    as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). The layout is that of
-    `native/exec/vote.h`.
+    as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `places`: the sum of the low halves of
+    the samples' hashes times their positions, modulo 2^64. The layout is that of `native/exec/vote.h`.
     """
 
     memory_bytes: float = 0.0
@@ -68,12 +77,18 @@ class Payload:
     count: ExactTotal = ZERO
     squares: ExactTotal = ZERO
     buckets: tuple[tuple[int, int], ...] = ()
+    places: int = 0
+    cross_check: CrossCheck | None = None
 
     def pack(self) -> bytes:
         """Little-endian words of 8 bytes."""
         content = self.content_hash & _LOW, self.content_hash >> 64
         sizes = len(self.consumed), len(self.buckets)
-        head = _HEAD.pack(self.memory_bytes, self.busy_s, self.flags, *content, self.keys, *sizes)
+        check = self.cross_check or CrossCheck(-1, 0, 0)
+        checked = check.rank + 1, check.content_hash & _LOW, check.content_hash >> 64, check.places
+        head = _HEAD.pack(
+            self.memory_bytes, self.busy_s, self.flags, *content, self.keys, *sizes, self.places, *checked
+        )
         spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
         totals = b"".join(total.pack() for total in (self.loss, self.count, self.squares))
         buckets = b"".join(_BUCKET.pack(number, digest & _LOW, digest >> 64) for number, digest in self.buckets)
@@ -88,21 +103,27 @@ class Payload:
         wrong = fault_of_payload(data)
         if wrong is not None:
             raise ValueError(f"ledger: a vote's payload {wrong}")
-        memory, busy_s, flags, content, content_high, keys, spans, _ = _HEAD.unpack_from(data)
+        memory, busy_s, flags, content, content_high, keys, spans, _, places, *check = _HEAD.unpack_from(data)
         consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in _edges(data, spans))
         loss, count, squares = (
             ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)
         )
         digests = tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:]))
         content |= content_high << 64
-        return Payload(memory, busy_s, flags, content, keys, consumed, loss, count, squares, digests)
+        checked, low, high, check_places = check
+        cross_check = CrossCheck(checked - 1, low | high << 64, check_places) if checked else None
+        return Payload(
+            memory, busy_s, flags, content, keys, consumed, loss, count, squares, digests, places, cross_check
+        )
 
 
 def fault_of_payload(data: bytes) -> str | None:
     """Why bytes are no payload of a vote, in words; None if they are. Cheap, for whoever only passes it on."""
     if not data:
         return None
-    memory, busy_s, *_, spans, buckets = _HEAD.unpack_from(data) if len(data) >= _BUCKETS else (0.0, 0.0, 0, 0)
+    head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= _BUCKETS else (0.0, 0.0, *(0,) * 11)
+    memory, busy_s, *_ = head
+    spans, buckets = head[6:8]
     if len(data) != _BUCKETS + _BUCKET.size * buckets:
         return f"has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
     if spans > MOST_SPANS:
