@@ -68,7 +68,7 @@ from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.shared_storage import refuse_shared_storage
-from elaswave_fx.worker.checkpoints import check_start, contents_of, start_fields
+from elaswave_fx.worker.checkpoints import check_start, contents_of, data_digest, start_fields
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
 """What torch says when a tensor is too large."""
@@ -378,6 +378,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         "state": str(built.state),
         "update": update,
         "eval_batches": eval_batches,
+        "samples": data_digest(built.source) if config.data.kind == "target" else None,
     }
     of_checkpoints = _checkpoint_fields(config, run_dir, built, fingerprint, start)
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()

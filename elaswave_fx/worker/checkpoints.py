@@ -175,6 +175,18 @@ def _state_tensors(optimizer: Optimizer) -> int:
     return len(optimizer.init(torch.zeros(1)))
 
 
+def check_opened_alike(source: Source, context: WorkerContext) -> None:
+    """Refuse data that is another in every process that opens it, as where its class shuffles by a generator without a
+    seed. Raises ConfigError."""
+    built = context.build.data["samples"]
+    if built is not None and data_digest(source) != built:
+        raise ConfigError(
+            f"data: rank {context.rank} has other samples than the process that built the model, both from the same "
+            "class and options: it is made by random numbers without a seed, or its files have changed; a way out is "
+            "a seed of its own, as in numpy.random.default_rng(0)"
+        )
+
+
 def data_digest(source: Source) -> str:
     """Of a few samples, spread evenly over those that train: what is cheap to compare and seldom equal by chance."""
     last = source.train.num_samples - 1

@@ -37,7 +37,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.scheduling import collect_rarely
-from elaswave_fx.worker.checkpoints import Checkpoints
+from elaswave_fx.worker.checkpoints import Checkpoints, check_opened_alike
 from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.cross_check import is_needed
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
@@ -185,9 +185,11 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     links.open(cards.values(), connect_s)
     artifact, constants = load_artifact(Path(context.build.data["artifact"]))
     code = UserCode(config.data.deadline_s, SampleError)
+    source = open_source(config, code=code)
+    check_opened_alike(source, context)
     return Equipment(
         config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
-        make_optimizer(config.optimizer), code, open_source(config, code=code),
+        make_optimizer(config.optimizer), code, source,
         is_needed(config, context.build.data_digest),
     )  # fmt: skip
 

@@ -107,6 +107,8 @@ def test_killed_workers_are_named_and_when_all_are_gone_the_run_ends(tmp_path: P
 
 
 BAD = """
+import random
+import numpy as np
 import torch
 from torch import nn
 class Data:
@@ -118,6 +120,13 @@ class Broken(Data):
     def __getitem__(self, index): raise RuntimeError("no disk")
 class Drawn(Data):
     def __getitem__(self, index): return {"x": torch.rand(3)}
+class Shuffled(Data):
+    def __init__(self, by):
+        self.order = [*range(64)]
+        {"the system": random.SystemRandom().shuffle, "a new generator": np.random.default_rng().shuffle,
+         "a seed": np.random.default_rng(0).shuffle, "torch": self.by_torch}[by](self.order)
+    def by_torch(self, order): order[:] = torch.randperm(64).tolist()
+    def __getitem__(self, index): return super().__getitem__(self.order[index] / 64)
 class Net(nn.Module):
     def __init__(self, layer=nn.Linear(3, 1)):
         super().__init__()
@@ -155,6 +164,15 @@ def test_input_of_the_user_that_cannot_work(
     lines = [line for line in output.splitlines() if line != "building"]
     assert code == 2 and len(lines) == 1, output
     assert lines[0].startswith(f"error: {error.replace('FOLDER', str(tmp_path))}")
+
+
+@pytest.mark.parametrize(("by", "code"), [("the system", 2), ("a new generator", 2), ("a seed", 0), ("torch", 0)])
+def test_data_that_each_rank_shuffles_in_its_own_way_is_refused(by: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    targets = ("data._target_=bad.Shuffled", f"+data.by='{by}'", "model._target_=bad.Net")
+    ended, output = train(tmp_path, *targets, "global_batch=8", "steps=1", "parallel.dp=2", "parallel.pp=1")
+    assert ended == code, output
+    assert ("has other samples than the process that built the model" in output) == (code == 2)
 
 
 def test_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None:
