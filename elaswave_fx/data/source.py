@@ -5,6 +5,7 @@ are enough of them. Every complaint about data is made here or below, before a w
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, TimedDataset
 from elaswave_fx.data.digits import open_digits
+from elaswave_fx.data.global_draws import global_draws
 from elaswave_fx.data.labels import with_next_tokens
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
@@ -228,16 +230,19 @@ def _transformed(config: Config, dataset: Dataset, transform: Transform, code: U
 
 
 def _refuse_unsteady(dataset: Dataset, place: str, cure: str) -> None:
-    """Refuse samples that differ when they are read twice: whoever computes a step again has to see the same."""
+    """Refuse samples that differ, or may, when they are read again: whoever does a step again has to see the same."""
+    why = f"but a step that is done again has to see the same samples; a way out is {cure}"
     count = len(dataset)
     for index in sorted({0, count // 2, count - 1}):
-        first, again = dataset.sample(index), dataset.sample(index)
+        # What was read first may be memory of the dataset, which reading it again changes.
+        first = {field: tensor.clone() for field, tensor in dataset.sample(index).items()}
+        again = dataset.sample(index)
         for field, tensor in first.items():
             if field not in again or not _same(tensor, again[field]):
-                raise DataError(
-                    f"{place}: {field} of sample {index} is another one when it is read again, but a step that is done "
-                    f"again has to see the same samples; a way out is {cure}"
-                )
+                raise DataError(f"{place}: {field} of sample {index} is another one when it is read again, {why}")
+        drawn = global_draws(functools.partial(dataset.sample, index))
+        if drawn:
+            raise DataError(f"{place}: sample {index} draws from {drawn[0]}, and may be another one later, {why}")
 
 
 def _refuse_other_held_out(dataset: Dataset, place: str) -> None:

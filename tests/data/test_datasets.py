@@ -1,6 +1,8 @@
 """Datasets that are not streams of tokens, the split, and what is refused."""
 
 import json
+import random
+import re
 import sys
 from pathlib import Path
 
@@ -387,6 +389,47 @@ def test_a_dataset_that_reads_otherwise_the_next_time_is_refused() -> None:
     with pytest.raises(DataError, match=f"noise of sample 0 is another one when it is read again.*{cures}"):
         drawn("Drawn", by="nothing")
     drawn("Drawn")
+
+
+class Seldom(Drawn):
+    """Items that hardly ever come otherwise: `by` draws by torch, Python or NumPy, or seeds what it draws from."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if self.by.startswith("seeded"):
+            torch.manual_seed(index)
+            np.random.seed(index)
+        draw = {"torch": lambda: float(torch.rand(1)), "python": random.random, "numpy": np.random.rand}
+        flipped = self.by != "index" and draw[self.by.split()[-1]]() < 1e-9
+        return {"x": np.array([index, 0] if not flipped else [0, index], np.float32)}
+
+
+class Rescaled(Drawn):
+    """Items that are changed where the dataset keeps them."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.kept = torch.ones(8, 2)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"x": self.kept[index].mul_(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("by", "words"), [("torch", "torch's generator"), ("python", "module random"), ("numpy", "numpy.random")]
+)
+def test_a_dataset_that_may_read_otherwise_is_refused(by: str, words: str) -> None:
+    with pytest.raises(DataError, match=f"sample 0 draws from .*{re.escape(words)}.*a way out is __getitem__"):
+        drawn("Seldom", by=by)
+
+
+@pytest.mark.parametrize("by", ["index", "'seeded torch'", "'seeded numpy'"])
+def test_a_dataset_that_seeds_what_it_draws_from_is_taken(by: str) -> None:
+    assert len(drawn("Seldom", by=by).dataset) == 8
+
+
+def test_a_dataset_that_changes_what_it_keeps_is_refused() -> None:
+    with pytest.raises(DataError, match="x of sample 0 is another one when it is read again"):
+        drawn("Rescaled")
 
 
 def test_items_of_a_key_are_new_whenever_they_come_and_the_same_for_whoever_asks() -> None:
