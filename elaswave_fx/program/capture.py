@@ -50,6 +50,7 @@ from elaswave_fx.program.ir import (
     set_source,
     source_of,
 )
+from elaswave_fx.program.loss_shapes import mend_loss_shapes
 from elaswave_fx.program.python_state import refuse_python_state
 
 Batch = Mapping[str, torch.Tensor]
@@ -163,7 +164,9 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         except DerivativeInForward:
             exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
-        return exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_WRITTEN_OUT))))
+        exported = exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_WRITTEN_OUT))))
+        mend_loss_shapes(exported.graph)
+        return exported
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # Imported while autograd.grad is replaced, it would find one function under two names.
 from torch.utils import checkpoint
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

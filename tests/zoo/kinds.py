@@ -156,6 +156,11 @@ def _masked_mean(scores: Tensor, y: Tensor) -> Tensor:
     return (F.cross_entropy(scores, y, reduction="none") * counts).sum() / counts.sum().clamp(min=1) * y.numel()
 
 
+def _weighed(scores: Tensor, y: Tensor) -> Tensor:
+    weights = 1.0 + y.float()
+    return (F.cross_entropy(scores, y, reduction="none") * (weights / weights.mean())).sum()
+
+
 def _per_positive(scores: Tensor, y: Tensor) -> Tensor:
     positive = (y == 1).float()
     return ((1 - scores.softmax(-1)[:, 1]) ** 2 * positive).sum() / positive.sum().clamp(min=1) * y.numel()
@@ -293,6 +298,7 @@ KINDS: dict[str, Kind] = {
     "Poisson": _features(lambda: bodies.Noise("poisson"), refused=("poisson", "cannot be keyed")),
     # Samples together
     "batch norm": _image(lambda: nn.BatchNorm2d(8), granule=SAMPLES),
+    "weights over their mean in a batch": _loss(_weighed, granule=SAMPLES),
     "mean over masked labels": _loss(_masked_mean, granule=SAMPLES),
     "mean over positives": _loss(_per_positive, granule=SAMPLES),
     "balance of experts": _loss(_balance, granule=SAMPLES),
