@@ -17,13 +17,11 @@ import functools
 import linecache
 import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -34,6 +32,7 @@ from elaswave_fx.program.computation import Computation, allowance, record
 from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
 from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
 from elaswave_fx.program.held_state import HeldState
+from elaswave_fx.program.later import later
 from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
 
@@ -41,10 +40,8 @@ _STEPS = (1, 1000, 1_000_003)
 """How far a number is moved."""
 _GROWTH = 1000
 """By how many entries what grows is made to grow."""
-_LATER_S = 1e9
 _WRONG_ANSWERS = 4
 """How many answers that make forward fail are taken back."""
-_CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 
 Batch = Mapping[str, torch.Tensor]
 _Values = Mapping[Slot, list[Any]]
@@ -126,7 +123,10 @@ class _Trial:
         """Refuse what computes something else from the same state: a clock counts, or the system's entropy."""
         self.held.restore()
         again = None
-        with _later(), contextlib.suppress(Exception):  # The user's code may fail in any way; it did not before.
+        with (
+            later(self.held.functions),
+            contextlib.suppress(Exception),
+        ):  # The user's code may fail in any way; it did not before.
             again = self._record()
         if again != base:
             place = base.first_difference(again) if again is not None else ""
@@ -210,16 +210,6 @@ def _grows(slot: Slot, found: list[Any]) -> bool:
 
 def _draws(slot: Slot, _: list[Any]) -> bool:
     return is_generator(slot.container.owner)
-
-
-@contextlib.contextmanager
-def _later() -> Iterator[None]:
-    """Python's clocks, moved on."""
-    with contextlib.ExitStack() as stack:
-        for name in _CLOCKS:
-            clock = getattr(time, name)
-            stack.enter_context(mock.patch.object(time, name, lambda clock=clock: clock() + _LATER_S))
-        yield
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

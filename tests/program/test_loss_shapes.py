@@ -37,4 +37,4 @@ def test_a_loss_of_every_sample_has_the_samples_in_its_shape(name: str) -> None:
     assert {node: value_of(node).shape for node in said} == said
     product = next(node for node in calls(graph) if str(node.target) == "aten.mul.Tensor" and value_of(node).dim() == 1
                    and any(user.target == torch.ops.aten.sum.default for user in node.users))  # fmt: skip
-    assert value_of(product.args[0]).dim() == 1
+    assert value_of(product.all_input_nodes[0]).dim() == 1

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import date
+from time import time_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,6 +216,31 @@ class Clock(Held):
         return 1.0 if time.time() < 1.9e9 else 0.5
 
 
+class ImportedClock(Held):
+    def scale(self) -> Any:
+        return 1.0 if time_ns() < 1.9e18 else 0.5
+
+
+class Calendar(Held):
+    def scale(self) -> Any:
+        return 1.0 if datetime.datetime.now().year < 2040 else 0.5
+
+
+class ImportedDate(Held):
+    def scale(self) -> Any:
+        return 1.0 if date.today().year < 2040 else 0.5
+
+
+class SystemsBytes(Held):
+    def scale(self) -> Any:
+        return 1.0 if os.urandom(1)[0] < 255 else 0.5
+
+
+class SystemsDraw(Held):
+    def scale(self) -> Any:
+        return 1.0 if random.SystemRandom().random() < 0.999 else 0.5
+
+
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (
         lambda: Annealed(0),
@@ -243,6 +272,11 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: OwnGenerator(np.random.default_rng(3)), r"draws from held of the model \(OwnGenerator\)"),
     (Entropy, r"computes something else when it is called again in the same state in Entropy"),
     (Clock, r"computes something else when it is called again .*a clock"),
+    (ImportedClock, r"computes something else when it is called again .*a clock"),
+    (Calendar, r"computes something else when it is called again .*a clock"),
+    (ImportedDate, r"computes something else when it is called again .*a clock"),
+    (SystemsBytes, r"computes something else when it is called again .*outside of torch"),
+    (SystemsDraw, r"computes something else when it is called again .*outside of torch"),
 ]
 
 

@@ -1,0 +1,70 @@
+"""Another moment: Python's clocks moved on, and other entropy from the system.
+
+    with later(functions):
+        model(**batch)      # time.time(), datetime.now() and os.urandom() answer something else, by whatever name
+
+`functions` are those that may run: names that they imported, as by `from time import monotonic`, are replaced too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any
+from unittest import mock
+
+_LATER_S = 1_000_000_123
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
+
+
+class _LaterDatetime(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return super().now(tz) + datetime.timedelta(seconds=_LATER_S)
+
+    @classmethod
+    def utcnow(cls) -> datetime.datetime:
+        return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    @classmethod
+    def today(cls) -> datetime.datetime:
+        return cls.now()
+
+
+class _LaterDate(datetime.date):
+    @classmethod
+    def today(cls) -> datetime.date:
+        return super().today() + datetime.timedelta(seconds=_LATER_S)
+
+
+@contextlib.contextmanager
+def later(functions: Iterable[FunctionType]) -> Iterator[None]:
+    """Clocks and entropy replaced, in their modules and where functions name them."""
+    replaced = {id(old): new for old, new in _replacements()}
+    with contextlib.ExitStack() as stack:
+        for space in ({id(f.__globals__): f.__globals__ for f in functions} | _homes()).values():
+            for name in [name for name, value in space.items() if id(value) in replaced]:
+                stack.enter_context(mock.patch.dict(space, {name: replaced[id(space[name])]}))
+        yield
+
+
+def _homes() -> dict[int, dict[str, Any]]:
+    return {id(vars(module)): vars(module) for module in (time, datetime, os, random)}
+
+
+def _replacements() -> Iterator[tuple[Any, Any]]:
+    for name in _CLOCKS:
+        yield getattr(time, name), _moved(getattr(time, name), _LATER_S)
+        yield getattr(time, f"{name}_ns"), _moved(getattr(time, f"{name}_ns"), _LATER_S * 1_000_000_000)
+    yield datetime.datetime, _LaterDatetime
+    yield datetime.date, _LaterDate
+    yield os.urandom, lambda size: b"\xff" * size
+
+
+def _moved(clock: Callable[[], Any], by: int) -> Callable[[], Any]:
+    return lambda: clock() + by
