@@ -74,8 +74,8 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
     Args:
         state: parameters and buffers by name.
         batch: at least two granules.
-        more: other granules, whose sums are compared with those of `batch`: a mean over labels, or over what a router
-            chose, is a sum where all parts have equally many.
+        more: other granules, whose sums and gradients are compared with those of `batch`: a mean over labels, or over
+            what a router chose, is a sum where all parts have equally many.
 
     Raises:
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
@@ -84,9 +84,7 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
     found = Couplings(by_rule) if by_rule else coupled_by_trial(program, state, batch)
     if locate_samples(program).symbol is None:
         return found
-    not_additive = () if found.reasons else additivity(program, state, batch)
-    if more is not None and not (found.reasons or not_additive):
-        not_additive = _sums_differ(program, state, batch, more)
+    not_additive = () if found.reasons else additivity(program, state, batch, more)
     if found.reasons or not_additive:
         _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons))
     return replace(found, reasons=found.reasons or not_additive)
@@ -358,29 +356,19 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
-def additivity(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+def additivity(program: Program, state: State, batch: Batch, more: Batch | None = None) -> tuple[str, ...]:
     """Check that loss, count and gradients of two parts of a batch add up to those of the whole: what the step relies
-    on. The whole is the batch and its first granule again, so that different samples meet, and equal ones do."""
-    twice = {name: torch.cat([tensor, tensor[: program.granule]]) for name, tensor in batch.items()}
-    keys = _keys(_samples(batch))
+    on. The whole is the batch, other samples, and its first granule again, so that different ones meet, and equal
+    ones do."""
+    more = more or {name: tensor[:0] for name, tensor in batch.items()}
+    whole = {name: torch.cat([tensor, more[name], tensor[: program.granule]]) for name, tensor in batch.items()}
+    keys = _keys(_samples(batch) + _samples(more))
     keys = torch.cat([keys, keys[: program.granule]])
 
     def compare(double: bool) -> tuple[str, ...]:
-        runs = _cut(program, state, twice, keys, _samples(batch), double)
+        runs = _cut(program, state, whole, keys, _samples(batch), double)
         sums, gradients = zip(*(_sums_and_gradients(program, run) for run in runs), strict=True)
         return _not_sums(program, sums, 1e-7 if double else 1e-3) or _not_gradients(program, gradients, double)
-
-    return _precisely(compare)
-
-
-def _sums_differ(program: Program, state: State, batch: Batch, more: Batch) -> tuple[str, ...]:
-    """Check that loss and count of two batches of different samples add up to those of both together."""
-    both = {name: torch.cat([tensor, more[name]]) for name, tensor in batch.items()}
-
-    def compare(double: bool) -> tuple[str, ...]:
-        runs = _cut(program, state, both, _keys(_samples(both)), _samples(batch), double)
-        sums = tuple(_sums(program, run) for run in runs)
-        return _not_sums(program, sums, 1e-7 if double else 1e-3)
 
     return _precisely(compare)
 

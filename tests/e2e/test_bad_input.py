@@ -132,6 +132,8 @@ class Net(nn.Module):
         super().__init__()
         self.layer = layer
     def forward(self, x): return self.layer(x).square().sum(), x.shape[0]
+class Sums(Net):
+    def forward(self, x): return self.layer(x).square().sum(), torch.ones(x.shape[0]).sum()
 class Lazy(Net):
     def __init__(self): super().__init__(nn.LazyLinear(1))
 """
@@ -169,7 +171,7 @@ def test_input_of_the_user_that_cannot_work(
 @pytest.mark.parametrize(("by", "code"), [("the system", 2), ("a new generator", 2), ("a seed", 0), ("torch", 0)])
 def test_data_that_each_rank_shuffles_in_its_own_way_is_refused(by: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(BAD)
-    targets = ("data._target_=bad.Shuffled", f"+data.by='{by}'", "model._target_=bad.Net")
+    targets = ("data._target_=bad.Shuffled", f"+data.by='{by}'", "model._target_=bad.Sums")
     ended, output = train(tmp_path, *targets, "global_batch=8", "steps=1", "parallel.dp=2", "parallel.pp=1")
     assert ended == code, output
     assert ("has other samples than the process that built the model" in output) == (code == 2)
