@@ -293,20 +293,42 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
     reasons: list[str] = []
     broken: set[fx.Node] = set()
     shuffled: set[fx.Node] = set()
+    shared: set[fx.Node] = set()
     for node in _executed(program, runs):
+        if _is_shared(node, axes, runs, shared, tolerance):
+            shared.add(node)
+        touched = axes.of(node) is not None and not shared.isdisjoint(node.all_input_nodes)
         disordered = _sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
-        if is_aten(node, *UNSET) or (kinds[node] != Nature.MAIN and not disordered):
+        if is_aten(node, *UNSET) or (kinds[node] != Nature.MAIN and not disordered and not touched):
             continue  # Positions in the batch and the like matter only where they reach the samples' values.
         if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)
         elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
             shuffled.add(node)
-        elif not _joins(node, axes, runs, tolerance):
+        elif touched or not _joins(node, axes, runs, tolerance):
             broken.add(node)
             reasons.append(_describe(node))
     if not shuffled.isdisjoint(output_nodes(program.graph.graph)):  # type: ignore[arg-type]
         reasons += [f"{_describe(node)}, whose order is not undone" for node in shuffled if _sorts_samples(node, axes)]
     return Couplings(tuple(reasons), frozenset(shuffled))
+
+
+def _is_shared(
+    node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], shared: set[fx.Node], tolerance: float
+) -> bool:
+    """Whether a value is one for all samples and another for other samples, or is made of such values, as a norm over
+    the batch and a threshold of it are. Whatever it does to the samples of the trial, it may do more to others.
+
+    Integers are let through: how many samples an expert has says where the next one's begin.
+    """
+    value = runs[0].known.get(node)
+    if axes.of(node) is not None or not isinstance(value, torch.Tensor):
+        return False
+    if not shared.isdisjoint(node.all_input_nodes):
+        return value.is_floating_point() or value.dtype == torch.bool
+    parts = [run.known[node] for run in runs[1:]]
+    differs = any(part.shape != value.shape or not _close(part, value, tolerance) for part in parts)
+    return value.is_floating_point() and differs
 
 
 def _executed(program: Program, runs: tuple[_Run, ...], differentiable: bool = False) -> Iterator[fx.Node]:

@@ -37,6 +37,33 @@ from tests.passes.models import (
 GRANULE = 4
 
 
+class Limited(Classifier):
+    """What a limit does that the samples of a trial do not reach, and those of a later step may."""
+
+    def __init__(self, limit: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.limit = limit
+
+    def features(self, x: Tensor) -> Tensor:
+        h = super().features(x)
+        return h * self.limit(h)
+
+
+LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "where": lambda h: torch.where(h.detach().norm() > 1e6, 1e6 / h.detach().norm(), 1.0),
+    "clamp": lambda h: (1e6 / h.norm()).clamp(max=1.0),
+    "maximum": lambda h: torch.maximum(h.abs().max() / 1e6, torch.ones(())),
+    "relu": lambda h: 1 + (h.mean(0) - 1e6).relu(),
+    "threshold of the inputs": lambda h: 1 + (h.std() > 1e6).float(),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_by_what_all_samples_have_are_found_though_none_reaches_them(limit: str) -> None:
+    (by_rule, by_trial, together) = judged(Limited(LIMITS[limit]))
+    assert not by_rule and by_trial == together and "aten.mul.Tensor" in together[0]
+
+
 def judged(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """By rule, by trial, together."""
     make = tokens if isinstance(model, SequenceFirst) else vectors
