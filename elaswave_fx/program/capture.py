@@ -240,6 +240,11 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
             set_source(node, Source(Role.CONSTANT, target))
         elif spec.kind == InputKind.USER_INPUT:
             set_source(node, Source(Role.INPUT, next(fields)))
+        elif isinstance(exported.constants.get(str(spec.target)), torch.Generator):
+            raise CaptureError(
+                "model: forward draws from a torch.Generator of its own, which every rank would go through in its own "
+                "way; a way out is torch's default generator: its draws are keyed by seed, step and sample"
+            )
         else:
             raise CaptureError(f"model: reads {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")
     results = _results(exported, {**buffer_owner, **owner}, example.batch)

@@ -20,6 +20,7 @@ import torch
 import torch._dynamo  # Imported while autograd.grad is replaced, it would find one function under two names.
 from torch.utils import checkpoint
 
+_INSTANCE_NORM = torch.instance_norm
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ANSWERS: Mapping[tuple[str, str], bool] = {
     ("nn/modules/transformer.py", "_detect_is_causal_mask"): False,  # is it the causal mask?
@@ -34,7 +35,8 @@ _ANSWERS: Mapping[tuple[str, str], bool] = {
 
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these looks meanwhile, take `.data` for detach(), and see through reentrant checkpoints."""
+    """Answer these looks meanwhile, take `.data` for detach(), see through reentrant checkpoints, and have the running
+    statistics of instance norms updated by calls: their operator does so without saying it in its schema."""
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:
@@ -46,6 +48,7 @@ def eager_answers() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
+        mock.patch("torch.instance_norm", _instance_norm),
     ):
         yield
 
@@ -58,6 +61,21 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """`x.data = value`."""
     tensor.detach().copy_(value)
+
+
+def _instance_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
+    var: torch.Tensor | None, batch: bool, momentum: float, eps: float, cudnn: bool,
+) -> torch.Tensor:  # fmt: skip
+    """As torch's of these arguments; `batch`: by the statistics of each channel of each sample, which running ones
+    follow."""
+    if batch and mean is not None and var is not None:
+        with torch.no_grad():
+            of_samples = torch.var_mean(x.flatten(2), dim=2, correction=1)
+            for running, each in zip((var, mean), of_samples, strict=True):
+                running.copy_((1 - momentum) * running + momentum * each.mean(0))
+        mean = var = None
+    return _INSTANCE_NORM(x, weight, bias, mean, var, batch, momentum, eps, cudnn)
 
 
 class _SeenThrough:

@@ -196,6 +196,17 @@ class Keyed(nn.Module):
         return x
 
 
+class OwnGenerator(nn.Module):
+    """Draws from a generator that a module holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape, generator=self.generator)
+
+
 class Turned(nn.Module):
     """Python's complex numbers among tensors that are real and complex."""
 

@@ -298,6 +298,9 @@ KINDS: dict[str, Kind] = {
     "Poisson": _features(lambda: bodies.Noise("poisson"), refused=("poisson", "cannot be keyed")),
     # Samples together
     "batch norm": _image(lambda: nn.BatchNorm2d(8), granule=SAMPLES),
+    "instance norm, running statistics": _image(
+        lambda: nn.InstanceNorm2d(8, track_running_stats=True), granule=SAMPLES
+    ),
     "weights over their mean in a batch": _loss(_weighed, granule=SAMPLES),
     "mean over masked labels": _loss(_masked_mean, granule=SAMPLES),
     "mean over positives": _loss(_per_positive, granule=SAMPLES),
@@ -316,6 +319,7 @@ KINDS: dict[str, Kind] = {
     "schedule in a list": _features(bodies.Warmed, refused=("schedule",)),
     "branch by random numbers of Python": _features(bodies.Seldom, refused=("random",)),
     "mask by NumPy": _features(bodies.NumpyMask, refused=("numpy",)),
+    "generator of its own": _features(bodies.OwnGenerator, refused=("torch.Generator", "keyed")),
     "branch on data": _features(bodies.Branching, refused=("x.sum() > 0", "data-dependent")),
     "tensor to number": _features(bodies.Numbered, refused=("item",)),
     "hook on a tensor": _features(bodies.Hooked, refused=("hook",)),
