@@ -15,7 +15,7 @@ import itertools
 import select
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -245,9 +245,9 @@ class RankSocket:
 class _Connection:
     """A stream at the coordinator; `rank` once it has proved that it holds the token, and its card was taken."""
 
-    def __init__(self, stream_: Stream, place: str) -> None:
-        """`place`: the other end, as people write it."""
-        self.stream, self.place = stream_, place
+    def __init__(self, stream_: Stream, host: str, port: int) -> None:
+        """`host`, `port`: of the other end."""
+        self.stream, self.host, self.place = stream_, host, tcp.shown(host, port)
         self.rank: Rank | None = None
         self.asked: tuple[Hello, bytes] | None = None  # what it said, and what it is to answer
         self.proved = False
@@ -343,11 +343,12 @@ class CoordinatorSocket:
                 continue
             accepted.setblocking(False)
             tcp.tune(accepted)
-            self._connections[accepted.fileno()] = _Connection(Stream(accepted), tcp.shown(*place[:2]))
+            self._connections[accepted.fileno()] = _Connection(Stream(accepted), *place[:2])
             self._poll.register(accepted, select.EPOLLIN)
             strangers = [each for each in self._connections.values() if not each.proved]
-            if len(strangers) > STRANGERS_MAX:
-                self._refuse(strangers[0])
+            if len(strangers) > STRANGERS_MAX:  # The oldest goes of the address that has most.
+                ((most, _),) = Counter(each.host for each in strangers).most_common(1)
+                self._refuse(next(each for each in strangers if each.host == most))
 
     def _hear(self, connection: _Connection) -> list[Heard]:
         connection.stream.flush()

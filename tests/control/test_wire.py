@@ -443,6 +443,24 @@ def test_strangers_who_say_nothing_do_not_keep_ranks_out(
         stranger.close()
 
 
+def test_strangers_of_one_address_take_no_place_of_another(
+    coordinator: CoordinatorSocket, address: ControlAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "STRANGERS_MAX", 16)
+    first = dialed(address)
+    assert coordinator.receive() == []
+    others = []
+    for _ in range(64):
+        others.append(socket.create_connection((address.host, address.port), source_address=("127.0.0.2", 0)))
+        assert coordinator.receive() == []
+    first.setblocking(False)
+    with pytest.raises(BlockingIOError):  # It would read nothing if it were closed.
+        first.recv(1)
+    assert others[0].recv(1) == b""
+    for stranger in (first, *others):
+        stranger.close()
+
+
 def test_what_a_stranger_sends_is_not_kept(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
     before = psutil.Process().memory_info().rss
     with dialed(address) as stranger, contextlib.suppress(BrokenPipeError, ConnectionResetError):
