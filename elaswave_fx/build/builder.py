@@ -54,7 +54,7 @@ from elaswave_fx.models.build import build_model
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
-from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, trace_update
+from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, trace_update, trace_users_update
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words, link_words
@@ -215,7 +215,9 @@ def update_program(config: Config) -> Mapping[str, Any]:
     def make() -> str:
         from elaswave_fx.passes.unit_program import lower_graph
 
-        return json.dumps(lower_graph("update", trace_update(optimizer)))
+        users = config.optimizer.name == "target"
+        graph = trace_users_update(optimizer, str(config.optimizer.target)) if users else trace_update(optimizer)
+        return json.dumps(lower_graph("update", graph))
 
     return json.loads(_cached_of(optimizer, config, "update", make))
 

@@ -14,6 +14,7 @@ from elaswave_fx.config.schema import nearest
 from elaswave_fx.config.targets import instantiate
 from elaswave_fx.config.types import ScheduleConfig
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.optim.pure import check_schedule
 
 Schedule = Callable[[int], float]
 
@@ -61,7 +62,11 @@ class UserSchedule:
     target: str
 
     def __call__(self, step: int) -> float:
-        factor = self.function(step)
+        try:
+            factor = self.function(step)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"schedule._target_={self.target}: fails at step {step}: {reason}") from error
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor) or factor < 0:
             raise ConfigError(f"schedule._target_={self.target}: gives {factor!r} at step {step}, not a factor >= 0")
         return float(factor)
@@ -88,4 +93,5 @@ def _user_schedule(config: ScheduleConfig, total_steps: int) -> UserSchedule:
         schedule(0)
     except TypeError as error:
         raise ConfigError(f"schedule._target_={config.target}: is no function of the step: {error}") from error
+    check_schedule(schedule, function, f"schedule._target_={config.target}", total_steps)
     return schedule

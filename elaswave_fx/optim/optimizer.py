@@ -11,7 +11,8 @@ That leaves the operators whose vector body and tail round alike: add, sub, mul,
 (no pow, no fused kernels). `trace_update` turns an optimizer into the fx graph that is lowered for the executor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -22,6 +23,7 @@ from elaswave_fx.config.schema import nearest
 from elaswave_fx.config.targets import instantiate
 from elaswave_fx.config.types import OptimizerConfig
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.optim.pure import check_arguments_kept, check_hyper_values, check_traced
 
 Group = Literal["decay", "no_decay"]
 GROUPS: tuple[Group, Group] = ("decay", "no_decay")
@@ -159,6 +161,21 @@ def trace_update(optimizer: Optimizer) -> torch.fx.GraphModule:
     return make_fx(step, tracing_mode="symbolic")(master, torch.zeros_like(master), *state, *hyper)
 
 
+def trace_users_update(optimizer: Optimizer, name: str) -> torch.fx.GraphModule:
+    """`trace_update` of a user's optimizer, refused if its update cannot be traced once for all steps."""
+    place = f"optimizer._target_={name}"
+    try:
+        graph = trace_update(optimizer)
+    except Exception as error:  # The user's code may fail in any way when it is traced; it did not before.
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise ConfigError(
+            f"{place}: update cannot be traced: {type(error).__name__}: {reason}; hyper are tensors, to compute with "
+            "as they are: without if and float(), and without torch.optim"
+        ) from error
+    check_traced(optimizer, graph, GROUPS, place, _PROBE_ELEMENTS)
+    return graph
+
+
 def check_elementwise(optimizer: Optimizer, name: str) -> None:
     """Refuse an optimizer whose update of a slice is not, bit for bit, the slice of its update.
 
@@ -167,8 +184,13 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(_PROBE_ELEMENTS, generator=generator)
     state = _checked_state(optimizer, name, param)
+    place, rows = f"optimizer._target_={name}", _checked_hyper(optimizer, name)
+    check_hyper_values(optimizer, GROUPS, place)
+    grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
+    with _refused(name):
+        check_arguments_kept(optimizer, place, param, grad, rows[0])
     cuts = ((0, 1), (1, 4), (3, 520), (517, _PROBE_ELEMENTS))
-    for hyper in _checked_hyper(optimizer, name):
+    for hyper in rows:
         grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
         after = _checked_update(optimizer, name, (param, grad, state, hyper))
         for lo, hi in cuts:
@@ -204,10 +226,8 @@ def _checked_state(optimizer: Optimizer, name: str, param: Tensor) -> State:
 
 def _checked_update(optimizer: Optimizer, name: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     param, state = arguments[0], arguments[2]
-    try:
+    with _refused(name):
         updated, after = optimizer.update(*arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"optimizer._target_={name}: update fails: {' '.join(str(error).split())}") from error
     outputs = [updated, *after]
     if len(after) != len(state) or any(each.shape != param.shape for each in outputs):
         raise ConfigError(
@@ -215,6 +235,15 @@ def _checked_update(optimizer: Optimizer, name: str, arguments: tuple[Any, ...])
             f"tensors gives shapes {[list(each.shape) for each in outputs]}"
         )
     return outputs
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    """What the user's update raises, as a refusal."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"optimizer._target_={name}: update fails: {' '.join(str(error).split())}") from error
 
 
 def _compare(name: str, part: Sequence[Tensor], whole: Sequence[Tensor]) -> None:

@@ -1,6 +1,8 @@
 """Schedules: end points, agreement with torch's, and functions of the user's."""
 
 import math
+import random
+import time
 
 import pytest
 import torch
@@ -91,3 +93,72 @@ def test_refusals():
         users("of_step_and_loss")
     with pytest.raises(ConfigError, match="gives a OrderedDict, not a function"):
         schedule("target", target="collections.OrderedDict")
+
+
+class CountsCalls:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return 1.0 / self.calls
+
+
+class WrapsTorch:
+    """Moves a scheduler of torch on whenever it is asked."""
+
+    def __init__(self):
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+
+    def __call__(self, step):
+        factor = self.scheduler.get_last_lr()[0]
+        self.optimizer.step()
+        self.scheduler.step()
+        return factor
+
+
+class Remembers:
+    """Keeps what it has computed, and gives the same again."""
+
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, step):
+        return self.known.setdefault(step, 0.5**step)
+
+
+def by_clock(step):
+    return 1.0 / time.time()
+
+
+def by_draw(step):
+    return random.random()
+
+
+def by_seeded_draw(step):
+    return random.Random(step).random()
+
+
+def ends(step):
+    return [1.0, 0.5, 0.25][step]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CountsCalls", "the factor of step 0 is .* when it is asked for again, but any rank may do any step"),
+        ("WrapsTorch", "the factor of step 0 is 1.0, and .* when it is asked for again"),
+        ("by_clock", "the factor of step 0 is .* when it is asked for again"),
+        ("by_draw", "the factor is drawn from Python's generator"),
+        ("ends", "fails at step 50: IndexError: list index out of range"),
+    ],
+)
+def test_a_users_schedule_follows_from_the_step_alone(name, message):
+    with pytest.raises(ConfigError, match=f"schedule._target_=.*{name}: {message}"):
+        users(name)
+
+
+@pytest.mark.parametrize("name", ["Remembers", "by_seeded_draw"])
+def test_a_users_schedule_may_remember_and_seed_itself(name):
+    assert users(name)(3) == users(name)(3)

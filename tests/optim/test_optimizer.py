@@ -13,6 +13,7 @@ from elaswave_fx.optim.optimizer import (
     hyper_row,
     make_optimizer,
     trace_update,
+    trace_users_update,
 )
 
 OURS = [
@@ -79,6 +80,56 @@ class PositionDependent(RootMeanSquare):
     def update(self, param, grad, state, hyper):
         tail = torch.arange(param.numel()) >= param.numel() // 8 * 8
         return param - grad * hyper[0] * torch.where(tail, 1.0 + 2.0**-20, 1.0), ()
+
+
+class CountsInHyperValues(RootMeanSquare):
+    """Notes the step where it is told it, and reads it where the update is traced."""
+
+    count = 0
+
+    def hyper_values(self, step, lr, group):
+        self.count = step + 1
+        return [lr]
+
+    def update(self, param, grad, state, hyper):
+        return param - grad * hyper[0] / (1.0 - 0.9**self.count), ()
+
+
+class CountsUpdates(CountsInHyperValues):
+    def hyper_values(self, step, lr, group):
+        return [lr]
+
+    def update(self, param, grad, state, hyper):
+        self.count += 1
+        return param - grad * hyper[0] * (1.0 if self.count < 1000 else 0.1), ()
+
+
+class CountsCalls(CountsInHyperValues):
+    def hyper_values(self, step, lr, group):
+        self.count += 1
+        return [lr / self.count]
+
+
+class Changes(RootMeanSquare):
+    def update(self, param, grad, state, hyper):
+        return param.sub_(grad * hyper[0]), ()
+
+
+class ChangesState(Lion):
+    def update(self, param, grad, state, hyper):
+        return param - state[0].mul_(0.9).add_(grad) * hyper[1], state
+
+
+class Branches(RootMeanSquare):
+    def update(self, param, grad, state, hyper):
+        return (param - grad * hyper[0] if hyper[0] > 1e-5 else param), ()
+
+
+class Scales(RootMeanSquare):
+    """A number of hyper as a number: it stays one of the step."""
+
+    def update(self, param, grad, state, hyper):
+        return param.sub(grad, alpha=hyper[0].item()), ()
 
 
 def torch_counterpart(ours, parameters, lr):
@@ -179,8 +230,30 @@ def test_a_users_optimizer_is_built_and_traced():
         ("Forgetful", "has no update"),
         ("GrowingHyper", r"hyper_values gives \[1, 2, 3\] values, not always as many"),
         ("Nowhere", "cannot be built"),
+        ("CountsUpdates", "update changes CountsUpdates.count, but it is traced once; keep what changes in the state"),
+        ("CountsCalls", "hyper_values of step 0, lr 0.001, decay is .*, and .* when it is asked for again"),
+        ("Changes", "update changes param in place; return new tensors"),
+        ("ChangesState", r"update changes state\[0\] in place; return new tensors"),
     ],
 )
 def test_a_users_optimizer_is_refused_by_name(name, message):
     with pytest.raises(ConfigError, match=f"optimizer._target_=.*{name}: .*{message}"):
         make_optimizer(user_optimizer(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CountsInHyperValues", "update is traced once, and computes something else at step 1 with lr 0.001"),
+        ("Branches", "update cannot be traced: .*; hyper are tensors, to compute with as they are: without if"),
+    ],
+)
+def test_what_no_trace_can_follow_is_refused(name, message):
+    optimizer = make_optimizer(user_optimizer(name))
+    with pytest.raises(ConfigError, match=f"optimizer._target_={name}: {message}"):
+        trace_users_update(optimizer, name)
+
+
+@pytest.mark.parametrize("name", ["Lion", "Scales"])
+def test_what_follows_from_the_arguments_is_traced(name):
+    trace_users_update(make_optimizer(user_optimizer(name)), name)

@@ -1,0 +1,114 @@
+"""What a user's schedule and optimizer promise: to be functions of their arguments alone.
+
+Any rank may do any step, and a step again; an update is traced once. What counts its calls, draws random numbers or
+reads a clock would train something else on every layout:
+
+    factor(step): self.scheduler.step(); …                       ->  ConfigError: another factor when it is asked again
+    hyper_values: self.t = step; update: … / (1 - 0.9**self.t)   ->  ConfigError: its trace computes something else
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elaswave_fx.data.global_draws import global_draws
+from elaswave_fx.errors import ConfigError
+from elaswave_fx.program.held_state import HeldState
+from elaswave_fx.program.later import later
+
+_STEPS = (0, 1, 2, 1000)
+_RATES = (1e-3, 5e-4)
+_AGAIN = "any rank may do any step, and do it again"
+
+
+def check_schedule(factor: Callable[[int], float], function: Any, place: str, total_steps: int) -> None:
+    """Refuse a schedule that gives another factor when it is asked for the same step again."""
+    steps = sorted({0, 1, 2, total_steps // 2, total_steps - 1} & set(range(total_steps)))
+    cure = "compute the factor from the step alone, as schedulers of torch do in closed form"
+    _refuse_unsteady(lambda: {step: factor(step) for step in steps}, function, f"{place}: the factor", cure)
+
+
+def check_hyper_values(optimizer: Any, groups: Sequence[str], place: str) -> None:
+    """Refuse `hyper_values` that differ when they are asked for again."""
+
+    def read() -> dict[str, list[float]]:
+        asked = [(step, rate, group) for rate in _RATES for step in _STEPS for group in groups]
+        return {f"{step}, lr {rate}, {group}": optimizer.hyper_values(step, rate, group) for step, rate, group in asked}
+
+    _refuse_unsteady(read, optimizer, f"{place}: hyper_values", "compute them from step, lr and group alone")
+
+
+def _refuse_unsteady(read: Callable[[], Mapping[Any, Any]], target: Any, what: str, cure: str) -> None:
+    held = HeldState(_Holder(target))
+    try:
+        first = read()
+        drawn = global_draws(read)
+        with later(held.functions):
+            again = read()
+    finally:
+        held.restore()
+    if drawn:
+        raise ConfigError(f"{what} is drawn from {drawn[0]}, but {_AGAIN}; {cure}")
+    for step, value in first.items():
+        if again[step] != value:
+            raise ConfigError(
+                f"{what} of step {step} is {value}, and {again[step]} when it is asked for again, but {_AGAIN}; {cure}"
+            )
+
+
+def check_arguments_kept(optimizer: Any, place: str, param: Tensor, grad: Tensor, hyper: tuple[Tensor, ...]) -> None:
+    """Refuse an update that changes its arguments or attributes of the optimizer."""
+    given = {"param": param.clone(), "grad": grad.clone()}
+    state = tuple(each.clone() for each in optimizer.init(param))
+    given |= {f"state[{place}]": each for place, each in enumerate(state)}
+    given |= {f"hyper[{place}]": each.clone() for place, each in enumerate(hyper)}
+    before = {name: each.clone() for name, each in given.items()}
+    held = HeldState(_Holder(optimizer))
+    try:
+        optimizer.update(
+            given["param"], given["grad"], state, tuple(given[f"hyper[{place}]"] for place in range(len(hyper)))
+        )
+        changes = held.changes()
+    finally:
+        held.restore()
+    for name, each in given.items():
+        if not torch.equal(each, before[name]):
+            raise ConfigError(
+                f"{place}: update changes {name} in place; return new tensors, as param * 0.9 instead of "
+                "param.mul_(0.9)"
+            )
+    if changes:
+        raise ConfigError(
+            f"{place}: update changes {changes[0].path or changes[0].title}, but it is traced once; keep what changes "
+            "in the state, or compute it in hyper_values from the step"
+        )
+
+
+def check_traced(optimizer: Any, graph: Callable[..., Any], groups: Sequence[str], place: str, elements: int) -> None:
+    """Refuse an update that computes something else than its trace at other steps."""
+    generator = torch.Generator().manual_seed(1)
+    for step in _STEPS:
+        for rate, group in zip(_RATES, groups, strict=True):
+            param, grad = (torch.randn(elements, generator=generator) for _ in range(2))
+            state = tuple(torch.rand(elements, generator=generator) for _ in optimizer.init(param))
+            values = optimizer.hyper_values(step, rate, group)
+            hyper = tuple(torch.tensor(value, dtype=torch.float32) for value in values)
+            ours = graph(param, grad, *state, torch.tensor(1.0), *hyper)
+            updated, after = optimizer.update(param, grad, state, hyper)
+            for mine, theirs in zip(ours, (updated, *after), strict=True):
+                if not torch.allclose(mine, theirs, rtol=1e-5, atol=1e-7, equal_nan=True):
+                    raise ConfigError(
+                        f"{place}: update is traced once, and computes something else at step {step} with lr {rate} in "
+                        f"group {group}: it may take from hyper alone what changes from step to step, not from "
+                        "attributes, if or float(); give it as a further number of hyper_values"
+                    )
+
+
+class _Holder(nn.Module):
+    """A module that has nothing but what is looked at, under the name of its class."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        setattr(self, getattr(target, "__name__", type(target).__name__), target)
