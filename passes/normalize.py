@@ -50,6 +50,7 @@ _CHECKS = (
 # A view is right for the strides that its argument had when it was captured. Operators may return others when they are
 # differentiated, as attention does where its mask is learned; reshape copies where it must.
 _VIEWS = ("aten.view.default", "aten._unsafe_view")
+_SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
@@ -74,6 +75,8 @@ class Normalize:
                 module.graph.erase_node(node)
             elif is_aten(node, *_VIEWS):
                 node.target = aten.reshape.default
+            elif is_aten(node, *_SQUEEZES):
+                _keep_samples(node)
             elif is_aten(node, "aten.copy"):
                 _spell_out_copy(module.graph, node)
             elif is_aten(node, "aten._native_batch_norm_legit_functional"):
@@ -166,6 +169,20 @@ def _is_whole_slice(node: fx.Node) -> bool:
     if not is_aten(node, "aten.slice.Tensor") or argument(node, "step", 1) != 1:
         return False
     return argument(node, "start", 0) in (0, None) and argument(node, "end", None) in (sys.maxsize, None)
+
+
+def _keep_samples(node: fx.Node) -> None:
+    """squeeze takes away the dimensions that had one element in the captured batch, and never that of the samples, of
+    which a rank may have one."""
+    shape = value_of(_tensor_argument(node)).shape
+    asked: Any = argument(node, "dims", None) if is_aten(node, "aten.squeeze.dims") else argument(node, "dim", None)
+    places = range(len(shape)) if asked is None else [asked] if isinstance(asked, int) else asked
+    dims = [place for place in places if isinstance(shape[place], int) and shape[place] == 1]
+    if dims:
+        node.target, node.args, node.kwargs = aten.squeeze.dims, (node.args[0], dims), {}
+    else:
+        node.replace_all_uses_with(_tensor_argument(node))
+        node.graph.erase_node(node)
 
 
 def _spell_out_copy(graph: fx.Graph, node: fx.Node) -> None:

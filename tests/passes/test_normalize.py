@@ -25,7 +25,7 @@ from tests.passes.compiled import (
     run_graph,
     run_native,
 )
-from tests.passes.models import WIDTH, Normed, tokens, vectors
+from tests.passes.models import WIDTH, Classifier, Normed, tokens, vectors
 
 
 class Busy(Normed):
@@ -119,3 +119,34 @@ def test_sparse_gradients_become_dense_and_are_said() -> None:
     expected = eager(model, batch)
     dense = {name: gradient.to_dense() for name, gradient in expected.gradients.items()}
     assert_same(run_native(result, batch), replace(expected, gradients=dense))
+
+
+class Squeezed(Classifier):
+    """Takes away a dimension of one element in some way."""
+
+    def __init__(self, squeeze: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.squeeze = squeeze
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.squeeze(super().features(x)[:, None])
+
+
+def _of_the_samples_too(x: Tensor) -> Tensor:
+    """Another squeeze, of which nothing remains."""
+    return x.squeeze(1).squeeze(0)
+
+
+@pytest.mark.parametrize(
+    "squeeze", [Tensor.squeeze, lambda x: x.squeeze(1), lambda x: x.squeeze((0, 1)), _of_the_samples_too]
+)
+def test_squeeze_leaves_the_samples_where_there_is_one(squeeze: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Squeezed(squeeze)
+    result = compile_model(model, vectors)
+    batch = vectors(4, 5)
+    expected = eager(model, batch)
+    assert_same(run_native(result, batch), expected)
+    ones = [run_native(result, {name: each[i : i + 1] for name, each in batch.items()}) for i in range(4)]
+    gradients = {name: sum(one.gradients[name] for one in ones) for name in expected.gradients}
+    assert_same(replace(expected, loss=sum(one.loss for one in ones), gradients=gradients), expected)
