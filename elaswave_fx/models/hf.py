@@ -82,24 +82,34 @@ class MaskedLM(HFAdapter):
 
 
 class Seq2SeqLM(HFAdapter):
-    """Encode the input, and predict each label from the labels before it; `start_token` precedes the first."""
+    """Encode the input, and predict each label from the labels before it, which the architecture shifts in its own way:
+    behind a start token, a pad token where labels are -100; behind the last label, the language, in MBart."""
 
-    def __init__(self, model: Any, start_token: int) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.start_token = start_token
+        start = _start_token(model.config)
+        for key in ("decoder_start_token_id", "pad_token_id"):
+            if getattr(model.config, key, None) is None:
+                setattr(model.config, key, start)
 
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens) int64 each, to (loss sum fp32, count int64); the mask is that of `input_ids`."""
-        start = torch.full_like(labels[:, :1], self.start_token)
-        shifted = torch.cat((start, labels[:, :-1]), dim=1)
-        decoder_input_ids = shifted.masked_fill(shifted == IGNORED_LABEL, self.start_token)
         encoded = _read(input_ids, attention_mask)
-        return token_loss_sum(self.model(**encoded, decoder_input_ids=decoder_input_ids).logits, labels)
+        return token_loss_sum(self.model(**encoded, decoder_input_ids=self._shifted(labels)).logits, labels)
 
     def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         ids = batch["input_ids"][:, :tokens]
         labels = batch["labels"][:, :tokens].clamp(min=0)
         return {"input_ids": ids, "decoder_input_ids": labels}, labels, labels
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        prepare = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if prepare is not None:
+            return prepare(labels)
+        config = self.model.config
+        start = torch.full_like(labels[:, :1], config.decoder_start_token_id)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == IGNORED_LABEL, config.pad_token_id)
 
 
 class ImageClassification(HFAdapter):
@@ -136,7 +146,7 @@ def build_hf(
     if resolved.task == "masked_lm":
         return MaskedLM(model, resolved.config.mask_token_id)
     if resolved.task == "seq2seq_lm":
-        return Seq2SeqLM(model, _start_token(resolved.config))
+        return Seq2SeqLM(model)
     return {"causal_lm": CausalLM, "image_classification": ImageClassification}[resolved.task](model)
 
 

@@ -29,6 +29,7 @@ TASKS: Mapping[str, str] = {
 }
 # These keys of a `config.json` say how its weights were stored, not what the model is.
 _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
+_DTYPES = ("dtype", "torch_dtype")
 MOST_OF_BYTES = 512
 """A vocabulary of bytes: 256 of them, special tokens, and what rounds it up."""
 
@@ -129,6 +130,11 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
     """A configuration class takes any keyword silently, so a misspelt one would have no effect."""
     for key in options:
+        if key in _DTYPES and options[key] not in (None, "float32"):
+            raise ConfigError(
+                f"model.config.{key}={options[key]}: has no effect, parameters are fp32; precision=bf16 computes in "
+                "bf16"
+            )
         if not hasattr(default, key):
             known = [*default.to_dict(), *getattr(default, "attribute_map", {})]
             raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")

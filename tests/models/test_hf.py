@@ -86,10 +86,31 @@ def test_masked_lm_scores_the_drawn_tokens_only():
 def test_seq2seq_reads_the_labels_before_each():
     model = build("t5", T5).eval()
     batch = inputs_of("t5", 2)
-    model.model.config.decoder_start_token_id = model.start_token
     expected = model.model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
     loss, count = model(**batch)
     torch.testing.assert_close(loss / count, expected)
+
+
+BART = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "pad_token_id": 1, "decoder_start_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("t5", T5), ("bart", BART), ("mbart", BART), ("pegasus", BART), ("blenderbot", BART), ("m2m_100", BART)],
+)
+def test_seq2seq_shifts_labels_as_the_architecture_does(name, options):
+    model = build(name, options, "seq2seq_lm").eval()
+    inputs = inputs_of(name, 3)
+    labels = inputs["labels"].clamp(min=5)
+    labels[:, 3:5] = -100
+    labels[1, 8:] = -100
+    with torch.no_grad():
+        loss, count = model(inputs["input_ids"], labels)
+        theirs = model.model(input_ids=inputs["input_ids"], labels=labels).loss
+    assert float(loss / count) == pytest.approx(float(theirs), rel=1e-5)
 
 
 def test_an_encoder_type_as_causal_lm_does_not_look_ahead():
@@ -124,6 +145,7 @@ def test_ties_stay_and_the_seed_decides():
     ("arguments", "message"),
     [
         (("lama", {}), "model.name=lama: is no model type of transformers; nearest valid: llama"),
+        (("gpt2", {"dtype": "bfloat16"}), "model.config.dtype=bfloat16: has no effect, .*; precision=bf16 computes in"),
         (("gpt2", {"n_layr": 2}), "model.config.n_layr: is no option of gpt2; nearest valid: n_layer"),
         (("gpt2", {"n_layer": "two"}), "model.config: does not suit gpt2.*n_layer"),
         (("gpt2", {"n_embd": 16, "n_head": 3}), "model.config: does not suit gpt2"),
