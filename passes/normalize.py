@@ -175,7 +175,7 @@ def _keep_samples(node: fx.Node) -> None:
     """squeeze takes away the dimensions that had one element in the captured batch, and never that of the samples, of
     which a rank may have one."""
     shape = value_of(_tensor_argument(node)).shape
-    asked: Any = argument(node, "dims", None) if is_aten(node, "aten.squeeze.dims") else argument(node, "dim", None)
+    asked: Any = argument(node, "dim")
     places = range(len(shape)) if asked is None else [asked] if isinstance(asked, int) else asked
     dims = [place for place in places if isinstance(shape[place], int) and shape[place] == 1]
     if dims:

@@ -138,7 +138,8 @@ def _of_the_samples_too(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "squeeze", [Tensor.squeeze, lambda x: x.squeeze(1), lambda x: x.squeeze((0, 1)), _of_the_samples_too]
+    "squeeze",
+    [Tensor.squeeze, lambda x: x.squeeze((0, 1)), _of_the_samples_too, torch.func.vmap(lambda x: x.squeeze())],
 )
 def test_squeeze_leaves_the_samples_where_there_is_one(squeeze: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
