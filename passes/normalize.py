@@ -254,7 +254,10 @@ def _replace_results(graph: fx.Graph, node: fx.Node, by: dict[int, Any]) -> None
     for user in list(node.users):
         number = int(user.args[1])  # type: ignore[arg-type]
         if number not in by:
-            raise CaptureError(f"normalize: result {number} of {node.target} in {module_of(node)} is not supported")
+            raise CaptureError(
+                f"model: result {number} of {node.target} in {module_of(node)} is used, which has no form here; a way "
+                "out is to keep that module out of what derivatives are taken of"
+            )
         user.replace_all_uses_with(by[number])
         graph.erase_node(user)
     graph.erase_node(node)
