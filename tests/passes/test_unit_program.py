@@ -116,9 +116,9 @@ def test_a_call_without_a_native_form_is_refused() -> None:
 
 
 def test_an_argument_without_a_native_form_is_refused() -> None:
-    message = "lower: test: aten.mul.Tensor has an argument of type complex"
+    message = "lower: test: aten.mul.Scalar has an argument of type complex"
     with pytest.raises(PassError, match=message):
-        lower_graph("test", number_graph(lambda graph, x: graph.call_function(aten.mul.Tensor, (x, 2j))))
+        lower_graph("test", number_graph(lambda graph, x: graph.call_function(aten.mul.Scalar, (x, 2j))))
 
 
 def test_a_missing_argument_is_refused() -> None:
