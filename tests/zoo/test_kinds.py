@@ -8,6 +8,7 @@ import pytest
 
 from elaswave_fx.build.builder import plan_of
 from elaswave_fx.errors import ConfigError
+from tests.marks import slow
 from tests.zoo.kinds import KINDS, SAMPLES
 from tests.zoo.page import rows, stable
 from tests.zoo.trial import Trial, config_of, plain
@@ -25,9 +26,10 @@ def test_the_page_has_every_kind() -> None:
     assert [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:] == rows()
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name if number % 3 == 0 else slow(name) for number, name in enumerate(RUNS)])
 def test_trains_as_plain_pytorch_does(name: str, tmp_path: Path) -> None:
-    """By one rank in micro-batches of three samples, and by two stages in others: draws know neither."""
+    """By one rank in micro-batches of three samples, and by two stages in others: draws know neither. Every third kind
+    by `make test`, all of them by `make test-all`."""
     config = config_of(name)
     trial = Trial(config, tmp_path)
     granule = KINDS[name].granule
