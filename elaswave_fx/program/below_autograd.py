@@ -26,9 +26,9 @@ from elaswave_fx.program.exportable import Exportable
 _DETACH = torch.Tensor.detach
 _GRAD = torch.autograd.grad
 BACKWARD = "forward calls backward(), which leaves gradients in parameters"
-_LIBRARY = torch.library.Library("elaswave_fx_capture", "FRAGMENT")
-_LIBRARY.define("detach(Tensor x) -> Tensor")
-_LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
+if not hasattr(torch.ops.elaswave_fx_capture, "detach"):  # An operator outlives the module that is imported anew.
+    torch.library.define("elaswave_fx_capture::detach", "(Tensor x) -> Tensor")
+    torch.library.impl("elaswave_fx_capture::detach", "CompositeExplicitAutograd", torch.clone)
 _MARKED = torch.ops.elaswave_fx_capture.detach.default
 
 
