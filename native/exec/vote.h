@@ -117,7 +117,7 @@ struct Vote {
     std::vector<std::uint64_t> words = {bits(memory_bytes), bits(busy_seconds), flags, content.lo, content.hi, keys,
                                         consumed.size(),    buckets.size()};
     const CrossCheck check = cross_check.value_or(CrossCheck{RankId(-1), {}});
-    words.insert(words.end(), {content.places, static_cast<std::uint64_t>(check.rank.value() + 1), check.content.lo,
+    words.insert(words.end(), {content.places, static_cast<std::uint64_t>(check.rank.value()) + 1, check.content.lo,
                                check.content.hi, check.content.places});
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
@@ -153,7 +153,8 @@ struct Vote {
     vote.content = {words[3], words[4], words[8]};
     vote.keys = words[5];
     if (words[9] != 0) {
-      vote.cross_check = CrossCheck{RankId(static_cast<std::int64_t>(words[9]) - 1), {words[10], words[11], words[12]}};
+      // Unsigned, for the words may be anything.
+      vote.cross_check = CrossCheck{RankId(static_cast<std::int64_t>(words[9] - 1)), {words[10], words[11], words[12]}};
     }
     for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
       vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
