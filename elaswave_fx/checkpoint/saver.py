@@ -213,7 +213,7 @@ class Saver:
             files = ShardFiles(partial, self._pieces, self._target.manifest.contents.key_paths())
             answer = _write_own(files, partial, snapshot, links.ranks.index(links.rank))
             if links.is_first and self._pieces[-1]:
-                others = [self._unchanged.write(files, partial, folders.complete(self._target.folder).values())]
+                others = [self._unchanged.write(files, partial)]
         except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter.
             answer = {"error": f"rank {links.rank}: {' '.join(str(_root_of(error)).split())}"}
         if not links.is_first:
@@ -227,6 +227,7 @@ class Saver:
         try:
             files.write_index([each["written"] for each in answers])
             path, size = self._publish(done, partial, answers)
+            self._unchanged.published = path
         except OSError as error:
             raise CheckpointError(f"checkpoint step-{done}: {error}") from error
         return Saved(done, path, size, copy_ms, 1e3 * (time.perf_counter() - started))
@@ -268,29 +269,35 @@ class _Writing:
 
 
 class _Unchanged:
-    """The part of checkpoints that training leaves alone: written once, a link from then on. Raises OSError."""
+    """The part of checkpoints that training leaves alone: written once, a link from then on. Raises OSError.
+
+    `published`: the newest checkpoint of this saver. Those of others have another number of ranks, and in the file of
+    this name what a rank owned.
+    """
 
     def __init__(self, place: int, tensor_of: Callable[[str], torch.Tensor]) -> None:
         self._place, self._tensor_of = place, tensor_of
         self._answer: dict[str, Any] | None = None
+        self.published: Path | None = None
 
-    def write(self, files: ShardFiles, partial: Path, before: Iterable[Path]) -> dict[str, Any]:
-        """`before`: complete checkpoints, the newest of which may be linked to."""
-        if self._answer is None or not self._linked(self._answer["files"], partial, before):
+    def write(self, files: ShardFiles, partial: Path) -> dict[str, Any]:
+        """Into a checkpoint that is growing; what is written is told as by `_write_own`."""
+        if self._answer is None or not self._linked(self._answer["files"], partial):
             written = files.write(self._place, lambda piece: self._tensor_of(piece.tensor.removeprefix(UNCHANGED)))
             self._answer = {"written": written, "files": _digests(partial, _names(partial, self._place))}
         return self._answer
 
-    def _linked(self, names: Iterable[str], partial: Path, before: Iterable[Path]) -> bool:
-        for folder in before:
-            try:
-                for name in names:
-                    os.link(folder / name, partial / name)
-                return True
-            except OSError:  # A file system without links, or one that was removed meanwhile.
-                for name in names:
-                    (partial / name).unlink(missing_ok=True)
-        return False
+    def _linked(self, names: Iterable[str], partial: Path) -> bool:
+        if self.published is None:
+            return False
+        try:
+            for name in names:
+                os.link(self.published / name, partial / name)
+            return True
+        except OSError:  # A file system without links, or a checkpoint that was removed meanwhile.
+            for name in names:
+                (partial / name).unlink(missing_ok=True)
+            return False
 
 
 def _write_own(files: ShardFiles, partial: Path, snapshot: Snapshot, place: int) -> dict[str, Any]:

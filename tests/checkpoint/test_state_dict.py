@@ -13,7 +13,8 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from elaswave_fx.build.builder import make_model
-from elaswave_fx.checkpoint.manifest import read_manifest, write_manifest
+from elaswave_fx.checkpoint.folder import complete
+from elaswave_fx.checkpoint.manifest import check_files, read_manifest, write_manifest
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import open_source
@@ -103,6 +104,21 @@ def test_what_training_leaves_alone_is_written_once(mixed: Run) -> None:
     files = [mixed.folder / "checkpoints" / f"step-{step}" / "__2_0.distcp" for step in (2, 4, 6)]
     assert len({file.stat().st_ino for file in files}) == 1
     assert read_manifest(files[0].parent).files[files[0].name] == read_manifest(files[2].parent).files[files[2].name]
+
+
+def test_checkpoints_are_whole_whoever_was_lost_between_them(tmp_path: Path) -> None:
+    """The number of a file says another thing when there are fewer ranks: of three, the third wrote this one."""
+    lost = "faults=[{rank: 2, step: 5, kind: kill}]"
+    config = [*MIXED, "parallel.dp=1", "steps=12", "checkpoint.keep=6"]
+    run = run_job(load_config([*config, "parallel.pp=3", lost]), tmp_path / "run")
+    assert run.code == 0
+    found = complete(run.folder / "checkpoints")
+    assert list(found)[-4:] == [6, 8, 10, 12]  # One that was being written when the rank was lost is given up.
+    for folder in found.values():
+        check_files(folder, read_manifest(folder))
+    loaded_alike(load_config(config), run.tensors, converted(run.folder, 12, tmp_path / "all.pt")["model"])
+    again = run_job(load_config([*config, "parallel.pp=2", f"resume={found[8]}"]), tmp_path / "again")
+    assert (again.code, again.losses) == (0, pytest.approx(run.losses[8:], rel=1e-5))
 
 
 def test_another_layout_goes_on_from_rectangles(mixed: Run, tmp_path: Path) -> None:
