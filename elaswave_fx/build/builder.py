@@ -31,6 +31,7 @@ from elaswave_fx.build.links import measure_link
 from elaswave_fx.build.pipeline import user_pass_classes, user_passes_of
 from elaswave_fx.build.program_key import code_digest, computed_text, program_key
 from elaswave_fx.build.rehearsal import rehearse
+from elaswave_fx.build.state_dict import state_dict_names
 from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import plain_config
@@ -535,11 +536,3 @@ def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
         params[name] = values.clone() if storage in storages else values
         storages.add(storage)
     return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}
-
-
-def state_dict_names(model: nn.Module) -> dict[str, str]:
-    """Key of the model's own state dict -> logical parameter or buffer; a tied tensor has several keys."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    names = {id(tensor): name for name, tensor in tensors}
-    stored = model.state_dict(keep_vars=True)
-    return {key: names[id(value)] for key, value in stored.items() if id(value) in names}

@@ -79,7 +79,10 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
     return _MARKED(_DETACH(tensor))
 
 
-def _gradient(*args: Any, create_graph: bool = False, **options: Any) -> tuple[torch.Tensor | None, ...]:
-    """Of a call that does not ask for a graph, nothing goes back through the result."""
-    found = _GRAD(*args, create_graph=True, **options)
+def _gradient(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+    *more: Any, **options: Any,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """As torch.autograd.grad; of a call that does not ask for a graph, nothing goes back through the result."""
+    found = _GRAD(outputs, inputs, grad_outputs, retain_graph, True, *more, **options)
     return found if create_graph else tuple(None if each is None else _detached(each) for each in found)

@@ -108,7 +108,7 @@ class _Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Importing dynamo, to tell it to skip this class, takes seconds, which a program from the cache spares."""
-        return cls.__name__ != "_Recorder"
+        return False
 
     def __init__(self, named: Mapping[str, torch.Tensor], most: int | None) -> None:
         super().__init__()
@@ -198,6 +198,11 @@ class _Recorder(TorchDispatchMode):
 
 class _SkippedRecorder(_Recorder):
     """One that dynamo skips, for models that compile parts of themselves."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of the classes that define `__torch_dispatch__`, as torch asks them when they are made."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -123,10 +123,8 @@ class _Trial:
         """Refuse what computes something else from the same state: a clock counts, or the system's entropy."""
         self.held.restore()
         again = None
-        with (
-            later(self.held.functions),
-            contextlib.suppress(Exception),
-        ):  # The user's code may fail in any way; it did not before.
+        # The user's code may fail in any way; it did not before.
+        with later(self.held.functions), contextlib.suppress(Exception):
             again = self._record()
         if again != base:
             place = base.first_difference(again) if again is not None else ""

@@ -256,4 +256,5 @@ def test_what_no_trace_can_follow_is_refused(name, message):
 
 @pytest.mark.parametrize("name", ["Lion", "Scales"])
 def test_what_follows_from_the_arguments_is_traced(name):
-    trace_users_update(make_optimizer(user_optimizer(name)), name)
+    graph = trace_users_update(make_optimizer(user_optimizer(name)), name)
+    assert any(node.op == "call_function" for node in graph.graph.nodes)
