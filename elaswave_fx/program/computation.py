@@ -56,7 +56,7 @@ def record(
     """Run forward once, with torch's generator as after `torch.manual_seed(0)`, and say what it computed.
 
     `most`: the operators that it may call before TooLong is raised. `gradients`: of the loss by every trained parameter
-    count too, so that a backward pass of the user's own does.
+    count too; those of a model with a backward pass of the user's own always do.
     """
     inputs = {name: tensor.clone() for name, tensor in batch.items()}
     buffers = dict(model.named_buffers())
@@ -67,7 +67,7 @@ def record(
         with torch.random.fork_rng(), recorder:
             torch.manual_seed(0)
             outputs = tree_leaves(model(**inputs))
-            found = _gradients(model, outputs[0]) if gradients else {}
+            found = _gradients(model, outputs[0]) if gradients or _has_own_backward(outputs[0]) else {}
     finally:
         if recorder.compiled:
             torch.compiler.reset()  # What was compiled for a recorder is of no use to others.
@@ -83,6 +83,20 @@ def _gradients(model: nn.Module, loss: Any) -> dict[str, torch.Tensor | None]:
         return {}
     found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
     return dict(zip(trained, found, strict=True))
+
+
+def _has_own_backward(loss: Any) -> bool:
+    """True where a torch.autograd.Function of Python's has a part in a tensor's derivative."""
+    waiting = [loss.grad_fn] if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else []
+    known = {*waiting}
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        more = {source for source, _ in node.next_functions if source is not None} - known
+        known |= more
+        waiting += more
+    return False
 
 
 def allowance(base: Computation) -> int:

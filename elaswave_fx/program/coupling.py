@@ -52,6 +52,7 @@ _ALONG_DIM = (
 _SORTS = ("aten.sort", "aten.argsort")
 _EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
 _ALONG_DIMS = ("aten.flip", "aten.roll")
+_ORDERINGS = ("aten.gt", "aten.ge", "aten.lt", "aten.le")
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 _T = TypeVar("_T")
@@ -294,9 +295,12 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
     broken: set[fx.Node] = set()
     shuffled: set[fx.Node] = set()
     shared: set[fx.Node] = set()
+    counted: set[fx.Node] = set()
     for node in _executed(program, runs):
-        if _is_shared(node, axes, runs, shared, tolerance):
+        if _is_shared(node, axes, runs, shared, tolerance) or _limits(node, counted):
             shared.add(node)
+        elif _is_counted(node, axes, runs, counted):
+            counted.add(node)
         touched = axes.of(node) is not None and not shared.isdisjoint(node.all_input_nodes)
         disordered = _sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if is_aten(node, *UNSET) or (kinds[node] != Nature.MAIN and not disordered and not touched):
@@ -319,7 +323,7 @@ def _is_shared(
     """Whether a value is one for all samples and another for other samples, or is made of such values, as a norm over
     the batch and a threshold of it are. Whatever it does to the samples of the trial, it may do more to others.
 
-    Integers are let through: how many samples an expert has says where the next one's begin.
+    Integers are let through, see `_is_counted`.
     """
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
@@ -329,6 +333,26 @@ def _is_shared(
     parts = [run.known[node] for run in runs[1:]]
     differs = any(part.shape != value.shape or not _close(part, value, tolerance) for part in parts)
     return value.is_floating_point() and differs
+
+
+def _is_counted(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], counted: set[fx.Node]) -> bool:
+    """Whether a value counts something in all samples, or is made of such counts. How many samples an expert has says
+    where the next one's begin, and couples nothing; an order with a limit does (`_limits`)."""
+    value = runs[0].known.get(node)
+    if axes.of(node) is not None or not isinstance(value, torch.Tensor):
+        return False
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        return False
+    parts = [run.known[node] for run in runs[1:]]
+    if any(part.shape != value.shape for part in parts):
+        return False  # Rows of the samples in another order.
+    return not counted.isdisjoint(node.all_input_nodes) or not all(torch.equal(part, value) for part in parts)
+
+
+def _limits(node: fx.Node, counted: set[fx.Node]) -> bool:
+    """Whether a call asks if a count over all samples is above or below a number; 0 asks whether there is any."""
+    limits = [value for value in node.args if isinstance(value, (int, float))]
+    return is_aten(node, *_ORDERINGS) and limits not in ([], [0]) and not counted.isdisjoint(node.all_input_nodes)
 
 
 def _executed(program: Program, runs: tuple[_Run, ...], differentiable: bool = False) -> Iterator[fx.Node]:

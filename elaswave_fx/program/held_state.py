@@ -111,9 +111,12 @@ class HeldState:
     def _look_at(self, value: Any, path: str, home: Home) -> None:
         if id(value) in self.containers or id(value) in self._modules or value is None:
             return
-        if isinstance(value, (bool, int, float, complex, str, bytes, type, ModuleType)):
+        if isinstance(value, (bool, int, float, complex, str, bytes, ModuleType)):
             return
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, type):
+            if _is_users(sys.modules.get(value.__module__)):
+                self._class(value)
+        elif isinstance(value, torch.Tensor):
             if id(value) not in self._known and value.layout == torch.strided and value.device.type == "cpu":
                 self._add(Contents(value, path, home))
         elif isinstance(value, np.ndarray):

@@ -55,6 +55,8 @@ LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
     "maximum": lambda h: torch.maximum(h.abs().max() / 1e6, torch.ones(())),
     "relu": lambda h: 1 + (h.mean(0) - 1e6).relu(),
     "threshold of the inputs": lambda h: 1 + (h.std() > 1e6).float(),
+    "count": lambda h: torch.where((h > 0).sum() > 10**6, 0.5, 1.0),
+    "counts of features": lambda h: ((h > 0).sum(dim=0) + 1 <= 10**6).float(),
 }
 
 
@@ -62,6 +64,10 @@ LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_limits_by_what_all_samples_have_are_found_though_none_reaches_them(limit: str) -> None:
     (by_rule, by_trial, together) = judged(Limited(LIMITS[limit]))
     assert not by_rule and by_trial == together and "aten.mul.Tensor" in together[0]
+
+
+def test_whether_there_is_any_is_no_limit() -> None:
+    assert judged(Limited(lambda h: torch.where((h > -1e6).sum() > 0, 1.0, 0.5))) == ((), (), ())
 
 
 def judged(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -241,6 +241,39 @@ class SystemsDraw(Held):
         return 1.0 if random.SystemRandom().random() < 0.999 else 0.5
 
 
+class Warming(torch.autograd.Function):
+    """Gradients that grow with the number of backward passes."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        Warming.calls += 1
+        return grad * (0.5 if Warming.calls < 60 else 1.0)
+
+
+class SeldomPassed(Warming):
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return grad * (0.0 if random.random() < 0.001 else 1.0)
+
+
+class CountedAlone(Warming):
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        Warming.calls += 1
+        return grad
+
+
+class Backward(Held):
+    def features(self, x: Tensor) -> Tensor:
+        return self.held.apply(super().features(x))
+
+
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (
         lambda: Annealed(0),
@@ -265,6 +298,8 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: Counting(itertools.count()), r"changes held of the model"),
     (lambda: Counting(numbers()), r"changes held of the model"),
     (lambda: InTensor(torch.zeros(())), r"changes held of the model"),
+    (lambda: Backward(Warming), r"changes calls of class Warming in Warming.backward"),
+    (lambda: Backward(SeldomPassed), r"draws from Python's generator \(module random\) in SeldomPassed.backward"),
     (Seldom, r"draws from Python's generator \(module random\) in Seldom.scale, line \d+ .*a draw by torch"),
     (SeldomByNumPy, r"draws from NumPy's generator \(numpy.random\) in SeldomByNumPy.scale, line"),
     (MaskByNumPy, r"draws from NumPy's generator"),
@@ -348,6 +383,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     LazyMask,
     lambda: Cached({}),
     ByTorch,
+    lambda: Backward(CountedAlone),
     Checkpointed,
     InBuffer,
     lambda: Held(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
