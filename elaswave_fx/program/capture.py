@@ -17,6 +17,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
+from elaswave_fx.program.fixed_size import python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.inline import inline_autocast, inline_grad_modes, refuse_control_flow
@@ -95,12 +97,14 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
 
 def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
     # A named size is proven to be free; a size that was found to be free may stay so where the proof fails.
-    for size in (Dim("batch", min=1), Dim.DYNAMIC):
-        try:
-            return _capture_once(model, batches, granule, size)
-        except _NotThisWay:
-            continue
-    return _capture_once(model, batches, granule, None)
+    with python_sizes() as places:
+        for size in (Dim("batch", min=1), Dim.DYNAMIC):
+            try:
+                return _capture_once(model, batches, granule, size)
+            except _NotThisWay:
+                continue
+    program = _capture_once(model, batches, granule, None)
+    return replace(program, fixed_by=next(filter(None, places), ""))
 
 
 class _NotThisWay(CaptureError):

@@ -98,10 +98,19 @@ def coupled_by_rule(program: Program) -> tuple[str, ...]:
     """Batch-coupled operators that shapes and names give away, and updates of buffers."""
     axes = locate_samples(program)
     if axes.symbol is None:
-        return ("the model exports at one fixed batch size only",)
+        return ("the model exports at one fixed batch size only" + _fixed_by(program),)
     operators = [_describe(node) for node in calls(program.graph.graph) if _couples(node, axes)]
     updates = [f"buffer {fold.buffer} is updated by every batch" for fold in program.folds if not fold.per_step]
     return tuple(dict.fromkeys(operators or updates))
+
+
+def _fixed_by(program: Program) -> str:
+    if not program.fixed_by:
+        return ""
+    return (
+        f": {program.fixed_by} makes a Python number of the number of samples; torch.full((), x.shape[0]) is one of "
+        "every batch"
+    )
 
 
 def _describe(node: fx.Node) -> str:

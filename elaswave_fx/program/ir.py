@@ -166,7 +166,8 @@ class Example:
 class Program:
     """The captured model. `tensors` holds the data of constants; parameters and buffers are only described.
 
-    `batch_coupled`: why granules are never split; `whole_batch`: why a granule has to be all samples of a step.
+    `batch_coupled`: why granules are never split; `whole_batch`: why a granule has to be all samples of a step;
+    `fixed_by`: the place that makes a Python number of the batch size, where the program is of one size.
     """
 
     graph: fx.GraphModule
@@ -187,6 +188,7 @@ class Program:
     kinds: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What is computed in another way than the model asks for, in words for its user."""
+    fixed_by: str = ""
 
     def clone(self) -> Program:
         """The same program with a graph of its own, for a pass to change."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -194,6 +195,28 @@ def test_a_constant_count_is_refused() -> None:
 
 def test_one_batch_size_is_a_coupling() -> None:
     assert judged(FixedBatch(layers=1))[2] == ("the model exports at one fixed batch size only",)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [lambda y: torch.tensor(float(len(y))), lambda y: y.new_tensor(y.numel()), lambda y: 0 * y[0] + int(y.size(0))],
+)
+def test_what_makes_a_number_of_the_batch_size_is_named_with_a_cure(count: Callable[[Tensor], Tensor]) -> None:
+    class Counted(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, y)[0], count(y)
+
+    words = "one fixed batch size only: <lambda>, line .* of test_coupling.py .* makes a Python number"
+    (reason,) = judged(Counted(layers=1))[2]
+    assert re.search(words, reason) and "torch.full((), x.shape[0])" in reason
+
+
+def test_a_size_as_a_symbol_is_a_count() -> None:
+    class Counted(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, y)[0], torch.full((), x.shape[0])
+
+    assert judged(Counted(layers=1)) == ((), (), ())
 
 
 def test_a_part_of_a_batch_that_cannot_run_is_a_coupling() -> None:
