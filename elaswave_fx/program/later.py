@@ -4,6 +4,7 @@
         model(**batch)      # time.time(), datetime.now() and os.urandom() answer something else, by whatever name
 
 `functions` are those that may run: names that they imported, as by `from time import monotonic`, are replaced too.
+Other threads have their own moment meanwhile: a rank's heartbeats go by these clocks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import datetime
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
@@ -20,12 +22,17 @@ from unittest import mock
 
 _LATER_S = 1_000_000_123
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
+_thread = threading.local()
+
+
+def _is_later() -> bool:
+    return getattr(_thread, "is_later", False)
 
 
 class _LaterDatetime(datetime.datetime):
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-        return super().now(tz) + datetime.timedelta(seconds=_LATER_S)
+        return super().now(tz) + datetime.timedelta(seconds=_LATER_S * _is_later())
 
     @classmethod
     def utcnow(cls) -> datetime.datetime:
@@ -39,7 +46,7 @@ class _LaterDatetime(datetime.datetime):
 class _LaterDate(datetime.date):
     @classmethod
     def today(cls) -> datetime.date:
-        return super().today() + datetime.timedelta(seconds=_LATER_S)
+        return super().today() + datetime.timedelta(seconds=_LATER_S * _is_later())
 
 
 @contextlib.contextmanager
@@ -50,6 +57,8 @@ def later(functions: Iterable[FunctionType]) -> Iterator[None]:
         for space in ({id(f.__globals__): f.__globals__ for f in functions} | _homes()).values():
             for name in [name for name, value in space.items() if id(value) in replaced]:
                 stack.enter_context(mock.patch.dict(space, {name: replaced[id(space[name])]}))
+        _thread.is_later = True
+        stack.callback(setattr, _thread, "is_later", False)
         yield
 
 
@@ -63,8 +72,9 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
         yield getattr(time, f"{name}_ns"), _moved(getattr(time, f"{name}_ns"), _LATER_S * 1_000_000_000)
     yield datetime.datetime, _LaterDatetime
     yield datetime.date, _LaterDate
-    yield os.urandom, lambda size: b"\xff" * size
+    urandom = os.urandom
+    yield urandom, lambda size: b"\xff" * size if _is_later() else urandom(size)
 
 
 def _moved(clock: Callable[[], Any], by: int) -> Callable[[], Any]:
-    return lambda: clock() + by
+    return lambda: clock() + by * _is_later()

@@ -7,6 +7,7 @@ import datetime
 import itertools
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -23,6 +24,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.later import later
 from elaswave_fx.program.python_state import refuse_python_state
 from tests.passes.models import WIDTH, Classifier, vectors
 
@@ -413,3 +415,20 @@ def test_capture_and_the_look_at_code_leave_attributes_as_they_were() -> None:
 def test_a_threshold_in_the_middle_of_capture_is_refused() -> None:
     with pytest.raises(CaptureError, match="changes held of the model"):
         capture(LateThreshold(599_999), (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
+def test_other_threads_have_their_own_moment() -> None:
+    """A rank's heartbeats go by the clock that the check of a schedule moves."""
+    found: dict[str, float] = {}
+
+    def look() -> None:
+        found.update(monotonic=time.monotonic(), year=datetime.datetime.now().year, byte=os.urandom(64).count(255))
+
+    before_s = time.monotonic()
+    with later([]):
+        assert time.monotonic() > before_s + 1e8 and datetime.datetime.now().year > 2050
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert found["monotonic"] < before_s + 1e8 and found["year"] < 2050 and found["byte"] < 64
+    assert time.monotonic() < before_s + 1e8
