@@ -495,15 +495,17 @@ class _Clock:
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
     """The model with its fp32 initial weights, seeded."""
-    image_shape = None
+    image_shape = seq_len = None
     sample = dataset.sample(0)
+    if "input_ids" in sample and sample["input_ids"].dim():
+        seq_len = len(sample["input_ids"])
     if "image" in sample and sample["image"].dim() == 3:
         image_shape = tuple(sample["image"].shape)
     try:
         model = build_model(
             config.model,
             vocab_size=dataset.vocab_size,
-            seq_len=config.seq_len if "input_ids" in sample else None,
+            seq_len=seq_len,
             seed=config.seed,
             image_shape=image_shape,  # type: ignore[arg-type]
             classes=dataset.classes,

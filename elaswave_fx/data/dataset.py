@@ -179,7 +179,7 @@ class MapDataset(Dataset):
         self._fields = tuple(fields)
         self._name = name
         self._code = code
-        self._keyed = "key" in parameters_of(type(wrapped).__getitem__)
+        self._keyed = _takes_key(wrapped)
 
     def __len__(self) -> int:
         with self._code.watched(f"data._target_={self._name}", "its length"):
@@ -212,12 +212,21 @@ class MapDataset(Dataset):
         return dict(zip(self._fields, parts, strict=True))
 
 
+def _takes_key(wrapped: Any) -> bool:
+    """Whether samples are asked for with a key: `__getitem__(self, index, key)`. An index may have that name, too."""
+    found = list(parameters_of(type(wrapped).__getitem__).values())[2:]
+    return any(each.name == "key" and each.default in (each.empty, None) for each in found)
+
+
 def as_tensor(value: Any, place: str) -> Tensor:
     """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{place}: a {type(value).__name__} is no tensor ({error})") from error
+    if tensor.layout != torch.strided:
+        raise DataError(f"{place}: a tensor of layout {tensor.layout}; give it as .to_dense()")
+    tensor = tensor.detach()
     if tensor.dtype in (torch.bool, torch.uint8):
         return tensor
     if tensor.dtype.is_complex:

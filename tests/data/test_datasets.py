@@ -384,6 +384,39 @@ def drawn(kind: str, by: str = "index") -> Source:
     return open_source(load_config([*words, "global_batch=4"]))
 
 
+class IndexCalledKey(Drawn):
+    def __getitem__(self, key: int) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return super().__getitem__(key)
+
+
+class OtherKey(Drawn):
+    def __getitem__(self, index: int, key: str = "x") -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {key: super().__getitem__(index)["x"]}
+
+
+class Computed(Drawn):
+    """Tensors that a model has made, gradients and all."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"x": torch.ones(2, requires_grad=True) * index}
+
+
+class SparseItems(Drawn):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"x": torch.eye(3).to_sparse()}
+
+
+def test_a_key_is_the_second_argument_of_items_that_have_no_other_use_for_it() -> None:
+    assert float(drawn("IndexCalledKey").dataset.sample(3)["x"]) == 3
+    assert float(drawn("OtherKey").dataset.sample(3)["x"]) == 3
+
+
+def test_items_that_carry_gradients_are_numbers_and_sparse_ones_are_refused() -> None:
+    assert not drawn("Computed").dataset.sample(3)["x"].requires_grad
+    with pytest.raises(DataError, match=r"field x: a tensor of layout torch.sparse_coo; give it as .to_dense\(\)"):
+        drawn("SparseItems")
+
+
 def test_a_dataset_that_reads_otherwise_the_next_time_is_refused() -> None:
     cures = r"__getitem__\(self, index, key\).*data.transform, with an argument rng"
     with pytest.raises(DataError, match=f"noise of sample 0 is another one when it is read again.*{cures}"):
