@@ -37,6 +37,8 @@ _SHAPE_ONLY = (
     "aten.new_ones", "aten.new_full",
 )  # fmt: skip
 _TRIAL_SIZES = (2, 3)
+_MOST_SAMPLES, _MOST_ELEMENTS = 4096, 1 << 21
+"""Of a third trial, for what differs from the thousandth sample on."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _merge_equal(program: Program) -> None:
 
 
 class _Hoister:
-    """Finds values that depend on nothing but the batch size, tries them at two sizes, and rebuilds the equal ones."""
+    """Finds values that depend on nothing but the batch size, tries them at some sizes, and rebuilds the equal ones."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -105,7 +107,8 @@ class _Hoister:
         if sized is None or sized[1] != 1:
             return False
         one = self._trial(node, 1)
-        for size in _TRIAL_SIZES:
+        many = min(_MOST_SAMPLES, _MOST_ELEMENTS // max(1, one.numel())) if one is not None else 0
+        for size in (*_TRIAL_SIZES, max(many, *_TRIAL_SIZES)):
             tried = self._trial(node, size) if one is not None else None
             if tried is None or one is None or not torch.equal(one.expand_as(tried), tried):
                 return False

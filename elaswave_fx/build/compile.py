@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elaswave_fx.build.check_units import check_units
 from elaswave_fx.build.pipeline import make_pipeline
 from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
 from elaswave_fx.config.types import Config
@@ -63,6 +64,7 @@ def compile_model(
         program, report = run_passes(program, pipeline.passes, dump)
         exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)
+    check_units(program, artifact, part)
     own = [step for step in pipeline.passes if is_users(step)]
     modules = defining_modules(artifact, map(type, (*model.modules(), *own)))
     return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors

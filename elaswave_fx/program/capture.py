@@ -35,7 +35,7 @@ from elaswave_fx.program.check_against_eager import check_against_eager
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
-from elaswave_fx.program.fixed_size import python_sizes
+from elaswave_fx.program.fixed_size import first_other_size, python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.inline import inline_autocast, inline_grad_modes, refuse_control_flow
@@ -54,6 +54,7 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.loss_shapes import mend_loss_shapes
 from elaswave_fx.program.python_state import refuse_python_state
+from elaswave_fx.program.shared_storage import refuse_other_name
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -117,6 +118,9 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
         exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
         raise _NotThisWay(_export_message(model, error)) from error
+    other = first_other_size(exported, granule) if size is not None else None
+    if other is not None:
+        raise _NotThisWay(f"model: {type(model).__name__} computes otherwise with {other} samples at once")
     program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
     try:
         for batch in small if size is None else (*batches, small[0]):
@@ -240,6 +244,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
         elif spec.kind == InputKind.CONSTANT_TENSOR:
             constant = exported.constants[str(spec.target)]
             assert isinstance(constant, torch.Tensor)
+            refuse_other_name(model, constant)
             tensors[target] = constant.detach().clone(memory_format=torch.contiguous_format)
             set_source(node, Source(Role.CONSTANT, target))
         elif spec.kind == InputKind.USER_INPUT:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.program.fingerprint import ADDRESS
 from elaswave_fx.program.ir import UNSET
+from elaswave_fx.program.state_kept import SEED
 
 _ENDLESS = 20
 """By how much longer than another run a run may get."""
@@ -53,7 +54,7 @@ class Computation:
 def record(
     model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None = None, gradients: bool = False
 ) -> Computation:
-    """Run forward once, with torch's generator as after `torch.manual_seed(0)`, and say what it computed.
+    """Run forward once, with torch's generator as after `torch.manual_seed(SEED)`, and say what it computed.
 
     `most`: the operators that it may call before TooLong is raised. `gradients`: of the loss by every trained parameter
     count too; those of a model with a backward pass of the user's own always do.
@@ -65,7 +66,7 @@ def record(
                          most)  # fmt: skip
     try:
         with torch.random.fork_rng(), recorder:
-            torch.manual_seed(0)
+            torch.manual_seed(SEED)
             outputs = tree_leaves(model(**inputs))
             found = _gradients(model, outputs[0]) if gradients or _has_own_backward(outputs[0]) else {}
     finally:

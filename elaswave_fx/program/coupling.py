@@ -26,6 +26,7 @@ from torch.fx.node import map_aggregate
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.fixed_size import SIZES_TRIED
 from elaswave_fx.program.ir import (
     UNSET,
     Program,
@@ -41,6 +42,8 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.samples import SampleAxes, locate_samples, sample_dims, split_samples
+from elaswave_fx.program.state_kept import perturbed
+from elaswave_fx.program.totals import bent_totals
 
 State = Mapping[str, torch.Tensor]
 Batch = Mapping[str, torch.Tensor]
@@ -52,7 +55,7 @@ _ALONG_DIM = (
 _SORTS = ("aten.sort", "aten.argsort")
 _EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
 _ALONG_DIMS = ("aten.flip", "aten.roll")
-_ORDERINGS = ("aten.gt", "aten.ge", "aten.lt", "aten.le")
+_COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 _T = TypeVar("_T")
@@ -88,7 +91,7 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
     not_additive = () if found.reasons else additivity(program, state, batch, more)
     if found.reasons or not_additive:
         _refuse_mean(_doubled(program, state, batch), coupled=bool(found.reasons))
-    return replace(found, reasons=found.reasons or not_additive)
+    return replace(found, reasons=found.reasons or not_additive or bent_totals(program))
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -98,19 +101,13 @@ def coupled_by_rule(program: Program) -> tuple[str, ...]:
     """Batch-coupled operators that shapes and names give away, and updates of buffers."""
     axes = locate_samples(program)
     if axes.symbol is None:
-        return ("the model exports at one fixed batch size only" + _fixed_by(program),)
+        place = f": {program.fixed_by}" if program.fixed_by else ""
+        return (f"the model exports at one fixed batch size only{place}",)
     operators = [_describe(node) for node in calls(program.graph.graph) if _couples(node, axes)]
+    operators += [f"{_describe(node)}, of the number of samples" for node in calls(program.graph.graph)
+                  if _steps_with_size(node, axes.symbol, program.granule)]  # fmt: skip
     updates = [f"buffer {fold.buffer} is updated by every batch" for fold in program.folds if not fold.per_step]
     return tuple(dict.fromkeys(operators or updates))
-
-
-def _fixed_by(program: Program) -> str:
-    if not program.fixed_by:
-        return ""
-    return (
-        f": {program.fixed_by} makes a Python number of the number of samples; torch.full((), x.shape[0]) is one of "
-        "every batch"
-    )
 
 
 def _describe(node: fx.Node) -> str:
@@ -139,6 +136,16 @@ def _couples(node: fx.Node, axes: SampleAxes) -> bool:
     else:
         return False
     return _along_samples(node, along, axes)
+
+
+def _steps_with_size(node: fx.Node, symbol: sympy.Symbol, granule: int) -> bool:
+    """Whether a call makes of the batch size a number that goes by steps, as x.shape[0] // 8 does: the batches of a
+    trial see one step. What is smooth is left to the trial."""
+    value = value_of(node)
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)) or value.node.expr.is_rational_function(symbol):
+        return False
+    of = [value.node.expr.subs(symbol, granules * granule) for granules in SIZES_TRIED]
+    return any(found not in (of[0], granules * of[0]) for granules, found in zip(SIZES_TRIED, of, strict=True))
 
 
 def _sorts_samples(node: fx.Node, axes: SampleAxes) -> bool:
@@ -196,7 +203,7 @@ class _Run:
     def _input(self, node: fx.Node) -> torch.Tensor:
         source, tensor = source_of(node), graph_input(self.program, self.state, self.batch, self.keys, node)
         if self.double and tensor.is_floating_point():
-            tensor = _perturbed(tensor.double(), node.name) if source.role == Role.PARAM else tensor.double()
+            tensor = perturbed(tensor.double(), node.name) if source.role == Role.PARAM else tensor.double()
         if source.role == Role.PARAM and self.program.params[source.name].trainable:
             tensor = self.trained[source.name] = tensor.detach().requires_grad_()
         return tensor
@@ -204,13 +211,6 @@ class _Run:
 
 def _widened(value: Any) -> Any:
     return torch.float64 if value in _LOW_PRECISION and isinstance(value, torch.dtype) else value
-
-
-def _perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Parameters near the given ones: what starts as zero must not hide a coupling that training would bring out."""
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return torch.where(tensor == 0, 0.01 * noise, tensor * (1 + 0.1 * noise.clamp(-3, 3)))
 
 
 def graph_input(program: Program, state: State, batch: Batch, keys: torch.Tensor, node: fx.Node) -> torch.Tensor:
@@ -237,7 +237,7 @@ def coupled_by_trial(program: Program, state: State, batch: Batch) -> Couplings:
     """Run a batch whole and in two parts, call by call; name the first operators whose parts do not join to the whole.
 
     Where samples are sorted, other batches are tried too: the order is to be undone whatever it is. Parameters are near
-    those of `state`, not equal to them; see `_perturbed`.
+    those of `state`, not equal to them; see `perturbed`.
     """
     axes = locate_samples(program)
     if axes.symbol is None or _samples(batch) < 2:
@@ -305,15 +305,22 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
     shuffled: set[fx.Node] = set()
     shared: set[fx.Node] = set()
     counted: set[fx.Node] = set()
+    placed: set[fx.Node] = set()
     for node in _executed(program, runs):
-        if _is_shared(node, axes, runs, shared, tolerance) or _limits(node, counted):
+        if _is_shared(node, axes, runs, shared, tolerance) or _decides(node, counted):
             shared.add(node)
         elif _is_counted(node, axes, runs, counted):
             counted.add(node)
         touched = axes.of(node) is not None and not shared.isdisjoint(node.all_input_nodes)
         disordered = _sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
-        if is_aten(node, *UNSET) or (kinds[node] != Nature.MAIN and not disordered and not touched):
-            continue  # Positions in the batch and the like matter only where they reach the samples' values.
+        if is_aten(node, *UNSET):
+            continue
+        if kinds[node] != Nature.MAIN and not disordered and not touched:
+            # Positions in the batch and the like matter only where they reach the samples' values.
+            if not placed.isdisjoint(node.all_input_nodes) or not _joins(node, axes, runs, tolerance):
+                placed.add(node)
+            continue
+        touched |= any(_is_decision(source, placed) for source in node.all_input_nodes)
         if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)
         elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
@@ -339,6 +346,8 @@ def _is_shared(
         return False
     if not shared.isdisjoint(node.all_input_nodes):
         return value.is_floating_point() or value.dtype == torch.bool
+    if value.dtype == torch.bool:
+        return _brings_together(node, axes)  # any() and all() seldom differ.
     parts = [run.known[node] for run in runs[1:]]
     differs = any(part.shape != value.shape or not _close(part, value, tolerance) for part in parts)
     return value.is_floating_point() and differs
@@ -346,7 +355,7 @@ def _is_shared(
 
 def _is_counted(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], counted: set[fx.Node]) -> bool:
     """Whether a value counts something in all samples, or is made of such counts. How many samples an expert has says
-    where the next one's begin, and couples nothing; an order with a limit does (`_limits`)."""
+    where the next one's begin, and couples nothing; a decision by such a number does (`_decides`)."""
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
@@ -355,13 +364,28 @@ def _is_counted(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], 
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
         return False  # Rows of the samples in another order.
-    return not counted.isdisjoint(node.all_input_nodes) or not all(torch.equal(part, value) for part in parts)
+    if _brings_together(node, axes) or not counted.isdisjoint(node.all_input_nodes):
+        return True
+    return not all(torch.equal(part, value) for part in parts)
 
 
-def _limits(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call asks if a count over all samples is above or below a number; 0 asks whether there is any."""
-    limits = [value for value in node.args if isinstance(value, (int, float))]
-    return is_aten(node, *_ORDERINGS) and limits not in ([], [0]) and not counted.isdisjoint(node.all_input_nodes)
+def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
+    """Whether a call makes one value of those of the samples."""
+    return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
+
+
+def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
+    """Whether a value is made of positions in the batch and is none: a mask by them may be another one for others."""
+    value = value_of(node)
+    return (
+        node in placed and isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
+    )
+
+
+def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
+    """Whether a call answers a question about a count over all samples."""
+    asks = is_aten(node, *_COMPARISONS) and value_of(node).dtype == torch.bool
+    return asks and not counted.isdisjoint(node.all_input_nodes)
 
 
 def _executed(program: Program, runs: tuple[_Run, ...], differentiable: bool = False) -> Iterator[fx.Node]:

@@ -1,10 +1,12 @@
-"""Where a model makes a Python number of the number of samples: its program is then exported for that number alone.
+"""Where a model depends on the number of samples as Python sees it: its program would be that of one number alone.
 
     with python_sizes() as places:
         torch.export.export(…)
-    places      ->  ["forward, line 12 of net.py (return loss, torch.tensor(float(len(y))))"]
+    places      ->  ["forward, line 12 of net.py (return loss, torch.tensor(float(len(y)))) makes a number of …"]
+    first_other_size(exported, granule=1)       ->  7, where forward has `if x.shape[0] > 6:`
 
-`x.shape[0]` is a symbol while a model is exported; int(), float(), len() and what asks for a Python number fix it.
+`x.shape[0]` is a symbol while a model is exported; int(), float(), len() and what asks for a Python number fix it, and
+`if` decides for the samples of the export.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
+from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
 import elaswave_fx
@@ -27,19 +31,64 @@ import elaswave_fx
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
 
+SIZES_TRIED = (*range(1, 66), 100, 127, 128, 129, 255, 256, 257, 1000, 1024, 4095, 4096)
+"""In granules: the batch sizes for which it is looked at what a program makes of them."""
+
+
 @contextlib.contextmanager
 def python_sizes() -> Iterator[list[str]]:
-    """The places of the user's code that have asked so far, for a refusal to name."""
+    """The places of the user's code that have asked so far, and what they do, for a refusal to name."""
     places: list[str] = []
-    guard = SymNode.guard_int
+    guard_int, guard_bool = SymNode.guard_int, SymNode.guard_bool
 
-    def asked(node: SymNode, *args: Any) -> int:
-        if node.expr.free_symbols:
-            places.append(_place(sys._getframe(1)))
-        return guard(node, *args)
+    def as_int(node: SymNode, *args: Any) -> int:
+        if node.expr.free_symbols and (place := _place(sys._getframe(1))):
+            cure = "torch.full((), x.shape[0]) is one of every batch"
+            places.append(f"{place} makes a Python number of the number of samples; {cure}")
+        return guard_int(node, *args)
 
-    with mock.patch.object(SymNode, "guard_int", asked):
+    def as_bool(node: SymNode, *args: Any) -> bool:
+        if node.expr.free_symbols and (place := _asked_by(sys._getframe(1))):
+            places.append(f"{place} decides by the number of samples")
+        return guard_bool(node, *args)
+
+    with (
+        mock.patch.object(SymNode, "guard_int", as_int),
+        mock.patch.object(SymNode, "guard_bool", as_bool),
+    ):
         yield places
+
+
+def first_other_size(exported: ExportedProgram, granule: int) -> int | None:
+    """The least batch size that was tried for which an export does not hold: it has another branch, say. Those of a
+    sample alone are compared with eager code."""
+    for size in _sizes(exported):
+        symbol, env = size.node.expr, size.node.shape_env
+        conditions = [guard.expr for guard in env.guards if guard.expr.free_symbols == {symbol}]
+        for granules in SIZES_TRIED:
+            samples = granules * granule
+            broken = any(condition.subs(symbol, samples) == sympy.false for condition in conditions)
+            if samples > 1 and (broken or samples not in env.var_to_range[symbol]):
+                return samples
+    return None
+
+
+def _sizes(exported: ExportedProgram) -> Iterator[torch.SymInt]:
+    """The batch size, if it is a symbol."""
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.dim():
+            size = value.shape[0]
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                yield size
+                return
+
+
+def _asked_by(frame: FrameType | None) -> str:
+    """The place outside of torch that asks by itself, as by `if`; nothing where a function of torch's asks."""
+    while frame is not None and frame.f_code.co_name in ("guard_bool", "bool_", "__bool__"):
+        frame = frame.f_back
+    return "" if frame is None or frame.f_code.co_filename.startswith(_NOT_USERS) else _place(frame)
 
 
 def _place(frame: FrameType | None) -> str:

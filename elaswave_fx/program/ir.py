@@ -167,7 +167,7 @@ class Program:
     """The captured model. `tensors` holds the data of constants; parameters and buffers are only described.
 
     `batch_coupled`: why granules are never split; `whole_batch`: why a granule has to be all samples of a step;
-    `fixed_by`: the place that makes a Python number of the batch size, where the program is of one size.
+    `fixed_by`: the place that depends on the batch size in Python, where the program is of one size.
     """
 
     graph: fx.GraphModule

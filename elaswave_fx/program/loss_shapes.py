@@ -13,13 +13,18 @@ from elaswave_fx.program.ir import calls, symbolic_sizes, value_of
 
 
 def mend_loss_shapes(graph: fx.Graph) -> None:
-    """Work out again the values of calls that have a reduction."""
+    """Work out again the values of calls that have a reduction, and of what is made of them."""
+    mended: set[fx.Node] = set()
     for node in calls(graph):
-        if not isinstance(node.target, torch._ops.OpOverload) or not _reduces(node.target):
+        reduces = isinstance(node.target, torch._ops.OpOverload) and _reduces(node.target)
+        if not reduces and mended.isdisjoint(node.all_input_nodes):
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
         with symbolic_sizes(getattr(value_of(node), "fake_mode", None)):
-            node.meta["val"] = node.target(*args, **kwargs)
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not reduces or value.shape != value_of(node).shape:
+            mended.add(node)
+        node.meta["val"] = value
 
 
 def _reduces(operator: torch._ops.OpOverload) -> bool:

@@ -42,6 +42,22 @@ def refuse_shared_storage(model: nn.Module) -> None:
         )
 
 
+def refuse_other_name(model: nn.Module, constant: torch.Tensor) -> None:
+    """Raise CaptureError for a constant of forward that is a parameter or buffer under a name of Python's: it would
+    stay as it is, and has no gradient."""
+    if constant.layout != torch.strided or not constant.numel():
+        return
+    place = constant.untyped_storage().data_ptr()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        first = tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+        if first and first <= place < first + tensor.untyped_storage().nbytes():
+            raise CaptureError(
+                f"model: forward reads {name} by another tensor with its memory, such as {name}.data or "
+                f"{name}.detach() kept as an attribute; it would stay as it is while {name} is trained; a way out is "
+                f"to take it from {name} in forward"
+            )
+
+
 def _of_one_storage(
     named: list[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:

@@ -103,9 +103,48 @@ class OtherFormula(Classifier):
         return super().features(x) * (1.0 if self.training else 2.0)
 
 
+class GateFromZero(Classifier):
+    """A branch that is there in training alone, and adds nothing at first."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features + self.gate * features.cos() if self.training else features
+
+
+class Averaged(Classifier):
+    """Evaluates another tensor, which is equal at first."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("average", self.head.weight.detach().clone())
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self.head.weight if self.training else self.average
+        return F.cross_entropy(F.linear(self.features(x), weight), y, reduction="sum"), torch.ones_like(y).sum()
+
+
+class NoisyPenalty(Always):
+    """Draws in both modes, and adds a penalty in one."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x, y)
+        return loss + 3 * x.square().sum() if self.training else loss, count
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [(Always(layers=1), True), (OnlyInTraining(layers=1), False), (OtherFormula(layers=1), False)],
+    [
+        (Always(layers=1), True),
+        (OnlyInTraining(layers=1), False),
+        (OtherFormula(layers=1), False),
+        (GateFromZero(), False),
+        (Averaged(), False),
+        (NoisyPenalty(layers=1), False),
+    ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_what_cannot_be_derived_is_known(model: nn.Module, expected: bool) -> None:

@@ -425,3 +425,16 @@ def test_gradients_are_those_of_backward(model: Small) -> None:
     program = Normalize().apply(captured(model, vectors))
     check_gradients(model, program, vectors(4, 3))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Reseeded(Classifier):
+    """Seeds torch's generator in forward: the same draw in every step, where keyed draws are new ones."""
+
+    def features(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return super().features(x) * (torch.rand(WIDTH) > 0.5)
+
+
+def test_a_generator_that_forward_seeds_is_refused() -> None:
+    with pytest.raises(CaptureError, match="something in it is not seen by the capture"):
+        capture(Reseeded(layers=1), (vectors(2, 1), vectors(3, 2)), granule=1)

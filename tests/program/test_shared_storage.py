@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elaswave_fx.build.builder import initial_state
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.shared_storage import refuse_shared_storage
+from tests.passes.compiled import front
+from tests.passes.models import Classifier, vectors
 
 
 def two() -> Any:
@@ -92,3 +95,24 @@ def test_what_is_not_one_tensor_in_training_is_kept(make: Any, tmp_path: Path) -
     save_state(initial_state(model), path)
     for name, parameter in model.named_parameters():
         assert torch.equal(InitialState(path).tensor(name), parameter)
+
+
+class ByAnotherName(Classifier):
+    """Reads a parameter by a tensor that torch.export takes for a constant."""
+
+    def __init__(self, take: Callable[[Tensor], Any]) -> None:
+        super().__init__(layers=1)
+        self.held = [take(self.head.weight)]
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + torch.as_tensor(self.held[0]).mean()
+
+
+@pytest.mark.parametrize("take", [lambda w: w.data, lambda w: w.detach()[1:], lambda w: w.detach().numpy()])
+def test_a_parameter_by_another_name_is_no_constant(take: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match="forward reads head.weight by another tensor .*to take it from"):
+        front(ByAnotherName(take), vectors, 1)
+
+
+def test_a_copy_of_a_parameter_is_a_constant() -> None:
+    front(ByAnotherName(lambda weight: weight.detach().clone()), vectors, 1)

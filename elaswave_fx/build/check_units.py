@@ -1,0 +1,72 @@
+"""Do unit programs compute what the graphs compute that they were made of? Both run on the same samples and keys.
+
+loss of the graphs 0.86, of the programs 3.77   ->  CaptureError: torch takes an operator apart into something else
+
+The graphs were compared with the model before; what ranks run is derived from them, backward passes included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from elaswave_fx.build.unit_sequence import UnitSequence
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.interpret import interpret_units
+from elaswave_fx.program.ir import Program, ResultKind, calls
+
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = (1e-4, 2e-2), (2e-3, 0.1)
+"""In float32, and where anything is rounded to fewer bits."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def check_units(program: Program, artifact: Artifact, batch: Tensors) -> None:
+    """Compare loss sum, count and gradients. Raises CaptureError that names what is likely the reason."""
+    samples = len(next(iter(batch.values())))
+    keys = torch.arange(1, samples + 1, dtype=torch.int64)
+    state = {name: tensor.detach() for name, tensor in program.as_read(program.example.state).items()}
+    held = {info.name: state[info.name].to(info.torch_dtype) for info in artifact.tensors}
+    units = UnitSequence(artifact, program.tensors, held.__getitem__, halves=artifact.is_split)
+    step = units.step(batch, keys)
+    sums, gradients = _of_graphs(program, state, batch, keys)
+    rounded = bool(program.float_dtypes() - {torch.float32, torch.float64})
+    for kind, ours in ((ResultKind.LOSS, step.loss), (ResultKind.COUNT, step.count)):
+        if not abs(float(ours) - sums[kind]) <= _LOSS_TOLERANCE[rounded] * max(1.0, abs(sums[kind])):
+            raise CaptureError(
+                f"model: the {kind.value} of the compiled units is {float(ours):.6g}, and that of their graphs "
+                f"{sums[kind]:.6g}: {_reason(program, artifact)}"
+            )
+    least = 1e-3 * max((float(each.norm()) for each in gradients.values()), default=0.0)
+    for name, expected in gradients.items():
+        found = step.gradients.get(name, torch.zeros_like(expected))
+        off = float((found.double() - expected.double()).norm())
+        if not off <= _GRADIENT_TOLERANCE[rounded] * max(float(expected.norm()), least):
+            raise CaptureError(
+                f"model: the gradient of {name} has norm {float(found.norm()):.6g} by the compiled units, and "
+                f"{float(expected.norm()):.6g} by their graphs: {_reason(program, artifact)}"
+            )
+
+
+def _of_graphs(
+    program: Program, state: Tensors, batch: Tensors, keys: torch.Tensor
+) -> tuple[dict[ResultKind, float], dict[str, torch.Tensor]]:
+    trained = {name: state[name].clone().requires_grad_() for name, spec in program.params.items() if spec.trainable}
+    found = interpret_units(program, {**state, **trained}, batch, keys, lambda unit: (unit.graph, unit.results))
+    sums = {kind: found[kind.value] for kind in (ResultKind.LOSS, ResultKind.COUNT)}
+    derived = torch.autograd.grad(sums[ResultKind.LOSS], list(trained.values()), allow_unused=True)
+    gradients = {name: gradient for name, gradient in zip(trained, derived, strict=True) if gradient is not None}
+    return {kind: float(value.detach()) for kind, value in sums.items()}, gradients
+
+
+def _reason(program: Program, artifact: Artifact) -> str:
+    """Operators that no unit calls are those that were taken apart; those of a loss are the last."""
+    called = repr(artifact.programs)
+    names = dict.fromkeys(str(node.target).rsplit(".", 1)[0] for node in calls(program.graph.graph))
+    apart = [name for name in names if name.startswith("aten.") and name.replace(".", "::") not in called]
+    return (
+        "torch takes an operator apart into others that compute something else "
+        f"(among them {', '.join(apart[-3:]) or 'none'}); a way out is to write that part with other operators"
+    )

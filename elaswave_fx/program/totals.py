@@ -1,0 +1,128 @@
+"""What a model does with sums over samples on their way to loss and count: only what is linear keeps them sums.
+
+    l.sum() * 0.5 + 0.1 * kl.sum()              ->  nothing
+    w.sum().clamp(min=1) as the count           ->  "aten.clamp.default in the model: the count is no sum over samples"
+    kl.mean(0).clamp(min=0.3).sum()             ->  the same of the loss, though no sample of a trial reaches the limit
+
+A rule, for a trial sees one side of a limit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.ir import (
+    Program,
+    ResultKind,
+    Role,
+    argument,
+    calls,
+    is_aten,
+    is_getitem,
+    module_of,
+    output_nodes,
+    placeholders,
+    source_of,
+    tensors_in,
+    value_of,
+)
+
+_LINEAR = (
+    "aten.add", "aten.alias", "aten.as_strided", "aten.cat", "aten.clone", "aten.contiguous", "aten.detach",
+    "aten.diagonal", "aten.diff", "aten.expand", "aten.flatten", "aten.flip", "aten.lift_fresh_copy", "aten.mean",
+    "aten.neg", "aten.permute", "aten.positive", "aten.repeat", "aten.reshape", "aten.roll", "aten.rsub", "aten.select",
+    "aten.slice", "aten.split", "aten.split_with_sizes", "aten.squeeze", "aten.stack", "aten.sub", "aten.sum", "aten.t",
+    "aten.to", "aten.trace", "aten.transpose", "aten.tril", "aten.triu", "aten.unbind", "aten.unsqueeze", "aten.view",
+    "aten._to_copy", "aten._unsafe_view", "aten.cumsum",
+)  # fmt: skip
+_LINEAR_IN_EACH = (
+    "aten.addmm", "aten.bmm", "aten.dot", "aten.einsum", "aten.inner", "aten.linear", "aten.matmul", "aten.mm",
+    "aten.mul", "aten.mv", "aten.outer",
+)  # fmt: skip
+"""Linear while one argument alone is made of samples."""
+_NO_SUMS = (
+    "aten.amax", "aten.amin", "aten.linalg_norm", "aten.linalg_vector_norm", "aten.logsumexp", "aten.max",
+    "aten.median", "aten.min", "aten.norm", "aten.prod", "aten.std", "aten.var",
+)  # fmt: skip
+_LABELLED = ("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss2d", "aten.nll_loss_nd")
+_MEAN = 1
+_LINEAR_IN_FIRST = ("aten.div", "aten.gather", "aten.index", "aten.index_select", "aten.true_divide")
+
+
+def bent_totals(program: Program) -> tuple[str, ...]:
+    """Calls that make of a sum over samples what is no sum, on the way to loss or count."""
+    totals = _totals(program)
+    found: dict[str, None] = {}
+    for kind, output in _outputs(program):
+        seen: set[fx.Node] = set()
+        stack = [output]
+        while stack:
+            node = stack.pop()
+            if node in seen or node not in totals:
+                continue
+            seen.add(node)
+            stack += node.all_input_nodes
+            if not _is_linear(node, totals):
+                found[
+                    f"{node.target} in {module_of(node)}: the {kind.value} is no sum over samples{_cure(kind, node)}"
+                ] = None
+    return tuple(found)
+
+
+def _outputs(program: Program) -> list[tuple[ResultKind, fx.Node]]:
+    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
+    kinds = (ResultKind.LOSS, ResultKind.COUNT)
+    return [(result.kind, node) for node, result in outputs if result.kind in kinds and node is not None]
+
+
+def _totals(program: Program) -> set[fx.Node]:
+    """Calls that are made of samples, and of whose results no size depends on how many there are."""
+    made = {node for node in placeholders(program.graph.graph) if source_of(node).role == Role.INPUT}
+    totals: set[fx.Node] = set()
+    for node in calls(program.graph.graph):
+        if made.isdisjoint(node.all_input_nodes):
+            continue
+        values = tensors_in(value_of(node))
+        if values:
+            made.add(node)
+        if values and not any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
+            totals.add(node)
+    return totals
+
+
+def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
+    """Whether a call is linear in the totals that it reads, if it reads any."""
+    read = totals.intersection(node.all_input_nodes)
+    if not read:
+        return not is_aten(node, *_NO_SUMS) and not _is_weighted_mean(node)
+    if is_getitem(node):
+        return True
+    if any(value.dtype == torch.bool for value in tensors_in(value_of(node))):
+        return False
+    if is_aten(node, *_LINEAR_IN_EACH):
+        return sum(argument in totals for argument in _flat(node)) == 1
+    if is_aten(node, *_LINEAR_IN_FIRST):
+        rounds = node.kwargs.get("rounding_mode") is not None
+        return not rounds and all(argument not in totals for argument in _flat(node)[1:])
+    return is_aten(node, *_LINEAR)
+
+
+def _is_weighted_mean(node: fx.Node) -> bool:
+    """Whether a loss is a mean over the labels that count, of which a part of a batch may have more."""
+    return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
+
+
+def _flat(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a call's arguments, each as often as it is given."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)
+    return found
+
+
+def _cure(kind: ResultKind, node: fx.Node) -> str:
+    """A count is often kept from 0, which a division by it would need."""
+    if _is_weighted_mean(node):
+        return ": it is a mean over the labels that count, and reduction='sum' is the sum"
+    bounds = kind == ResultKind.COUNT and is_aten(node, "aten.clamp", "aten.clamp_min", "aten.maximum")
+    return ", and needs no lower bound: a step in which nothing counts is told" if bounds else ""

@@ -1,0 +1,53 @@
+"""check_units: what compiled units compute is what their graphs do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from elaswave_fx.build.check_units import check_units
+from elaswave_fx.errors import CaptureError, ExecError
+from tests.passes.compiled import Compiled, artifact_of, compile_model
+from tests.passes.models import Classifier, Normed, tokens, vectors
+from tests.passes.models import SequenceFirst as Dropping
+
+
+class Padded(Classifier):
+    """torch takes this loss apart into what counts the -1 of padded labels as the class 0."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        labels = torch.stack([y, *[torch.full_like(y, -1)] * (self.head.out_features - 1)], dim=1)
+        return F.multilabel_margin_loss(self.head(self.features(x)), labels, reduction="sum"), torch.ones_like(y).sum()
+
+
+def check(result: Compiled, artifact: Any = None) -> None:
+    make = vectors if "x" in result.batch else tokens
+    check_units(result.program, artifact or artifact_of(result), make(4, 21))
+
+
+@pytest.mark.parametrize(
+    "model", [Classifier(), Normed(layers=1), Dropping(layers=1, dropout=0.5)], ids=["plain", "coupled", "dropout"]
+)
+def test_units_compute_what_their_graph_does(model: nn.Module) -> None:
+    check(compile_model(model, tokens if isinstance(model, Dropping) else vectors, 4))
+
+
+def test_an_operator_that_is_taken_apart_wrongly_is_named() -> None:
+    words = "the loss of the compiled units is .* that of their graphs .*other op"
+    with pytest.raises(CaptureError, match=words):
+        check(compile_model(Padded(layers=1), vectors))
+
+
+def test_a_wrong_backward_pass_is_found() -> None:
+    result = compile_model(Classifier(layers=1), vectors)
+    whole = artifact_of(result)
+    last = whole.units[-1]
+    wrong = replace(last, grads=tuple(reversed(last.grads)) if len(last.grads) > 1 else last.grads)
+    artifact = replace(whole, units=(*whole.units[:-1], wrong))
+    with pytest.raises((CaptureError, ExecError)):
+        check(result, artifact)
