@@ -317,7 +317,7 @@ def _compare_parts(program: Program, axes: SampleAxes, runs: tuple[_Run, _Run, _
             continue
         if kinds[node] != Nature.MAIN and not disordered and not touched:
             # Positions in the batch and the like matter only where they reach the samples' values.
-            if not placed.isdisjoint(node.all_input_nodes) or not _joins(node, axes, runs, tolerance):
+            if _is_placed(node, placed) or not _joins(node, axes, runs, tolerance):
                 placed.add(node)
             continue
         touched |= any(_is_decision(source, placed) for source in node.all_input_nodes)
@@ -372,6 +372,12 @@ def _is_counted(node: fx.Node, axes: SampleAxes, runs: tuple[_Run, _Run, _Run], 
 def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
     """Whether a call makes one value of those of the samples."""
     return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
+
+
+def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:
+    """Whether a value is made of positions in the batch. What they take from other values is not."""
+    taken = is_aten(node, "aten.index", "aten.gather", "aten.index_select")
+    return not placed.isdisjoint(node.all_input_nodes[:1] if taken else node.all_input_nodes)
 
 
 def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:

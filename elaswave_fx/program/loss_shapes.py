@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from elaswave_fx.program.ir import calls, symbolic_sizes, value_of
+from elaswave_fx.program.ir import calls, symbolic_sizes, tensors_in, value_of
 
 
 def mend_loss_shapes(graph: fx.Graph) -> None:
@@ -22,9 +22,13 @@ def mend_loss_shapes(graph: fx.Graph) -> None:
         args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
         with symbolic_sizes(getattr(value_of(node), "fake_mode", None)):
             value = node.target(*args, **kwargs)  # type: ignore[operator]
-        if not reduces or value.shape != value_of(node).shape:
+        if not reduces or _shapes(value) != _shapes(value_of(node)):
             mended.add(node)
         node.meta["val"] = value
+
+
+def _shapes(value: object) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors_in(value)]
 
 
 def _reduces(operator: torch._ops.OpOverload) -> bool:
