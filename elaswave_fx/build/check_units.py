@@ -15,7 +15,7 @@ from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.interpret import interpret_units
-from elaswave_fx.program.ir import Program, ResultKind, calls
+from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
 
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = (1e-4, 2e-2), (2e-3, 0.1)
 """In float32, and where anything is rounded to fewer bits."""
@@ -63,9 +63,11 @@ def _of_graphs(
 
 def _reason(program: Program, artifact: Artifact) -> str:
     """Operators that no unit calls are those that were taken apart; those of a loss are the last."""
-    called = repr(artifact.programs)
-    names = dict.fromkeys(str(node.target).rsplit(".", 1)[0] for node in calls(program.graph.graph))
-    apart = [name for name in names if name.startswith("aten.") and name.replace(".", "::") not in called]
+    trained = [each for name, each in artifact.programs.items() if not name.endswith(".evaluate")]
+    called = {instruction["op"] for each in trained for instruction in each["instructions"]}
+    names = dict.fromkeys(str(node.target).rsplit(".", 1)[0] for node in calls(program.graph.graph)
+                          if isinstance(value_of(node), torch.Tensor))  # fmt: skip
+    apart = [name for name in names if name.startswith("aten.") and name.replace(".", "::", 1) not in called]
     return (
         "torch takes an operator apart into others that compute something else "
         f"(among them {', '.join(apart[-3:]) or 'none'}); a way out is to write that part with other operators"

@@ -118,10 +118,10 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
         exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
         raise _NotThisWay(_export_message(model, error)) from error
-    other = first_other_size(exported, granule) if size is not None else None
+    program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
+    other = first_other_size(program)
     if other is not None:
         raise _NotThisWay(f"model: {type(model).__name__} computes otherwise with {other} samples at once")
-    program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
     try:
         for batch in small if size is None else (*batches, small[0]):
             check_against_eager(model, program, batch)

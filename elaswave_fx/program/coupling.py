@@ -43,7 +43,7 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.samples import SampleAxes, locate_samples, sample_dims, split_samples
 from elaswave_fx.program.state_kept import perturbed
-from elaswave_fx.program.totals import bent_totals
+from elaswave_fx.program.totals import bent_totals, sum_nodes
 
 State = Mapping[str, torch.Tensor]
 Batch = Mapping[str, torch.Tensor]
@@ -59,7 +59,6 @@ _COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne"
 _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.batch_norm")
 _LOW_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 _T = TypeVar("_T")
-_SUMS = (ResultKind.LOSS, ResultKind.COUNT)
 _Gradients = dict[str, torch.Tensor]
 
 
@@ -461,7 +460,7 @@ def additivity(program: Program, state: State, batch: Batch, more: Batch | None 
 def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:
     return tuple(
         f"{_describe(node)}: the {kind.value} of a batch is not the sum over its parts"
-        for (kind, node), whole, head, tail in zip(_sum_nodes(program), *sums, strict=True)
+        for (kind, node), whole, head, tail in zip(sum_nodes(program), *sums, strict=True)
         if not _adds_up(whole, head, tail, tolerance)
     )
 
@@ -500,7 +499,7 @@ def _largest(tensor: torch.Tensor) -> float:
 def _sums_and_gradients(program: Program, run: _Run) -> tuple[list[float], _Gradients]:
     for _ in _executed(program, (run,), differentiable=True):
         pass
-    values = {kind: run.value(node) for kind, node in _sum_nodes(program)}
+    values = {kind: run.value(node) for kind, node in sum_nodes(program)}
     loss = values[ResultKind.LOSS]
     wanted = list(run.trained.values())
     try:
@@ -516,15 +515,10 @@ def _sums_and_gradients(program: Program, run: _Run) -> tuple[list[float], _Grad
     return [float(value.detach()) for value in values.values()], gradients
 
 
-def _sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
-    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
-    return [(result.kind, node) for node, result in outputs if result.kind in _SUMS and node is not None]
-
-
 def _sums(program: Program, run: _Run) -> list[float]:
     for _ in _executed(program, (run,)):
         pass
-    return [float(run.value(node)) for _, node in _sum_nodes(program)]
+    return [float(run.value(node)) for _, node in sum_nodes(program)]
 
 
 def _doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, tuple[float, float]]:
@@ -537,7 +531,7 @@ def _doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, t
         return _sums(program, one), _sums(program, _Run(program, state, twice, torch.cat([keys, keys]), double))
 
     pairs = zip(*_precisely(sums), strict=True)
-    return {kind: pair for (kind, _), pair in zip(_sum_nodes(program), pairs, strict=True)}
+    return {kind: pair for (kind, _), pair in zip(sum_nodes(program), pairs, strict=True)}
 
 
 def _refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:

@@ -3,7 +3,7 @@
     with python_sizes() as places:
         torch.export.export(…)
     places      ->  ["forward, line 12 of net.py (return loss, torch.tensor(float(len(y)))) makes a number of …"]
-    first_other_size(exported, granule=1)       ->  7, where forward has `if x.shape[0] > 6:`
+    first_other_size(program)                   ->  7, where forward has `if x.shape[0] > 6:`
 
 `x.shape[0]` is a symbol while a model is exported; int(), float(), len() and what asks for a Python number fix it, and
 `if` decides for the samples of the export.
@@ -23,10 +23,11 @@ from unittest import mock
 
 import sympy
 import torch
-from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
 import elaswave_fx
+from elaswave_fx.program.ir import Program
+from elaswave_fx.program.samples import batch_size
 
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
@@ -59,29 +60,19 @@ def python_sizes() -> Iterator[list[str]]:
         yield places
 
 
-def first_other_size(exported: ExportedProgram, granule: int) -> int | None:
-    """The least batch size that was tried for which an export does not hold: it has another branch, say. Those of a
-    sample alone are compared with eager code."""
-    for size in _sizes(exported):
-        symbol, env = size.node.expr, size.node.shape_env
-        conditions = [guard.expr for guard in env.guards if guard.expr.free_symbols == {symbol}]
-        for granules in SIZES_TRIED:
-            samples = granules * granule
-            broken = any(condition.subs(symbol, samples) == sympy.false for condition in conditions)
-            if samples > 1 and (broken or samples not in env.var_to_range[symbol]):
-                return samples
+def first_other_size(program: Program) -> int | None:
+    """The least batch size that was tried for which a captured program does not hold: the model has another branch,
+    say. Those of a sample alone are compared with eager code."""
+    size = batch_size(program)
+    if size is None:
+        return None
+    symbol, env = size.node.expr, size.node.shape_env
+    conditions = [guard.expr for guard in env.guards if guard.expr.free_symbols == {symbol}]
+    for samples in (granules * program.granule for granules in SIZES_TRIED):
+        broken = any(condition.subs(symbol, samples) == sympy.false for condition in conditions)
+        if samples > 1 and (broken or samples not in env.var_to_range[symbol]):
+            return samples
     return None
-
-
-def _sizes(exported: ExportedProgram) -> Iterator[torch.SymInt]:
-    """The batch size, if it is a symbol."""
-    for node in exported.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.dim():
-            size = value.shape[0]
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                yield size
-                return
 
 
 def _asked_by(frame: FrameType | None) -> str:

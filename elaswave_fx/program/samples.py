@@ -35,14 +35,20 @@ from elaswave_fx.program.ir import (
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy")
 
 
-def batch_symbol(program: Program) -> sympy.Symbol | None:
-    """The symbol of the batch size; None when the program was captured at a fixed size."""
+def batch_size(program: Program) -> torch.SymInt | None:
+    """The batch size as a symbol; None when the program was captured at a fixed size."""
     for node in placeholders(program.graph.graph):
         if source_of(node).role == Role.INPUT and isinstance(value_of(node), torch.Tensor):
             size = value_of(node).shape[0]
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                return size.node.expr
+                return size
     return None
+
+
+def batch_symbol(program: Program) -> sympy.Symbol | None:
+    """The symbol of the batch size; None when the program was captured at a fixed size."""
+    size = batch_size(program)
+    return size.node.expr if size is not None else None
 
 
 def sample_dims(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> list[int]:

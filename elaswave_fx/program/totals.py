@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.program.ir import (
     Program,
@@ -54,7 +55,7 @@ def bent_totals(program: Program) -> tuple[str, ...]:
     """Calls that make of a sum over samples what is no sum, on the way to loss or count."""
     totals = _totals(program)
     found: dict[str, None] = {}
-    for kind, output in _outputs(program):
+    for kind, output in sum_nodes(program):
         seen: set[fx.Node] = set()
         stack = [output]
         while stack:
@@ -64,13 +65,13 @@ def bent_totals(program: Program) -> tuple[str, ...]:
             seen.add(node)
             stack += node.all_input_nodes
             if not _is_linear(node, totals):
-                found[
-                    f"{node.target} in {module_of(node)}: the {kind.value} is no sum over samples{_cure(kind, node)}"
-                ] = None
+                place = f"{node.target} in {module_of(node)}"
+                found[f"{place}: the {kind.value} is no sum over samples{_cure(kind, node)}"] = None
     return tuple(found)
 
 
-def _outputs(program: Program) -> list[tuple[ResultKind, fx.Node]]:
+def sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
+    """The results that are sums over samples: loss and count."""
     outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
     kinds = (ResultKind.LOSS, ResultKind.COUNT)
     return [(result.kind, node) for node, result in outputs if result.kind in kinds and node is not None]
@@ -101,10 +102,10 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
     if any(value.dtype == torch.bool for value in tensors_in(value_of(node))):
         return False
     if is_aten(node, *_LINEAR_IN_EACH):
-        return sum(argument in totals for argument in _flat(node)) == 1
+        return sum(each in totals for each in _flat(node)) == 1
     if is_aten(node, *_LINEAR_IN_FIRST):
         rounds = node.kwargs.get("rounding_mode") is not None
-        return not rounds and all(argument not in totals for argument in _flat(node)[1:])
+        return not rounds and totals.isdisjoint(_flat(node)[1:])
     return is_aten(node, *_LINEAR)
 
 
@@ -115,9 +116,7 @@ def _is_weighted_mean(node: fx.Node) -> bool:
 
 def _flat(node: fx.Node) -> list[fx.Node]:
     """The nodes among a call's arguments, each as often as it is given."""
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)
-    return found
+    return [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, fx.Node)]
 
 
 def _cure(kind: ResultKind, node: fx.Node) -> str:

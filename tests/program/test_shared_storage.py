@@ -115,4 +115,6 @@ def test_a_parameter_by_another_name_is_no_constant(take: Callable[[Tensor], Any
 
 
 def test_a_copy_of_a_parameter_is_a_constant() -> None:
-    front(ByAnotherName(lambda weight: weight.detach().clone()), vectors, 1)
+    model = ByAnotherName(lambda weight: weight.detach().clone())
+    (constant,) = front(model, vectors, 1).tensors.values()
+    assert torch.equal(constant, model.head.weight)
