@@ -21,8 +21,8 @@ from elaswave_fx.passes.pipeline import STANDARD, run_passes
 from elaswave_fx.passes.recompute import Derivative, Policy, Recompute
 from elaswave_fx.passes.split_backward import SplitBackward
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.batch_run import graph_input
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.coupling import graph_input
 from elaswave_fx.program.ir import Program, ResultKind, Role, Source, Unit, placeholders, source_of
 
 Tensors = dict[str, torch.Tensor]

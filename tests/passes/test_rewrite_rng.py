@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.rewrite_rng import RewriteRng
-from elaswave_fx.program.coupling import coupled_by_trial
+from elaswave_fx.program.coupling_trial import coupled_by_trial
 from elaswave_fx.program.ir import argument, calls, is_aten, output_node
 from elaswave_fx.program.keys import DROPOUT, draw_index, draws
 from elaswave_fx.program.text import graph_text

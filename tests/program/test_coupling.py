@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
-from elaswave_fx.program.coupling import coupled_by_rule, coupled_by_trial, find_couplings
+from elaswave_fx.program.coupling import find_couplings
+from elaswave_fx.program.coupling_rules import coupled_by_rule
+from elaswave_fx.program.coupling_trial import coupled_by_trial
 from elaswave_fx.program.ir import is_shuffled, unit_of
 from tests.passes.compiled import assert_same, compile_model, eager, front, run_native, run_units, state_of
 from tests.passes.models import (

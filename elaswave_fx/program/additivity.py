@@ -1,0 +1,144 @@
+"""Whether loss, count and gradients of the parts of a batch add up to those of the whole: what a step relies on.
+
+a backward pass that looks around  -> "the gradient of embed.weight over a batch is not the sum over its parts"
+loss = mean over the batch         -> CaptureError
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.batch_run import (
+    Batch,
+    BatchRun,
+    State,
+    count_samples,
+    cut_batch,
+    executed,
+    precisely,
+    trial_keys,
+)
+from elaswave_fx.program.coupling_rules import describe
+from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign
+from elaswave_fx.program.totals import sum_nodes
+
+_Gradients = dict[str, torch.Tensor]
+
+
+def additivity(program: Program, state: State, batch: Batch, more: Batch | None = None) -> tuple[str, ...]:
+    """Check that loss, count and gradients of two parts of a batch add up to those of the whole: what the step relies
+    on. The whole is the batch, other samples, and its first granule again, so that different ones meet, and equal
+    ones do."""
+    more = more or {name: tensor[:0] for name, tensor in batch.items()}
+    whole = {name: torch.cat([tensor, more[name], tensor[: program.granule]]) for name, tensor in batch.items()}
+    keys = trial_keys(count_samples(batch) + count_samples(more))
+    keys = torch.cat([keys, keys[: program.granule]])
+
+    def compare(double: bool) -> tuple[str, ...]:
+        runs = cut_batch(program, state, whole, keys, count_samples(batch), double)
+        sums, gradients = zip(*(_sums_and_gradients(program, run) for run in runs), strict=True)
+        return _not_sums(program, sums, 1e-7 if double else 1e-3) or _not_gradients(program, gradients, double)
+
+    return precisely(compare)
+
+
+def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:
+    return tuple(
+        f"{describe(node)}: the {kind.value} of a batch is not the sum over its parts"
+        for (kind, node), whole, head, tail in zip(sum_nodes(program), *sums, strict=True)
+        if not _adds_up(whole, head, tail, tolerance)
+    )
+
+
+def _adds_up(whole: float, head: float, tail: float, tolerance: float) -> bool:
+    if not (math.isfinite(whole) and math.isfinite(head + tail)):
+        return math.isfinite(whole) == math.isfinite(head + tail)  # A part may have nothing to divide by.
+    return abs(head + tail - whole) <= tolerance * max(abs(whole), abs(head), abs(tail))
+
+
+def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: bool) -> tuple[str, ...]:
+    """Parameters whose gradient over a batch is not the sum over its parts; what is below `least` is rounding."""
+    tolerance, least = (1e-7, 1e-6) if double else (1e-3, 1e-2)
+    largest = max((_largest(gradient) for each in gradients for gradient in each.values()), default=0.0)
+    found = []
+    for name in gradients[0]:
+        whole, head, tail = (each[name] for each in gradients)
+        scale = max(_largest(whole), _largest(head), _largest(tail), least * largest)
+        finite = torch.equal(torch.isfinite(head + tail), torch.isfinite(whole))
+        if not finite or _largest(head + tail - whole) > tolerance * scale:
+            found.append(name)
+    if not found:
+        return ()
+    foreign = dict.fromkeys(describe(node) for node in calls(program.graph.graph) if is_foreign(node))
+    among = f"; the model calls {', '.join(list(foreign)[:3])}" if foreign else ""
+    # The last one is nearest to the loss, and so to the operator.
+    return (f"the gradient of {found[-1]} over a batch is not the sum over its parts{among}",)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite element."""
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _sums_and_gradients(program: Program, run: BatchRun) -> tuple[list[float], _Gradients]:
+    for _ in executed(program, (run,), differentiable=True):
+        pass
+    values = {kind: run.value(node) for kind, node in sum_nodes(program)}
+    loss = values[ResultKind.LOSS]
+    wanted = list(run.trained.values())
+    try:
+        found = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
+    except RuntimeError:
+        if run.double:
+            raise  # It may know single precision alone.
+        found = [None] * len(wanted)  # An operator has no derivative, which `differentiate` refuses by name.
+    gradients = {name: torch.zeros_like(tensor) if gradient is None else gradient
+                 for (name, tensor), gradient in zip(run.trained.items(), found, strict=True)}  # fmt: skip
+    run.known.clear()  # Parameters in double precision, of which one set is enough at a time.
+    run.trained.clear()
+    return [float(value.detach()) for value in values.values()], gradients
+
+
+def _sums(program: Program, run: BatchRun) -> list[float]:
+    for _ in executed(program, (run,)):
+        pass
+    return [float(run.value(node)) for _, node in sum_nodes(program)]
+
+
+def doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, tuple[float, float]]:
+    """Loss and count of a batch, and of the same samples given twice."""
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    keys = trial_keys(count_samples(batch))
+
+    def sums(double: bool) -> tuple[list[float], list[float]]:
+        one = BatchRun(program, state, batch, keys, double)
+        return _sums(program, one), _sums(program, BatchRun(program, state, twice, torch.cat([keys, keys]), double))
+
+    pairs = zip(*precisely(sums), strict=True)
+    return {kind: pair for (kind, _), pair in zip(sum_nodes(program), pairs, strict=True)}
+
+
+def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:
+    """Refuse a loss or a count that stays the same when the same samples come twice.
+
+    Where operators couple samples, the mean of a granule with the count one is a sum over granules, and fine; with a
+    count that grows it is not.
+    """
+    same = {kind: _equal(one, two) and one != 0.0 for kind, (one, two) in sums.items()}
+    if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
+        return
+    for kind, (one, two) in sums.items():
+        if same[kind]:
+            raise CaptureError(
+                f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
+                "doubling it; a model returns (loss sum, count), not a mean"
+            )
+
+
+def _equal(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-3 * max(abs(a), abs(b))

@@ -1,0 +1,196 @@
+"""A batch whole and in two parts, call by call, in double precision: where the parts do not join to the whole, and what
+decides for all samples at once.
+
+    center(x), an operator of one's own    -> "mine.center.default in the model"
+    rows sorted by expert, and back        -> nothing, but no unit ends between the two: `Couplings.shuffled`
+    torch.where((x > 2).any(), 2 * h, h)   -> "aten.where.self in the model", though no sample of the trial is above 2
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.batch_run import (
+    Batch,
+    BatchRun,
+    State,
+    count_samples,
+    cut_batch,
+    executed,
+    is_close,
+    precisely,
+    trial_keys,
+)
+from elaswave_fx.program.coupling_rules import describe, sorts_samples
+from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.ir import UNSET, Program, calls, is_aten, output_nodes, value_of
+from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
+
+_COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
+
+
+@dataclass(frozen=True)
+class Couplings:
+    """`reasons`: why the program has to run granule by granule; empty when every sample stands for itself. `shuffled`:
+    values whose rows stand in an order that depends on the whole batch, until the inverse order undoes it."""
+
+    reasons: tuple[str, ...] = ()
+    shuffled: frozenset[fx.Node] = frozenset()
+
+
+def coupled_by_trial(program: Program, state: State, batch: Batch) -> Couplings:
+    """Run a batch whole and in two parts, call by call; name the first operators whose parts do not join to the whole.
+
+    Where samples are sorted, other batches are tried too: the order is to be undone whatever it is. Parameters are near
+    those of `state`, not equal to them; see `perturbed`.
+    """
+    axes = locate_samples(program)
+    if axes.symbol is None or count_samples(batch) < 2:
+        return Couplings()
+    try:
+        found = _try_parts(program, axes, state, batch)
+    except RuntimeError as error:
+        return Couplings((f"the program fails for a part of a batch: {str(error).splitlines()[0]}",))
+    for other in _others_like(batch) if _sorts(program, axes) else ():
+        with contextlib.suppress(RuntimeError, IndexError):  # No program has to take what no data holds.
+            more = _try_parts(program, axes, state, other)
+            found = Couplings(found.reasons or more.reasons, found.shuffled | more.shuffled)
+    return found
+
+
+def _sorts(program: Program, axes: SampleAxes) -> bool:
+    return any(sorts_samples(node, axes) for node in calls(program.graph.graph))
+
+
+def _others_like(batch: Batch) -> Iterator[Batch]:
+    """Batches of the same values that meet in other ways: in another order, and one value throughout a sample, so that
+    all of it wants to go one way."""
+    yield {name: tensor.roll(1, 1) if tensor.dim() > 1 else tensor for name, tensor in batch.items()}
+    yield {name: tensor.flatten(1)[:, :1].expand_as(tensor.flatten(1)).reshape(tensor.shape).contiguous()
+           if tensor.dim() > 1 else tensor for name, tensor in batch.items()}  # fmt: skip
+
+
+def _try_parts(program: Program, axes: SampleAxes, state: State, batch: Batch) -> Couplings:
+    return precisely(lambda double: _compare_parts(program, axes, _parts(program, state, batch, double), double))
+
+
+def _parts(program: Program, state: State, batch: Batch, double: bool) -> tuple[BatchRun, BatchRun, BatchRun]:
+    """Runs of a batch, of its first granule, and of the rest."""
+    samples = count_samples(batch)
+    first = program.granule if program.granule < samples else samples // 2
+    return cut_batch(program, state, batch, trial_keys(samples), first, double)
+
+
+def _compare_parts(
+    program: Program, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], double: bool
+) -> Couplings:
+    tolerance = 1e-8 if double else 2e-3
+    kinds = natures(program)
+    reasons: list[str] = []
+    broken: set[fx.Node] = set()
+    shuffled: set[fx.Node] = set()
+    shared: set[fx.Node] = set()
+    counted: set[fx.Node] = set()
+    placed: set[fx.Node] = set()
+    for node in executed(program, runs):
+        if _is_shared(node, axes, runs, shared, tolerance) or _decides(node, counted):
+            shared.add(node)
+        elif _is_counted(node, axes, runs, counted):
+            counted.add(node)
+        touched = axes.of(node) is not None and not shared.isdisjoint(node.all_input_nodes)
+        disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
+        if is_aten(node, *UNSET):
+            continue
+        if kinds[node] != Nature.MAIN and not disordered and not touched:
+            # Positions in the batch and the like matter only where they reach the samples' values.
+            if _is_placed(node, placed) or not _joins(node, axes, runs, tolerance):
+                placed.add(node)
+            continue
+        touched |= any(_is_decision(source, placed) for source in node.all_input_nodes)
+        if not broken.isdisjoint(node.all_input_nodes):
+            broken.add(node)
+        elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
+            shuffled.add(node)
+        elif touched or not _joins(node, axes, runs, tolerance):
+            broken.add(node)
+            reasons.append(describe(node))
+    if not shuffled.isdisjoint(output_nodes(program.graph.graph)):  # type: ignore[arg-type]
+        reasons += [f"{describe(node)}, whose order is not undone" for node in shuffled if sorts_samples(node, axes)]
+    return Couplings(tuple(reasons), frozenset(shuffled))
+
+
+def _is_shared(
+    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], shared: set[fx.Node], tolerance: float
+) -> bool:
+    """Whether a value is one for all samples and another for other samples, or is made of such values, as a norm over
+    the batch and a threshold of it are. Whatever it does to the samples of the trial, it may do more to others.
+
+    Integers are let through, see `_is_counted`.
+    """
+    value = runs[0].known.get(node)
+    if axes.of(node) is not None or not isinstance(value, torch.Tensor):
+        return False
+    if not shared.isdisjoint(node.all_input_nodes):
+        return value.is_floating_point() or value.dtype == torch.bool
+    if value.dtype == torch.bool:
+        return _brings_together(node, axes)  # any() and all() seldom differ.
+    parts = [run.known[node] for run in runs[1:]]
+    differs = any(part.shape != value.shape or not is_close(part, value, tolerance) for part in parts)
+    return value.is_floating_point() and differs
+
+
+def _is_counted(
+    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], counted: set[fx.Node]
+) -> bool:
+    """Whether a value counts something in all samples, or is made of such counts. How many samples an expert has says
+    where the next one's begin, and couples nothing; a decision by such a number does (`_decides`)."""
+    value = runs[0].known.get(node)
+    if axes.of(node) is not None or not isinstance(value, torch.Tensor):
+        return False
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        return False
+    parts = [run.known[node] for run in runs[1:]]
+    if any(part.shape != value.shape for part in parts):
+        return False  # Rows of the samples in another order.
+    if _brings_together(node, axes) or not counted.isdisjoint(node.all_input_nodes):
+        return True
+    return not all(torch.equal(part, value) for part in parts)
+
+
+def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
+    """Whether a call makes one value of those of the samples."""
+    return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
+
+
+def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:
+    """Whether a value is made of positions in the batch. What they take from other values is not."""
+    taken = is_aten(node, "aten.index", "aten.gather", "aten.index_select")
+    return not placed.isdisjoint(node.all_input_nodes[:1] if taken else node.all_input_nodes)
+
+
+def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
+    """Whether a value is made of positions in the batch and is none: a mask by them may be another one for others."""
+    value = value_of(node)
+    return (
+        node in placed and isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
+    )
+
+
+def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
+    """Whether a call answers a question about a count over all samples."""
+    asks = is_aten(node, *_COMPARISONS) and value_of(node).dtype == torch.bool
+    return asks and not counted.isdisjoint(node.all_input_nodes)
+
+
+def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:
+    axis = axes.of(node)
+    if axis is None:
+        return True
+    whole, head, tail = (split_samples(run.known[node], axis) for run in runs)
+    joined = torch.cat([head, tail], dim=axis.axis + 1)
+    return joined.shape == whole.shape and is_close(joined, whole, tolerance)
