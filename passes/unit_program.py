@@ -14,8 +14,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from elaswave_fx.errors import PassError
-from elaswave_fx.program.ir import argument, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
+from elaswave_fx.errors import CaptureError, PassError
+from elaswave_fx.program.ir import (
+    argument,
+    calls,
+    is_aten,
+    is_getitem,
+    module_of,
+    output_nodes,
+    placeholders,
+    value_of,
+)
 
 _NUMBERS = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.neg: "neg",
@@ -167,6 +176,11 @@ class _Lowering:
                 return [tag, str(value).removeprefix("torch.")]
         if isinstance(value, torch.device):
             return ["device", str(value)]
+        if isinstance(value, complex):
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} takes the complex number {value}, for which unit programs "
+                "have no form; a way out is a tensor, such as torch.complex(real, imaginary)"
+            )
         raise PassError(f"lower: {self.name}: {node.target} has an argument of type {type(value).__name__}")
 
     def _free(self, outputs: set[int]) -> None:

@@ -45,7 +45,7 @@ from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import scaled_costs
 from elaswave_fx.devices.fingerprint import hash_of
 from elaswave_fx.devices.mkl import fix_branch
-from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.errors import CaptureError, ConfigError, PlanError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult
@@ -116,7 +116,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
-    state = None
+    state, stored = None, {name for name, _ in model.named_buffers()}
     if folder is not None:
         state = folder / "state.safetensors"
         save_state(initial_state(model), state)
@@ -126,6 +126,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     with python_state_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
+    _refuse_late_buffers(model, stored)
     key = program_key(config, model_print, batches[0], code, computed)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
@@ -153,6 +154,15 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     origin = _origin(cached is not None, dump)
     notes = (f"the program's key covers {code.words()}", *notes)
     return Built(artifact, target, state, source, clock.laps, origin, notes, state_dict_names(model))
+
+
+def _refuse_late_buffers(model: nn.Module, stored: set[str]) -> None:
+    """Raise CaptureError for buffers that a forward pass has registered."""
+    for name in [name for name, _ in model.named_buffers() if name not in stored]:
+        raise CaptureError(
+            f"model: forward registers the buffer {name}, of which the initial state has nothing; a way out is to "
+            "register it in the constructor, or to keep the table as a plain attribute"
+        )
 
 
 def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:

@@ -185,14 +185,25 @@ class MapDataset(Dataset):
         with self._code.watched(f"data._target_={self._name}", "its length"):
             return len(self._wrapped)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        doubles = [name for name, value in self._item(0, None).items()
+                   if getattr(value, "dtype", None) in (torch.float64, np.float64)]  # fmt: skip
+        if not doubles:
+            return ()
+        return (f"data: float64 is read as float32, in {', '.join(doubles)}: times and the like want an origin nearby",)
+
     def sample(self, index: int, key: int | None = None) -> Sample:
+        named = self._item(index, key).items()
+        return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named}
+
+    def _item(self, index: int, key: int | None) -> Mapping[str, Any]:
         with self._code.watched(f"data._target_={self._name}", f"sample {index}"):
             if self._keyed:
                 item = self._wrapped.__getitem__(index, key_of(index) if key is None else key)
             else:
                 item = self._wrapped[index]
-        named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
-        return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named.items()}
+        return self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
 
     def _from_dict(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._fields:

@@ -148,6 +148,11 @@ def _check_parameters(model: nn.Module) -> None:
         raise CaptureError(f"model: {type(model).__name__} has no parameter to train")
     first = next(iter(trained))
     for name, parameter in model.named_parameters():
+        if name in trained and not parameter.numel():
+            raise CaptureError(
+                f"model: the parameter {name} {list(parameter.shape)} has no elements, so that there is nothing to "
+                "train; a way out is to leave it out"
+            )
         if parameter.device.type != "cpu":
             raise CaptureError(f"model: must be built on the cpu, but {name} is on {parameter.device}")
         if name in trained and parameter.dtype != trained[first].dtype:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from elaswave_fx import _native
 from elaswave_fx.build import builder as build
 from elaswave_fx.build.builder import links_of, topology_of, update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
+from elaswave_fx.errors import CaptureError
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
 from elaswave_fx.plan.topology import Link, Rank
 
@@ -38,6 +40,32 @@ def test_with_a_program_from_the_cache_nothing_that_compiles_is_imported(tmp_pat
 
     assert imported("cold") == "True True True"
     assert imported("warm") == "False False False"
+
+
+class LateBuffer(nn.Linear):
+    """Registers a table when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.ones(2))
+        return (super().forward(x) * self.table).sum(), torch.full((), x.shape[0])
+
+
+class Vectors:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.full((2,), 0.1 * index)}
+
+
+def test_a_buffer_that_forward_registers_is_refused(tmp_path: Path) -> None:
+    words = [f"model._target_={__name__}.LateBuffer", f"data._target_={__name__}.Vectors", "global_batch=4"]
+    with pytest.raises(CaptureError, match="forward registers the buffer table, .*register it in the constructor"):
+        build.build(load_config(words), tmp_path)
 
 
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -404,6 +405,16 @@ class Computed(Drawn):
 class SparseItems(Drawn):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return {"x": torch.eye(3).to_sparse()}
+
+
+class Times(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"x": torch.ones(2), "t": np.float64(1.7e9 + index), "u": torch.ones(1).double(), "y": 0.5}
+
+
+def test_that_numbers_are_rounded_is_said() -> None:
+    assert "data: float64 is read as float32, in t, u: times and the like want an origin nearby" in drawn("Times").lines
+    assert not any("float64" in line for line in drawn("Drawn").lines)
 
 
 def test_a_key_is_the_second_argument_of_items_that_have_no_other_use_for_it() -> None:

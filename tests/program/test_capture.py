@@ -438,3 +438,10 @@ class Reseeded(Classifier):
 def test_a_generator_that_forward_seeds_is_refused() -> None:
     with pytest.raises(CaptureError, match="something in it is not seen by the capture"):
         capture(Reseeded(layers=1), (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
+def test_a_trained_parameter_without_elements_is_refused() -> None:
+    model = Classifier(layers=1)
+    model.nothing = nn.Parameter(torch.zeros(0, 4))
+    with pytest.raises(CaptureError, match=r"the parameter nothing \[0, 4\] has no elements"):
+        capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
