@@ -4,7 +4,7 @@ It shares with the library only the model's class and the meaning of the numbers
 sum, parameters in two groups, `clip_grad_norm_`, keyed draws. Draws come from `tests/philox_numpy.py`; which unit and
 op a draw belongs to is for the captured program to say (`random_ops`, in order of execution).
 
-    adamw = OptimizerConfig(name="adamw", lr=1e-3)
+    adamw = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.01)
     run = reference_run(lambda: build_model(…), batches, optimizer=adamw, global_batch=8)
     run.losses, run.grad_norms, run.parameters["head.weight"]
 """

@@ -8,7 +8,7 @@ from elaswave_fx.config.types import OptimizerConfig
 from elaswave_fx.models.gpt import GPT
 from tests.reference import KeyedDraws, RandomOp, reference_run, relative_difference
 
-SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9)
+SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0)
 ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1)
 # Embedding, then attention weights, attention and mlp of each block.
 DRAWS = [RandomOp(0, 0), *(RandomOp(unit, op) for unit in (1, 2) for op in range(3))]

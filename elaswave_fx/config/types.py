@@ -120,7 +120,8 @@ class OptimizerConfig:
 
     name: str = constrained(choices=("adamw", "sgd", "target"))
     lr: float = constrained(above=0)
-    weight_decay: float = constrained(at_least=0, default=0.0)
+    weight_decay: float | None = constrained(at_least=0, default=None)
+    """None: what the constructor of an optimizer of one's own has by itself."""
     betas: tuple[float, float] = constrained(at_least=0, below=1, kinds=("adamw",), default=(0.9, 0.999))
     eps: float = constrained(above=0, kinds=("adamw",), default=1e-8)
     momentum: float = constrained(at_least=0, below=1, kinds=("sgd",), default=0.0)

@@ -111,15 +111,18 @@ def step_hypers(optimizer: Optimizer, step: int, lr: float) -> list[list[float]]
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config` names; a user's is checked. Raises `ConfigError`."""
-    if config.name == "adamw":
-        return AdamW(betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
-    if config.name == "sgd":
+    if config.name in ("adamw", "sgd"):
+        if config.weight_decay is None:
+            raise ConfigError("optimizer.weight_decay=null: must be a number of at least 0; nearest valid: 0.0")
+        if config.name == "adamw":
+            return AdamW(betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
         return SGD(momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name != "target":
         best = nearest(config.name, ("adamw", "sgd"))
         raise ConfigError(f"optimizer={config.name}: is unknown; nearest valid: {best or 'adamw, sgd'}")
-    # `weight_decay` is a key of every optimizer; a user's gets it if its constructor has the parameter.
-    optimizer = instantiate("optimizer", config.spec, offered={"weight_decay": config.weight_decay})
+    # `weight_decay` is a key of every optimizer; a user's gets it if it is set and its constructor has the parameter.
+    decay = {} if config.weight_decay is None else {"weight_decay": config.weight_decay}
+    optimizer = instantiate("optimizer", config.spec, offered=decay)
     missing = [name for name in ("init", "update", "hyper_values") if not callable(getattr(optimizer, name, None))]
     if missing:
         raise ConfigError(

@@ -1,5 +1,7 @@
 """Functional optimizers: equal to torch.optim, elementwise to the bit, traceable for any length."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ class RootMeanSquare:
 class Lion:
     """Chen et al. 2023; what a user might bring."""
 
-    def __init__(self, beta=0.9, weight_decay=0.0):
+    def __init__(self, beta=0.9, weight_decay=0.05):
         self.beta = beta
         self.weight_decay = weight_decay
 
@@ -203,9 +205,11 @@ def test_groups():
 def test_make_optimizer_reads_the_configuration():
     adamw = OptimizerConfig(name="adamw", lr=0.1, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3)
     assert make_optimizer(adamw) == AdamW((0.8, 0.9), 1e-5, 0.3)
-    assert make_optimizer(OptimizerConfig(name="sgd", lr=0.1, momentum=0.5)) == SGD(0.5)
+    assert make_optimizer(OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0.0)) == SGD(0.5)
     with pytest.raises(ConfigError, match="optimizer=adamv: is unknown; nearest valid: adamw"):
         make_optimizer(OptimizerConfig(name="adamv", lr=0.1))
+    with pytest.raises(ConfigError, match=r"optimizer.weight_decay=null: must be a number of at least 0"):
+        make_optimizer(replace(adamw, weight_decay=None))
     with pytest.raises(ConfigError, match=r"nesterov=true: needs optimizer.momentum > 0"):
         SGD(nesterov=True)
 
@@ -217,6 +221,7 @@ def user_optimizer(name, **options):
 def test_a_users_optimizer_is_built_and_traced():
     lion = make_optimizer(user_optimizer("Lion", beta=0.8))
     assert (lion.beta, lion.weight_decay) == (0.8, 0.2)
+    assert make_optimizer(replace(user_optimizer("Lion"), weight_decay=None)).weight_decay == 0.05
     outputs = trace_update(lion)(torch.ones(3), torch.ones(3), torch.zeros(3), *map(torch.tensor, (1.0, 1.0, 0.1)))
     torch.testing.assert_close(outputs[0], torch.full((3,), 0.9))
 
