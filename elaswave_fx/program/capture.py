@@ -54,6 +54,7 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.loss_shapes import mend_loss_shapes
 from elaswave_fx.program.python_state import refuse_python_state
+from elaswave_fx.program.recurrent_layers import layers_apart
 from elaswave_fx.program.shared_storage import refuse_other_name
 
 Batch = Mapping[str, torch.Tensor]
@@ -169,7 +170,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
     distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
-    with _quiet(), any_names(), eager_answers(), traced_under_autocast(model):
+    with _quiet(), any_names(), eager_answers(), layers_apart(), traced_under_autocast(model):
         wrapped = Exportable(model, tuple(batch))
         try:
             with refuse_derivatives():

@@ -221,6 +221,9 @@ KINDS: dict[str, Kind] = {
     "LSTM, both ways": _sequence(
         lambda: bodies.First(nn.LSTM(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True))
     ),
+    "LSTM, dropout between layers": _sequence(
+        lambda: bodies.First(nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=0.5, batch_first=True)), draws=True
+    ),
     "GRU": _sequence(lambda: bodies.First(nn.GRU(WIDTH, WIDTH, batch_first=True))),
     "GRU cell": _sequence(bodies.Cells),
     "packed sequences": _sequence(bodies.Packed, refused=("pad_packed_sequence",)),
