@@ -212,15 +212,12 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
             out = emit(graph, operator.getitem, call, 0, like=node)
         _replace_results(graph, node, {0: out, 3: mean, 4: var})
         return
-    if mean.op != "placeholder" or var.op != "placeholder":
-        raise CaptureError(
-            f"model: {node.target} in {module_of(node)} keeps running statistics in something else than two buffers"
-        )
+    buffers = (_buffer_of(mean, node), _buffer_of(var, node))
     dims = [dim for dim in range(value_of(x).dim()) if dim != 1]
     keep, take = 1.0 - float(momentum), float(momentum)  # type: ignore[arg-type]
     with graph.inserting_before(node):
         call = emit(graph, aten._native_batch_norm_legit.no_stats, x, weight, bias, True, momentum, eps, like=node)
-        set_statistics(call, (source_of(mean).name, source_of(var).name))
+        set_statistics(call, buffers)
         out = emit(graph, operator.getitem, call, 0, like=node)
         steady = emit(graph, aten.detach.default, x, like=node)
         if value_of(x).dtype in _LOW_PRECISION:  # small steps of an average would be lost in it
@@ -235,6 +232,21 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
     _replace_results(graph, node, {0: out, 3: new_mean, 4: new_var})
     for statistic in (new_mean, new_var):
         _drop_casts(statistic)
+
+
+def _buffer_of(statistic: fx.Node, norm: fx.Node) -> str:
+    """The buffer that a running statistic is in; a module that is called again goes on from what its last call made."""
+    first = statistic
+    while is_aten(first, "aten.add") and all(
+        isinstance(term, fx.Node) and is_aten(term, "aten.mul") for term in first.args[:2]
+    ):
+        first = first.args[0].args[0]  # type: ignore[union-attr, assignment] # as _blend writes it
+    if first.op != "placeholder" or source_of(first).role != Role.BUFFER:
+        raise CaptureError(
+            f"model: {norm.target} in {module_of(norm)} keeps running statistics in something else than two buffers, "
+            "or forward changes them before; a way out is to leave them to the module"
+        )
+    return source_of(first).name
 
 
 def _drop_casts(statistic: fx.Node) -> None:

@@ -106,6 +106,13 @@ class Normed(Classifier):
         return self.norm(super().features(x))
 
 
+class NormedTwice(Normed):
+    """The same BatchNorm for two views of a sample, as Siamese networks have it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(Classifier.features(self, x)) - self.norm(Classifier.features(self, 2 * x + 1))
+
+
 class InBatch(Classifier):
     """Every sample is told from the others of its batch."""
 

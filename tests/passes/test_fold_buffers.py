@@ -13,7 +13,7 @@ from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.ir import Program, ResultKind
 from elaswave_fx.program.text import graph_text
 from tests.passes.compiled import captured, run_graph, state_of
-from tests.passes.models import WIDTH, Classifier, ExponentialMean, Normed, vectors
+from tests.passes.models import WIDTH, Classifier, ExponentialMean, Normed, NormedTwice, vectors
 
 
 def folded(model: Classifier) -> Program:
@@ -32,7 +32,9 @@ def fold_over(program: Program, model: Classifier, batches: list[dict[str, Tenso
     return {fold.buffer: buffers[fold.buffer] for fold in program.folds}
 
 
-@pytest.mark.parametrize("model", [Normed(), ExponentialMean()], ids=["BatchNorm", "own"])
+@pytest.mark.parametrize(
+    "model", [Normed(), NormedTwice(), ExponentialMean()], ids=["BatchNorm", "BatchNorm called twice", "own"]
+)
 def test_folds_equal_eager_updates(model: Classifier) -> None:
     program = folded(model)
     batches = [vectors(4, seed) for seed in (3, 4, 5)]

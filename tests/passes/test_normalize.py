@@ -151,3 +151,16 @@ def test_squeeze_leaves_the_samples_where_there_is_one(squeeze: Callable[[Tensor
     ones = [run_native(result, {name: each[i : i + 1] for name, each in batch.items()}) for i in range(4)]
     gradients = {name: sum(one.gradients[name] for one in ones) for name in expected.gradients}
     assert_same(replace(expected, loss=sum(one.loss for one in ones), gradients=gradients), expected)
+
+
+class Moved(Normed):
+    """Running statistics that forward changes before the module does."""
+
+    def features(self, x: Tensor) -> Tensor:
+        self.norm.running_mean.sub_(1)
+        return super().features(x)
+
+
+def test_statistics_that_something_else_changes_are_refused() -> None:
+    with pytest.raises(CaptureError, match="in norm keeps running statistics in something else than two buffers, or"):
+        Normalize().apply(captured(Moved(), vectors))

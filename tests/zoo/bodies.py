@@ -631,6 +631,17 @@ class Shared(nn.Module):
         return self.two(self.one(x).tanh())
 
 
+class Twin(nn.Module):
+    """One module for two views of a sample."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) - self.module(x.flip(1)).tanh()
+
+
 class Tied(nn.Module):
     """One parameter, used twice."""
 

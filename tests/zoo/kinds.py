@@ -301,6 +301,7 @@ KINDS: dict[str, Kind] = {
     "Poisson": _features(lambda: bodies.Noise("poisson"), refused=("poisson", "cannot be keyed")),
     # Samples together
     "batch norm": _image(lambda: nn.BatchNorm2d(8), granule=SAMPLES),
+    "batch norm, called twice": _image(lambda: bodies.Twin(nn.BatchNorm2d(8)), granule=SAMPLES),
     "instance norm, running statistics": _image(
         lambda: nn.InstanceNorm2d(8, track_running_stats=True), granule=SAMPLES
     ),
