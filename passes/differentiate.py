@@ -39,6 +39,13 @@ from elaswave_fx.program.ir import (
 
 aten = torch.ops.aten
 
+_WAYS_OUT = {
+    "aten.item": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
+    "aten._local_scalar_dense": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
+    "aten.bincount": "one_hot(index, number).sum(0)",
+}
+"""Instead of operators whose result has a size that only the data tells."""
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -116,16 +123,21 @@ def _refuse_effects(graph: fx.Graph) -> None:
 
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
-    numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node))]
+    numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node)) or _is_sized_by_values(node)]
     if "unbacked" in message and numbers:  # Wherever it is, it fails with the first unit.
+        way_out = next((way for name, way in _WAYS_OUT.items() if is_aten(numbers[0], name)), "to pad to a fixed size")
         return (
-            f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of what samples hold; it "
-            "cannot be differentiated; a way out is to keep it a tensor, or to pad to a fixed size"
+            f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of a tensor's values; it "
+            f"cannot be differentiated; a way out is {way_out}"
         )
     return (
         f"model: unit {unit.index} cannot be differentiated{_suspects(unit, message)}: {first}; a way out is to give "
         "the operator a derivative, as torch.library.register_autograd does, or to do without it"
     )
+
+
+def _is_sized_by_values(node: fx.Node) -> bool:
+    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
 
 
 def _suspects(unit: Unit, message: str) -> str:

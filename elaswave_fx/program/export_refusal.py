@@ -14,7 +14,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from elaswave_fx.program.below_autograd import BACKWARD
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_WITHOUT_BRANCHES = (
+    "to write that part with tensor operators and without data-dependent control flow, or to switch it off by an option"
+)
 _OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
+_GUARD = re.compile(r"data-dependent expression (?P<asked>.+?) \(unhinted.*Size-like symbols: (?P<sizes>[^)]*)\)")
 _LEAKED = re.compile("fake tensor in the exported program constant's list")
 
 
@@ -24,13 +28,18 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     first = first.replace("self.model.", "self.")  # `Exportable.model`
     if BACKWARD in first:
         return first, "torch.autograd.grad, or torch.func.grad"
+    if (guard := _GUARD.search(first)) is not None:
+        asked = guard["asked"]
+        if guard["sizes"] != "none":
+            return f"a mask as an index, nonzero() or the like gives as many values as the data has ({asked})", (
+                "to multiply by the mask, torch.where, or -100 as the label of what does not count"
+            )
+        first = f"Python looks at a value that only the data tells, by an if, int(), float() or item() ({asked})"
+        return first, _WITHOUT_BRANCHES
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         first = f"{error.func} looks at values that only the data tells"
     if isinstance(error, _DATA_DEPENDENT) or "data-dependent" in first:
-        return first, (
-            "to write that part with tensor operators and without data-dependent control flow, or to switch it off by "
-            "an option"
-        )
+        return first, _WITHOUT_BRANCHES
     if isinstance(error, UnsupportedOperatorException):
         return f"torch cannot tell the shape of what {error.func} returns", (
             "another operator, or torch.library.register_fake for one of your own"

@@ -30,6 +30,7 @@ from tests.passes.compiled import (
 )
 from tests.passes.models import (
     TOKENS,
+    WIDTH,
     Classifier,
     tokens,
     vectors,
@@ -176,6 +177,48 @@ def test_an_operator_without_a_derivative_is_refused() -> None:
     message = "model: unit . cannot be differentiated at elaswave_tests.opaque.default in the model: .*a way out is to"
     with pytest.raises(CaptureError, match=message):
         compile_model(Opaque(layers=1), vectors)
+
+
+class Usage(Classifier):
+    """Counts how often every target came."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("seen", torch.zeros(WIDTH, dtype=torch.int64))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += torch.bincount(y.flatten(), minlength=WIDTH)
+        return super().forward(x, y)
+
+
+class Curriculum(Classifier):
+    """A factor from a table, by a counter."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.linspace(0, 1, 9))
+
+    def features(self, x: Tensor) -> Tensor:
+        factor = self.table[self.step.clamp(max=8)]
+        self.step += 1
+        return super().features(x) * factor
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Usage(), r"aten.bincount.default in the model makes .* a way out is one_hot\(index, number\).sum\(0\)"),
+        (
+            Curriculum(),
+            r"aten.item.default in the model makes a number .* a way out is to keep it a tensor: table.index",
+        ),
+    ],
+    ids=["size", "number"],
+)
+def test_numbers_and_sizes_of_values_are_refused_with_what_to_write(model: Classifier, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        compile_model(model, vectors)
 
 
 def test_a_gradient_that_autograd_leaves_undefined_is_zero() -> None:
