@@ -237,10 +237,11 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
 def _buffer_of(statistic: fx.Node, norm: fx.Node) -> str:
     """The buffer that a running statistic is in; a module that is called again goes on from what its last call made."""
     first = statistic
-    while is_aten(first, "aten.add") and all(
-        isinstance(term, fx.Node) and is_aten(term, "aten.mul") for term in first.args[:2]
-    ):
-        first = first.args[0].args[0]  # type: ignore[union-attr, assignment] # as _blend writes it
+    while is_aten(first, "aten.add"):  # as _blend writes it
+        kept = first.args[0]
+        if not isinstance(kept, fx.Node) or not is_aten(kept, "aten.mul") or not isinstance(kept.args[0], fx.Node):
+            break
+        first = kept.args[0]
     if first.op != "placeholder" or source_of(first).role != Role.BUFFER:
         raise CaptureError(
             f"model: {norm.target} in {module_of(norm)} keeps running statistics in something else than two buffers, "

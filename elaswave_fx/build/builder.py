@@ -116,6 +116,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
+    awake = _set_to_train(model)
     state, stored = None, {name for name, _ in model.named_buffers()}
     if folder is not None:
         state = folder / "state.safetensors"
@@ -152,8 +153,19 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
             Artifact.save_costs(target, artifact.measured)
         clock.lap("measuring")
     origin = _origin(cached is not None, dump)
-    notes = (f"the program's key covers {code.words()}", *notes)
+    notes = (f"the program's key covers {code.words()}", *awake, *notes)
     return Built(artifact, target, state, source, clock.laps, origin, notes, state_dict_names(model))
+
+
+def _set_to_train(model: nn.Module) -> tuple[str, ...]:
+    """Put a model in training mode as loops do, and say which modules its constructor had left in evaluation mode."""
+    quiet = [name for name, module in model.named_modules() if name and not module.training]
+    model.train()
+    awake = [name for name in quiet if model.get_submodule(name).training]
+    if not awake:
+        return ()
+    names = f"{', '.join(awake[:3])}{f' and {len(awake) - 3} more' if len(awake) > 3 else ''}"
+    return (f"in training mode, as model.train() sets it: {names}; a train() of the model's own keeps them evaluating",)
 
 
 def _refuse_late_buffers(model: nn.Module, stored: set[str]) -> None:

@@ -52,8 +52,7 @@ def build_model(
         return _build_hf(model, sizes, init_from)
     if init_from is not None:
         raise ConfigError(f"init_from={init_from}: needs model=hf, not model={model.kind}")
-    built = _build_target(model, sizes) if model.kind == "target" else _build_own(model.kind, model.options, sizes)
-    return built.train()
+    return _build_target(model, sizes) if model.kind == "target" else _build_own(model.kind, model.options, sizes)
 
 
 def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None) -> nn.Module:

@@ -201,6 +201,12 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     reason, way_out = reason_and_way_out(error)
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        reason, way_out = (
+            f"{scripted[0]} is scripted, and an export sees modules alone",
+            "the module before torch.jit.script",
+        )
     return f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {reason}; a way out is {way_out}"
 
 

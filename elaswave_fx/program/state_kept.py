@@ -22,7 +22,11 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         yield before
     finally:
         for module, own in registered:
-            module._buffers.update(own)  # Forward may have assigned other tensors.
+            for (
+                name,
+                tensor,
+            ) in own.items():  # Forward may have assigned other tensors; scripted modules have no update().
+                module._buffers[name] = tensor
         with torch.no_grad():
             for name, tensor in (*parameters.items(), *buffers.items()):
                 tensor.copy_(before[name])

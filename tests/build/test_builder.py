@@ -68,6 +68,31 @@ def test_a_buffer_that_forward_registers_is_refused(tmp_path: Path) -> None:
         build.build(load_config(words), tmp_path)
 
 
+class Evaluating(nn.Linear):
+    """Its dropout is left in evaluation mode by the constructor; `stays`: and by train()."""
+
+    def __init__(self, stays: bool) -> None:
+        super().__init__(2, 2)
+        self.stays, self.drop = stays, nn.Dropout(0.5).eval()
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        if hasattr(self, "drop"):
+            self.drop.train(mode and not self.stays)
+        return self
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.drop(super().forward(x)).sum(), torch.full((), x.shape[0])
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_module_that_leaves_evaluation_mode_is_named(tmp_path: Path, stays: bool) -> None:
+    words = [f"model._target_={__name__}.Evaluating", f"model.stays={stays}", f"data._target_={__name__}.Vectors"]
+    built = build.build(load_config([*words, "global_batch=4"]), tmp_path)
+    assert any("in training mode, as model.train() sets it: drop;" in note for note in built.notes) is not stays
+    assert ("dropout" in str(built.artifact.programs)) is not stays
+
+
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
     program = update_program(load_config(words))
