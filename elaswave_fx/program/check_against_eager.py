@@ -25,6 +25,7 @@ from elaswave_fx.program.ir import (
     placeholders,
     source_of,
 )
+from elaswave_fx.program.own_backward import WAY_OUT, recorded_calls, refuse_other_backward
 from elaswave_fx.program.state_kept import SEED, state_kept
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -103,7 +104,8 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
         torch.manual_seed(SEED)
-        loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
+        with recorded_calls() as calls:
+            loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
         functions = _own_functions(loss)
         expected = _backward(model, program, loss, trained)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
@@ -126,6 +128,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
                 f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "
                 f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions, program)}"
             )
+    refuse_other_backward([*calls.values()])
 
 
 def _backward(
@@ -172,10 +175,9 @@ def _gradient_reason(functions: list[str], program: Program) -> str:
             "forward takes derivatives, and beside those torch.no_grad() is not seen, nor are some operators "
             "differentiated once more; a way out is detach() for no_grad(), torch.func.jacrev for jacfwd and jvp"
         )
-    way_out = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
     if functions:
-        return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {way_out}"
-    return f"something changes gradients on their way; {way_out}"
+        return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {WAY_OUT}"
+    return f"something changes gradients on their way; {WAY_OUT}"
 
 
 class _SameDraws(fx.Interpreter):

@@ -1,0 +1,151 @@
+"""Is the backward of a model's own autograd.Function the derivative of its forward, far from the first samples too?
+
+What goes backward is derived from what forward calls. A Function may differ from it for large inputs or gradients
+alone, as the truncated exponential of radiance fields does: it is tried on numbers far from those of the first samples.
+
+    exp(x), with a gradient of exp(min(x, 15))  ->  CaptureError: the backward of TruncExp is not the derivative …
+    x, with its gradient between -1 and 1       ->  CaptureError
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.state_kept import SEED
+
+WAY_OUT = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
+_FACTORS = (1.0, -1.0, 1e-3, 4.0, -4.0, 16.0, -16.0, 64.0, -64.0, 1e3, -1e3)
+"""Of inputs."""
+_TANGENTS = (1.0, 1e-4, 1e4)
+_TOLERANCE = 1e-4
+_MOST_CALLS = 32
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a Function: its arguments, and which of them are differentiated."""
+
+    function: type[Function]
+    args: tuple[Any, ...]
+    differentiated: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Calls with the same are tried once."""
+        shapes = [f"{arg.dtype}{tuple(arg.shape)}" if isinstance(arg, Tensor) else repr(arg) for arg in self.args]
+        return f"{self.function.__qualname__}{shapes}{self.differentiated}"
+
+
+@contextlib.contextmanager
+def recorded_calls() -> Iterator[dict[str, Call]]:
+    """The calls of Functions, but for those of torch itself, meanwhile."""
+    found: dict[str, Call] = {}
+    apply = Function.__dict__["apply"].__func__
+
+    def record(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+        own = not function.__module__.startswith("torch.")
+        if own and not kwargs and len(found) < _MOST_CALLS:
+            kept = tuple(arg.detach().clone() if isinstance(arg, Tensor) else arg for arg in args)
+            asked = tuple(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad)
+            call = Call(function, kept, asked)
+            found.setdefault(call.key, call)
+        return apply(function, *args, **kwargs)
+
+    with mock.patch.object(Function, "apply", classmethod(record)):
+        yield found
+
+
+def refuse_other_backward(calls: Sequence[Call]) -> None:
+    """Raise CaptureError for a Function whose backward differs from the derivative of its forward somewhere."""
+    for call in calls:
+        for factor in _FACTORS:
+            for tangent in _TANGENTS:
+                if not _agrees(call, factor, tangent):
+                    where = "" if factor == tangent == 1 else (
+                        f", tried on {factor:g} times the inputs and with gradients of about {tangent:g}"
+                    )  # fmt: skip
+                    raise CaptureError(
+                        f"model: the backward of {call.function.__name__} is not the derivative of its forward{where}: "
+                        f"{WAY_OUT}"
+                    )
+
+
+def _agrees(call: Call, factor: float, tangent: float) -> bool:
+    """Whether both ways give the same, wherever both give something finite; True if one of them fails."""
+    for dtype in (torch.float64, None):
+        try:
+            ours = _gradients(call, factor, tangent, dtype, by_forward=True)
+            theirs = _gradients(call, factor, tangent, dtype, by_forward=False)
+        except Exception:  # noqa: BLE001  A Function may refuse such numbers, or their dtype, in any way.
+            continue
+        return all(_is_close(a, b) for a, b in zip(ours, theirs, strict=True))
+    return True
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    ours, theirs = ours.double(), theirs.double()
+    known = ours.isfinite() & theirs.isfinite()
+    ours, theirs = torch.where(known, ours, 0.0), torch.where(known, theirs, 0.0)
+    largest = torch.maximum(ours.abs(), theirs.abs())
+    allowed = _TOLERANCE * largest + 1e-9 * (float(largest.max()) if largest.numel() else 0.0)
+    return bool(((ours - theirs).abs() <= allowed).all())
+
+
+def _gradients(
+    call: Call, factor: float, tangent: float, dtype: torch.dtype | None, *, by_forward: bool
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    leaves: dict[int, Tensor] = {}
+    args = list(call.args)
+    for i, arg in enumerate(args):
+        if isinstance(arg, Tensor) and arg.is_floating_point():
+            args[i] = arg.to(dtype or arg.dtype)
+        if i in call.differentiated:
+            near = 0.01 * torch.randn(arg.shape, generator=generator, dtype=torch.float64)  # away from kinks at 0
+            leaves[i] = (factor * (args[i] + near.to(args[i].dtype))).requires_grad_()
+            args[i] = leaves[i].clone()  # A Function may write its argument.
+    torch.manual_seed(SEED)
+    with torch.enable_grad():
+        found = _forward(call.function, args) if by_forward else call.function.apply(*args)
+        outputs = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
+        tangents = [tangent * torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs]
+        pairs = [(each, t.to(each.dtype)) for each, t in zip(outputs, tangents, strict=True) if each.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(leaf) for leaf in leaves.values()]
+        grads = torch.autograd.grad(
+            [each for each, _ in pairs], list(leaves.values()), [t for _, t in pairs], allow_unused=True
+        )
+    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), grads, strict=True)]
+
+
+def _forward(function: type[Function], args: Sequence[Any]) -> Any:
+    """What forward calls, recorded by autograd as any other code."""
+    if function.setup_context is not Function.setup_context:
+        return function.forward(*args)
+    return function.forward(_Context(len(args)), *args)
+
+
+class _Context:
+    """Stands for the `ctx` of a forward whose backward nobody calls."""
+
+    def __init__(self, arguments: int) -> None:
+        self.needs_input_grad = (True,) * arguments
+
+    def save_for_backward(self, *_: Any) -> None: ...
+
+    def save_for_forward(self, *_: Any) -> None: ...
+
+    def mark_dirty(self, *_: Any) -> None: ...
+
+    def mark_non_differentiable(self, *_: Any) -> None: ...
+
+    def set_materialize_grads(self, _: bool) -> None: ...

@@ -1,0 +1,123 @@
+"""The backward of a model's own autograd.Function is compared with the derivative of its forward."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.autograd import Function
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.own_backward import recorded_calls, refuse_other_backward
+
+
+class Swish(Function):
+    """The memory-efficient one: its backward is the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s * (1 + x * (1 - s)))
+
+
+class Scaled(Function):
+    """With the newer form, a number, an argument without a gradient, and two results."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, by: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return by * x @ weight, x.detach().argmax(dim=1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, ctx.by = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        _, weight = ctx.saved_tensors
+        return ctx.by * grad @ weight.t(), None, None
+
+
+class Doubled(Function):
+    """Writes its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * grad
+
+
+class TruncatedExp(Function):
+    """That of radiance fields."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.exp(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * torch.exp(x.clamp(max=15))
+
+
+class LowerBound(Function):
+    """That of learned compression: gradients that would raise what is too low pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=-20.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * ((x >= -20.0) | (grad < 0))
+
+
+class ClippedGradient(Function):
+    """No gradient above a thousand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.clamp(-1e3, 1e3)
+
+
+def tried(function: type[Function], *others: object) -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    with recorded_calls() as calls:
+        function.apply(x * 1, *others)
+        torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=True)
+    assert len(calls) == 1, "torch's own are none of them"
+    refuse_other_backward([*calls.values()])
+
+
+@pytest.mark.parametrize(
+    ("function", "others"), [(Swish, ()), (Scaled, (torch.ones(5, 3), 0.5)), (Doubled, ())], ids=lambda each: ""
+)
+def test_a_derivative_is_none_to_refuse(function: type[Function], others: tuple[object, ...]) -> None:
+    tried(function, *others)
+
+
+@pytest.mark.parametrize("function", [TruncatedExp, LowerBound, ClippedGradient])
+def test_a_backward_that_differs_far_away_is_refused(function: type[Function]) -> None:
+    with pytest.raises(
+        CaptureError, match=f"the backward of {function.__name__} is not the derivative of its forward, "
+    ):
+        tried(function)
