@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.config.targets import parameters_of
+from elaswave_fx.data.global_draws import generator_states, refuse_global_draws
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices, key_of, keys_of
 from elaswave_fx.data.tokenizer import Tokenizer
@@ -33,6 +34,11 @@ Arrays = tuple[int, Callable[[int], Mapping[str, Any]]]
 
 PIECE_BYTES = 1 << 20
 """Of arrays that are read piece by piece."""
+
+_ROUNDED_FROM = 2.0**14
+"""From here on, float32 is off by a thousandth and more."""
+
+_MOST_COMPARED = 8
 
 
 class Dataset(ABC):
@@ -114,12 +120,18 @@ class WrappedDataset(Dataset):
         return self._wrapped.arrays()
 
 
-class TimedDataset(WrappedDataset):
-    """A dataset that runs code of the user, which has to be done with every sample in time."""
+class UserDataset(WrappedDataset):
+    """A dataset that runs code of the user, which has to be done with every sample in time, and not to draw from what a
+    process shares. `place` is what a refusal calls it, `cure` what it says to do instead.
 
-    def __init__(self, wrapped: Dataset, code: UserCode) -> None:
+    Batches that draw are compared, up to so many of them: a dataset may seed what it draws from.
+    """
+
+    def __init__(self, wrapped: Dataset, code: UserCode, place: str, cure: str) -> None:
         super().__init__(wrapped)
+        self.place, self.cure = place, cure
         self._code = code
+        self._compared = 0
 
     def __len__(self) -> int:
         return self._code.run(lambda: len(self._wrapped))
@@ -128,10 +140,23 @@ class TimedDataset(WrappedDataset):
         return self._code.run(lambda: self._wrapped.sample(index, key))
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
-        return self._code.run(lambda: self._wrapped.batch(indices, keys))
+        return self._code.run(lambda: self._batch(indices, keys_of(indices) if keys is None else keys))
 
-    def for_evaluation(self) -> Dataset:
-        return TimedDataset(self._wrapped.for_evaluation(), self._code)
+    def refuse_draws(self, index: int, key: int | None = None) -> None:
+        """Raise DataError if reading this sample draws from a generator that the process shares."""
+        refuse_global_draws(lambda: self.sample(index, key), self.place, index, self.cure)
+
+    def for_evaluation(self) -> "UserDataset":
+        return UserDataset(self._wrapped.for_evaluation(), self._code, self.place, self.cure)
+
+    def _batch(self, indices: Indices, keys: Words) -> Batch:
+        before = generator_states()
+        made = self._wrapped.batch(indices, keys)
+        if self._compared < _MOST_COMPARED and generator_states() != before:
+            self._compared += 1
+            for index, key in zip(indices, keys, strict=True):
+                self.refuse_draws(int(index), int(key))
+        return made
 
 
 class ArrayDataset(Dataset):
@@ -187,8 +212,7 @@ class MapDataset(Dataset):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        doubles = [name for name, value in self._item(0, None).items()
-                   if getattr(value, "dtype", None) in (torch.float64, np.float64)]  # fmt: skip
+        doubles = [name for name, value in self._item(0, None).items() if _is_rounded(value)]
         if not doubles:
             return ()
         return (f"data: float64 is read as float32, in {', '.join(doubles)}: times and the like want an origin nearby",)
@@ -229,6 +253,14 @@ def _takes_key(wrapped: Any) -> bool:
     return any(each.name == "key" and each.default in (each.empty, None) for each in found)
 
 
+def _is_rounded(value: Any) -> bool:
+    """Whether float32 is less than what a value holds: a float64 array, or Python's floats where that shows."""
+    if hasattr(value, "dtype"):
+        return value.dtype in (torch.float64, np.float64)
+    array = np.asarray(value)
+    return array.dtype == np.float64 and bool((np.abs(array) >= _ROUNDED_FROM).any())
+
+
 def as_tensor(value: Any, place: str) -> Tensor:
     """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are."""
     try:
@@ -237,6 +269,8 @@ def as_tensor(value: Any, place: str) -> Tensor:
         raise DataError(f"{place}: a {type(value).__name__} is no tensor ({error})") from error
     if tensor.layout != torch.strided:
         raise DataError(f"{place}: a tensor of layout {tensor.layout}; give it as .to_dense()")
+    if tensor.dtype == torch.uint64 and bool((tensor.view(torch.int64) < 0).any()):
+        raise DataError(f"{place}: whole numbers of 2**63 and more are not supported")
     tensor = tensor.detach()
     if tensor.dtype in (torch.bool, torch.uint8):
         return tensor

@@ -14,7 +14,21 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from elaswave_fx.errors import DataError
+
 _SEEDS = (1, 2)
+
+
+def refuse_global_draws(read: Callable[[], object], place: str, index: int, cure: str) -> None:
+    """Raise DataError if reading sample `index` of `place` draws from a shared generator; `cure` is a way out."""
+    drawn = global_draws(read)
+    if drawn:
+        raise DataError(f"{place}: sample {index} draws from {drawn[0]}, and may be another one later, {again(cure)}")
+
+
+def again(cure: str) -> str:
+    """The end of a refusal of samples that are not the same whenever they are read."""
+    return f"but a step that is done again has to see the same samples; a way out is {cure}"
 
 
 def global_draws(read: Callable[[], object]) -> list[str]:
@@ -26,9 +40,9 @@ def global_draws(read: Callable[[], object]) -> list[str]:
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            begin = _states()
+            begin = generator_states()
             read()
-            ends.append({name: state for name, state in _states().items() if state != begin[name]})
+            ends.append({name: state for name, state in generator_states().items() if state != begin[name]})
     finally:
         torch.set_rng_state(torchs)
         random.setstate(pythons)
@@ -36,7 +50,8 @@ def global_draws(read: Callable[[], object]) -> list[str]:
     return [name for name, state in ends[0].items() if name in ends[1] and ends[1][name] != state]
 
 
-def _states() -> dict[str, object]:
+def generator_states() -> dict[str, object]:
+    """Of the generators that a process shares, by name, to be compared with others of theirs."""
     return {
         "torch's generator": torch.get_rng_state().numpy().tobytes(),
         "Python's generator (module random)": random.getstate(),

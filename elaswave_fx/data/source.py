@@ -5,7 +5,6 @@ are enough of them. Every complaint about data is made here or below, before a w
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
-from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, TimedDataset
+from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
-from elaswave_fx.data.global_draws import global_draws
+from elaswave_fx.data.global_draws import again
 from elaswave_fx.data.labels import with_next_tokens
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
@@ -209,40 +208,43 @@ def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
     """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
-    dataset = TimedDataset(MapDataset(instantiate("data", spec), config.data.fields, name, code), code)
+    dataset = UserDataset(
+        MapDataset(instantiate("data", spec), config.data.fields, name, code), code, f"data._target_={name}",
+        "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "
+        "sample comes; or data.transform, with an argument rng to draw from",
+    )  # fmt: skip
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
-    _refuse_unsteady(
-        dataset, f"data._target_={name}", "__getitem__(self, index, key), drawing from np.random.default_rng(key): the "
-        "key is another one whenever the sample comes; or data.transform, with an argument rng to draw from",
-    )  # fmt: skip
+    _refuse_unsteady(dataset)
     return dataset
 
 
 def _transformed(config: Config, dataset: Dataset, transform: Transform, code: UserCode) -> Dataset:
-    transformed = TimedDataset(TransformedDataset(dataset, transform, code), code)
-    cure = "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes"
-    _refuse_unsteady(transformed, transform.name, cure)
+    transformed = UserDataset(
+        TransformedDataset(dataset, transform, code), code, transform.name,
+        "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes",
+    )  # fmt: skip
+    _refuse_unsteady(transformed)
     if config.eval.every:
-        _refuse_unsteady(transformed.for_evaluation(), transform.name, cure)
+        _refuse_unsteady(transformed.for_evaluation())
         _refuse_other_held_out(transformed, transform.name)
     return transformed
 
 
-def _refuse_unsteady(dataset: Dataset, place: str, cure: str) -> None:
+def _refuse_unsteady(dataset: UserDataset) -> None:
     """Refuse samples that differ, or may, when they are read again: whoever does a step again has to see the same."""
-    why = f"but a step that is done again has to see the same samples; a way out is {cure}"
     count = len(dataset)
     for index in sorted({0, count // 2, count - 1}):
         # What was read first may be memory of the dataset, which reading it again changes.
         first = {field: tensor.clone() for field, tensor in dataset.sample(index).items()}
-        again = dataset.sample(index)
+        second = dataset.sample(index)
         for field, tensor in first.items():
-            if field not in again or not _same(tensor, again[field]):
-                raise DataError(f"{place}: {field} of sample {index} is another one when it is read again, {why}")
-        drawn = global_draws(functools.partial(dataset.sample, index))
-        if drawn:
-            raise DataError(f"{place}: sample {index} draws from {drawn[0]}, and may be another one later, {why}")
+            if field not in second or not _same(tensor, second[field]):
+                raise DataError(
+                    f"{dataset.place}: {field} of sample {index} is another one when it is read again, "
+                    f"{again(dataset.cure)}"
+                )
+        dataset.refuse_draws(index)
 
 
 def _refuse_other_held_out(dataset: Dataset, place: str) -> None:

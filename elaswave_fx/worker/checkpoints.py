@@ -182,8 +182,9 @@ def check_opened_alike(source: Source, context: WorkerContext) -> None:
     if built is not None and data_digest(source) != built:
         raise ConfigError(
             f"data: rank {context.rank} has other samples than the process that built the model, both from the same "
-            "class and options: it is made by random numbers without a seed, or its files have changed; a way out is "
-            "a seed of its own, as in numpy.random.default_rng(0)"
+            "class and options: it is made by random numbers without a seed, by a generator that goes on with every "
+            "read, or its files have changed; a way out is a seed of its own, as in numpy.random.default_rng(0), or "
+            "__getitem__(self, index, key), drawing from np.random.default_rng(key)"
         )
 
 

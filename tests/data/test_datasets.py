@@ -13,6 +13,7 @@ import torch
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Dataset, check_evaluation, load_batch, open_data, open_source
+from elaswave_fx.data.dataset import as_tensor
 from elaswave_fx.data.source import Source
 from elaswave_fx.errors import ConfigError, DataError
 
@@ -409,11 +410,13 @@ class SparseItems(Drawn):
 
 class Times(Drawn):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
-        return {"x": torch.ones(2), "t": np.float64(1.7e9 + index), "u": torch.ones(1).double(), "y": 0.5}
+        plain = {"s": 1.7e9 + index, "r": [0.5, 2.5e4], "y": 0.5}
+        return {"x": torch.ones(2), "t": np.float64(1.7e9 + index), "u": torch.ones(1).double(), **plain}
 
 
 def test_that_numbers_are_rounded_is_said() -> None:
-    assert "data: float64 is read as float32, in t, u: times and the like want an origin nearby" in drawn("Times").lines
+    said = "data: float64 is read as float32, in t, u, s, r: times and the like want an origin nearby"
+    assert said in drawn("Times").lines
     assert not any("float64" in line for line in drawn("Drawn").lines)
 
 
@@ -469,6 +472,31 @@ def test_a_dataset_that_may_read_otherwise_is_refused(by: str, words: str) -> No
 @pytest.mark.parametrize("by", ["index", "'seeded torch'", "'seeded numpy'"])
 def test_a_dataset_that_seeds_what_it_draws_from_is_taken(by: str) -> None:
     assert len(drawn("Seldom", by=by).dataset) == 8
+
+
+class SeldomDrawn(Drawn):
+    """One item draws, which is none of those that are looked at before anything starts."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if self.by == "seeded":
+            random.seed(index)
+        return {"x": np.array([index, random.random() if index == 5 else 0], np.float32)}
+
+
+def test_a_draw_for_some_items_alone_is_refused_when_they_come() -> None:
+    dataset = drawn("SeldomDrawn", by="python").dataset
+    assert dataset.batch(np.arange(4))["x"].shape == (4, 2)
+    with pytest.raises(DataError, match=r"sample 5 draws from Python's generator .*a way out is __getitem__"):
+        dataset.batch(np.arange(4, 8))
+    seeded = drawn("SeldomDrawn", by="seeded").dataset
+    for _ in range(20):
+        assert torch.equal(seeded.batch(np.arange(4, 8))["x"], seeded.batch(np.arange(4, 8))["x"])
+
+
+def test_whole_numbers_that_int64_does_not_hold_are_refused() -> None:
+    assert as_tensor(np.uint64(7), "x").dtype == torch.int64
+    with pytest.raises(DataError, match=r"x: whole numbers of 2\*\*63 and more are not supported"):
+        as_tensor(np.array([1, 2**63], np.uint64), "x")
 
 
 def test_a_dataset_that_changes_what_it_keeps_is_refused() -> None:
