@@ -21,6 +21,7 @@ from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.data.labels import with_next_tokens
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
+from elaswave_fx.data.own_counters import refuse_counters
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
@@ -208,14 +209,16 @@ def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
     """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
+    made = instantiate("data", spec)
     dataset = UserDataset(
-        MapDataset(instantiate("data", spec), config.data.fields, name, code), code, f"data._target_={name}",
+        MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "
         "sample comes; or data.transform, with an argument rng to draw from",
     )  # fmt: skip
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
     _refuse_unsteady(dataset)
+    refuse_counters(lambda: dataset.sample(0), made, dataset.place, dataset.cure)
     return dataset
 
 
@@ -225,6 +228,7 @@ def _transformed(config: Config, dataset: Dataset, transform: Transform, code: U
         "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes",
     )  # fmt: skip
     _refuse_unsteady(transformed)
+    refuse_counters(lambda: transformed.sample(0), transform.call, transformed.place, transformed.cure)
     if config.eval.every:
         _refuse_unsteady(transformed.for_evaluation())
         _refuse_other_held_out(transformed, transform.name)

@@ -474,6 +474,24 @@ def test_a_dataset_that_seeds_what_it_draws_from_is_taken(by: str) -> None:
     assert len(drawn("Seldom", by=by).dataset) == 8
 
 
+class Counting(Drawn):
+    """Items that are others after a thousand reads; or only counted, by "nothing"."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        self.reads += 1
+        return {"x": np.array([index, self.reads // 1000 if self.by == "index" else 0], np.float32)}
+
+
+def test_items_that_depend_on_how_often_they_were_read_are_refused() -> None:
+    with pytest.raises(DataError, match="its samples depend on reads, which reading them changes, .*a way out is"):
+        drawn("Counting")
+    assert len(drawn("Counting", by="nothing").dataset) == 8
+
+
 class SeldomDrawn(Drawn):
     """One item draws, which is none of those that are looked at before anything starts."""
 
