@@ -31,8 +31,13 @@ def refuse_counters(read: Callable[[], dict[str, torch.Tensor]], owner: object, 
                 continue
             finally:
                 vars(owner)[name] = value
-            if not all(field in later and torch.equal(tensor, later[field]) for field, tensor in first.items()):
+            if not all(field in later and same_bits(tensor, later[field]) for field, tensor in first.items()):
                 raise DataError(f"{place}: its samples depend on {name}, which reading them changes, {again(cure)}")
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same, nan included."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def _numbers(owner: object) -> dict[str, int | float]:

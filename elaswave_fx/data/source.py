@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from elaswave_fx.config.targets import completed, instantiate, takes_argument
 from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
@@ -21,7 +19,7 @@ from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.data.labels import with_next_tokens
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
-from elaswave_fx.data.own_counters import refuse_counters
+from elaswave_fx.data.own_counters import refuse_counters, same_bits
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
@@ -243,7 +241,7 @@ def _refuse_unsteady(dataset: UserDataset) -> None:
         first = {field: tensor.clone() for field, tensor in dataset.sample(index).items()}
         second = dataset.sample(index)
         for field, tensor in first.items():
-            if field not in second or not _same(tensor, second[field]):
+            if field not in second or not same_bits(tensor, second[field]):
                 raise DataError(
                     f"{dataset.place}: {field} of sample {index} is another one when it is read again, "
                     f"{again(dataset.cure)}"
@@ -266,10 +264,6 @@ def _refuse_other_held_out(dataset: Dataset, place: str) -> None:
 
 def _form(sample: Sample) -> dict[str, str]:
     return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in sample.items()}
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def _largest_batch(samples: int, granule: int) -> str:

@@ -201,7 +201,10 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     reason, way_out = reason_and_way_out(error)
-    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    scripted = [
+        name for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule) and not isinstance(module, torch.jit.TopLevelTracedModule)
+    ]  # fmt: skip
     if scripted:
         reason, way_out = (
             f"{scripted[0]} is scripted, and an export sees modules alone",

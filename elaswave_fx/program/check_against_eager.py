@@ -25,7 +25,7 @@ from elaswave_fx.program.ir import (
     placeholders,
     source_of,
 )
-from elaswave_fx.program.own_backward import WAY_OUT, recorded_calls, refuse_other_backward
+from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
 from elaswave_fx.program.state_kept import SEED, state_kept
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -104,9 +104,8 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
         torch.manual_seed(SEED)
-        with recorded_calls() as calls:
-            loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
-        functions = _own_functions(loss)
+        loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
+        functions = own_functions(loss)
         expected = _backward(model, program, loss, trained)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(SEED)
@@ -128,7 +127,10 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
                 f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "
                 f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions, program)}"
             )
-    refuse_other_backward([*calls.values()])
+    if functions:
+        with state_kept(model), recorded_calls(functions) as calls:
+            model(**{name: tensor.clone() for name, tensor in batch.items()})
+        refuse_other_backward([*calls.values()])
 
 
 def _backward(
@@ -154,29 +156,15 @@ def _backward(
             tensor.grad = None
 
 
-def _own_functions(loss: torch.Tensor) -> list[str]:
-    """The names of the autograd.Functions that a loss was computed with."""
-    found: dict[str, None] = {}
-    seen, stack = set(), [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found[node._forward_cls.__name__] = None  # type: ignore[attr-defined]
-        stack.extend(source for source, _ in node.next_functions)
-    return list(found)
-
-
-def _gradient_reason(functions: list[str], program: Program) -> str:
+def _gradient_reason(functions: list[type[torch.autograd.Function]], program: Program) -> str:
     if any("_backward" in str(node.target) for node in program.graph.graph.nodes):
         return (
             "forward takes derivatives, and beside those torch.no_grad() is not seen, nor are some operators "
             "differentiated once more; a way out is detach() for no_grad(), torch.func.jacrev for jacfwd and jvp"
         )
     if functions:
-        return f"the backward of {' or '.join(functions)} is not the derivative of its forward; {WAY_OUT}"
+        names = " or ".join(dict.fromkeys(function.__name__ for function in functions))
+        return f"the backward of {names} is not the derivative of its forward; {WAY_OUT}"
     return f"something changes gradients on their way; {WAY_OUT}"
 
 
