@@ -26,6 +26,7 @@ from torch._decomp import get_decompositions
 from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.jit._script import RecursiveScriptModule
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
@@ -201,10 +202,7 @@ def _quiet() -> Iterator[None]:
 
 def _export_message(model: nn.Module, error: Exception) -> str:
     reason, way_out = reason_and_way_out(error)
-    scripted = [
-        name for name, module in model.named_modules()
-        if isinstance(module, torch.jit.ScriptModule) and not isinstance(module, torch.jit.TopLevelTracedModule)
-    ]  # fmt: skip
+    scripted = [name for name, module in model.named_modules() if isinstance(module, RecursiveScriptModule)]
     if scripted:
         reason, way_out = (
             f"{scripted[0]} is scripted, and an export sees modules alone",
