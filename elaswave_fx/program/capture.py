@@ -216,7 +216,8 @@ def failing_line(error: Exception) -> str:
     only where there is no other; nothing if there was none."""
     frames = []
     for frame, line in traceback.walk_tb(error.__traceback__):
-        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+        code, file = frame.f_code, frame.f_code.co_filename
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if (
             isinstance(owner, nn.Module)
             and not isinstance(owner, Exportable)
