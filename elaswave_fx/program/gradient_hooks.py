@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.own_backward import WAY_OUT
 
 
 def refuse_hooks_after_accumulation(model: nn.Module) -> None:
@@ -61,8 +62,7 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
     if changing:
         raise CaptureError(
             f"model: the hook {_words(changing[0])} changes gradients on their way, but they are derived from the "
-            "captured graph, which has no hooks; a way out is to write it with tensor operators and detach(), or as a "
-            "torch.library.custom_op with register_autograd; clip_norm bounds gradients"
+            f"captured graph, which has no hooks; a way out is to {WAY_OUT}; clip_norm bounds gradients"
         )
 
 

@@ -212,7 +212,7 @@ def assert_nobody_came_or_went(run: Finished) -> None:
     assert all(event["members"] == [0, 1] for event in run.of_kind("agreed"))
 
 
-BATCH_NORM = ("parallel.granule=4", "global_batch=24", "steps=240", "eval.every=120")
+BATCH_NORM = ("parallel.granule=4", "global_batch=24", "steps=400", "eval.every=100")
 
 
 @pytest.fixture(scope="module")
@@ -229,17 +229,19 @@ def await_copies(job: Job) -> None:
     job.await_step(job.steps + 8)
 
 
+@pytest.mark.parametrize("sizes", [(2, 4), slow((2, 4, 6))], ids=str)
 def test_buffers_come_with_a_join_and_outlive_all_ranks_that_began(
-    alone_with_buffers: Finished, tmp_path: Path
+    alone_with_buffers: Finished, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     """1 -> 2 -> 4 -> 1 ranks: who is left got the running statistics as copies, and has those of one rank."""
-    with running(tmp_path, (1, 1), *BATCH_NORM, "copies.count=3", recipe="resnet_digits") as now:
-        for ranks in (2, 4):
+    losses = sizes[-1] - 1
+    with running(tmp_path, (1, 1), *BATCH_NORM, f"copies.count={losses}", recipe="resnet_digits") as now:
+        for ranks in sizes:
             while len(now.joining) < ranks - 1:
                 now.join()
             now.job.await_event("joined", ranks - 1)
             await_copies(now.job)
-        for gone in range(3):
+        for gone in range(losses):
             resumed = len(now.job.events("resumed"))
             if gone == 0:
                 now.job.signal_rank(0, signal.SIGKILL)
