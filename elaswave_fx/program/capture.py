@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.jit._script import RecursiveScriptModule
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
@@ -208,6 +210,9 @@ def _export_message(model: nn.Module, error: Exception) -> str:
             f"{scripted[0]} is scripted, and an export sees modules alone",
             "the module before torch.jit.script",
         )
+    if any(isinstance(module, _BatchNorm) and module.momentum is None for module, _, _ in _running(error)):
+        reason = "a batch norm with momentum=None makes a Python number of how many batches it has seen"
+        way_out = "a number as its momentum, such as 0.1"
     return f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {reason}; a way out is {way_out}"
 
 
@@ -215,18 +220,21 @@ def failing_line(error: Exception) -> str:
     """ " in MODULE.METHOD, line N (its text)": the innermost line of a module that was running, of torch's own modules
     only where there is no other; nothing if there was none."""
     frames = []
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        code, file = frame.f_code, frame.f_code.co_filename
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if (
-            isinstance(owner, nn.Module)
-            and not isinstance(owner, Exportable)
-            and (not file.startswith(_TORCH) or frame.f_code.co_name == "forward")
-        ):
-            text = linecache.getline(file, line).strip().rstrip(":")
-            place = f" in {type(owner).__name__}.{frame.f_code.co_name}, line {line} ({text})"
-            frames.append((not file.startswith(_TORCH), place))
+    for module, code, line in _running(error):
+        own = not code.co_filename.startswith(_TORCH)
+        if own or code.co_name == "forward":
+            text = linecache.getline(code.co_filename, line).strip().rstrip(":")
+            frames.append((own, f" in {type(module).__name__}.{code.co_name}, line {line} ({text})"))
     return max(enumerate(frames), key=lambda item: (item[1][0], item[0]))[1][1] if frames else ""
+
+
+def _running(error: Exception) -> Iterator[tuple[nn.Module, CodeType, int]]:
+    """The modules whose methods were running, outermost first, each with the method and its line."""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, nn.Module) and not isinstance(owner, Exportable):
+            yield owner, code, line
 
 
 def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, granule: int, dynamic: bool) -> Program:

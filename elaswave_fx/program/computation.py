@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -65,7 +66,8 @@ def record(
     recorder = kind({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
                          most)  # fmt: skip
     try:
-        with torch.random.fork_rng(), recorder:
+        # TorchScript computes with other operators from its second call on, once it has seen the first.
+        with torch.random.fork_rng(), optimized_execution(False), recorder:
             torch.manual_seed(SEED)
             outputs = tree_leaves(model(**inputs))
             found = _gradients(model, outputs[0]) if gradients or _has_own_backward(outputs[0]) else {}

@@ -168,6 +168,22 @@ class Bags(Classify):
         return self.body(self.rows(x) + self.means(x).mean(1, keepdim=True))
 
 
+@torch.jit.script
+def gated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.sigmoid(x @ weight) * torch.tanh(x @ weight + bias)
+
+
+class ScriptedFunction(Classify):
+    """TorchScript, which calls other operators the second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4), nn.Parameter(torch.randn(WIDTH))
+
+    def features(self, x: Tensor) -> Tensor:
+        return gated(x, self.weight, self.bias)
+
+
 def norms() -> list[nn.Module]:
     return [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.RMSNorm(WIDTH)]
 
@@ -185,6 +201,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], i
     "experts": (Experts, points, 1),
     "attention": (Attention, tokens, 1),
     "tables": (Bags, tokens, 1),
+    "scripted function": (ScriptedFunction, points, 1),
 }
 
 

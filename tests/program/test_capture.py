@@ -226,6 +226,12 @@ class Scripted(Small):
         self.head = torch.jit.script(self.head)
 
 
+class Averaged(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(self.head, nn.BatchNorm1d(3, momentum=None))
+
+
 class OneResult(Small):
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return super().forward(x, y)[0]
@@ -282,6 +288,7 @@ class Autocast(Small):
             r"in Pairs\.split, line \d+ .*not enough values to unpack.*; a way out is parallel\.granule=the samples",
         ),
         (Scripted(), r"cannot be exported.*: head is scripted.*; a way out is the module before torch\.jit\.script"),
+        (Averaged(), r"cannot be exported.*: a batch norm with momentum=None.*; a way out is a number as its momentum"),
         (OneResult(), r"model: returns a single value; a model returns \(loss sum, count\)"),
         (ThreeResults(), r"model: returns more than two values; a model returns \(loss sum, count\)"),
         (NeedsTwo(), "NeedsTwo"),
