@@ -136,15 +136,14 @@ class Entries(Container):
 
 
 class Elements(Container):
-    """A list or deque: its elements, or all of them under the key None."""
+    """A list, deque or array of Python's: its elements, or all of them under the key None."""
 
     def items(self) -> dict[Any, Any]:
         return dict(enumerate(self.owner))
 
     def put(self, key: Any, value: Any) -> None:
         if key is None:
-            self.owner.clear()
-            self.owner.extend(value)
+            self._refill(value)
         elif value is not ABSENT:
             self.owner[key] = value
 
@@ -157,8 +156,22 @@ class Elements(Container):
     def restore(self) -> None:
         now = list(self.owner)
         if len(now) != len(self.saved) or any(a is not b for a, b in zip(now, self.saved.values(), strict=True)):
-            self.owner.clear()
-            self.owner.extend(_fresh(value) for value in self.saved.values())
+            self._refill([_fresh(value) for value in self.saved.values()])
+
+    def _refill(self, values: list[Any]) -> None:
+        while self.owner:  # What all of them can do.
+            self.owner.pop()
+        self.owner.extend(values)
+
+
+class ObjectArray(Container):
+    """An array of objects: its elements."""
+
+    def items(self) -> dict[Any, Any]:
+        return dict(enumerate(self.owner.flat))
+
+    def put(self, key: Any, value: Any) -> None:
+        self.owner.flat[key] = value
 
 
 class Members(Container):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from elaswave_fx.program.containers import (
     GlobalName,
     Home,
     Members,
+    ObjectArray,
     Slot,
     Variable,
     changes_of,
@@ -43,7 +45,7 @@ from elaswave_fx.program.forward_code import is_installed, is_library
 from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
 
 _MOST = 200_000
-_WALKED = ("argparse", "collections", "functools", "types")
+_WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", "weakref")
 """Python's own modules of which objects are looked into; those of others hold nothing of a model's."""
 
 
@@ -120,8 +122,7 @@ class HeldState:
             if id(value) not in self._known and value.layout == torch.strided and value.device.type == "cpu":
                 self._add(Contents(value, path, home))
         elif isinstance(value, np.ndarray):
-            if value.dtype != object:
-                self._add(Contents(value, path, home))
+            self._add((Contents if value.dtype != object else ObjectArray)(value, path, home))
         elif is_generator(value):
             self._add(GeneratorState(value, path, home))
         elif isinstance(value, MethodType):
@@ -130,7 +131,7 @@ class HeldState:
             self._function(value)
         elif isinstance(value, dict):
             self._add(Entries(value, path, home))
-        elif isinstance(value, (list, deque)):
+        elif isinstance(value, (list, deque, array, bytearray)):
             self._add(Elements(value, path, home))
         elif isinstance(value, set):
             self._add(Members(value, path, home))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from numbers import Integral
+from numbers import Integral, Real
 from types import CodeType
 from typing import Any
 
@@ -54,7 +54,9 @@ class _ProbeFloat(float):
 
 
 def probe(value: Any, flips: Flips) -> Any:
-    """A number that is `value`, a real number, in all but comparisons."""
+    """A number that is `value` in all but comparisons, where that is one of Python's or NumPy's."""
+    if not isinstance(value, Real):
+        return value
     made = _ProbeInt(value) if isinstance(value, Integral) else _ProbeFloat(value)
     made.flips = flips
     return made

@@ -18,7 +18,6 @@ import linecache
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Real
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -33,13 +32,18 @@ from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
 from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import later
+from elaswave_fx.program.later_values import counts, grown, grows, with_numbers
 from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
 
-_STEPS = (1, 1000, 1_000_003)
-"""How far a number is moved."""
+_STEPS = (*(2**power for power in range(21)), 1000, 1_000_003)
+"""How far a number is moved: the first power of two that is no less than `length` gets a counter into the next phase of
+`calls // length % phases`."""
 _GROWTH = 1000
 """By how many entries what grows is made to grow."""
+_MOST_NAMED = 64
+_CALLS = 3
+"""So many calls in a row are compared; numbers beyond are none of theirs."""
 _WRONG_ANSWERS = 4
 """How many answers that make forward fail are taken back."""
 
@@ -93,10 +97,13 @@ class _Trial:
     def _tests(self, base: Computation) -> Iterator[tuple[_Test, Callable[[Slot, list[Any]], bool]]]:
         """Ways to change slots, each with those that it is for."""
         differs = functools.partial(functools.partial, self._differs, base)
+        for number in _named_numbers(self.held):
+            yield differs(lambda slot, found, to=number: slot.put(with_numbers(found, lambda _: to - 1))), _counts
         for step in _STEPS:
-            yield differs(lambda slot, found, by=step: slot.put(found[-1] + by)), _counts
+            yield differs(lambda slot, found, by=step: slot.put(with_numbers(found, lambda n: n + by))), _counts
         yield functools.partial(self._differs_by_answers, base), _counts
-        yield differs(lambda slot, found: slot.container.grow(slot.key, found[-1], _GROWTH)), _grows
+        yield differs(lambda slot, found: slot.container.grow(slot.key, found[-1], _GROWTH)), _gets_entries
+        yield differs(lambda slot, found: slot.put(grown(found, _GROWTH))), _gets_longer
         for draws in DRAWS:
             yield differs(lambda slot, _, to=draws: steer(slot.container.owner, to)), _draws
 
@@ -141,14 +148,14 @@ class _Trial:
         slots: dict[tuple[int, Any], Slot] = {}
         found: dict[tuple[int, Any], list[Any]] = {}
         differs = False
-        for number in range(3):
+        for number in range(_CALLS):
             differs |= not self._same(base)
             for slot in self.held.changes():
                 key = (id(slot.container), slot.key)
                 slots.setdefault(key, slot)
                 found.setdefault(key, [slot.before] * number).append(slot.after)
         for values in found.values():
-            values += [values[-1]] * (3 - len(values))
+            values += [values[-1]] * (_CALLS - len(values))
         return {slot: found[key] for key, slot in slots.items()}, differs
 
     def _same(self, base: Computation) -> bool:
@@ -161,7 +168,8 @@ class _Trial:
         """Whether one of two calls from the altered state computes something else: some changes show a call later."""
         self.held.restore()
         for slot, found in values.items():
-            alter(slot, found)
+            with contextlib.suppress(ValueError, OverflowError):  # More than its place can hold.
+                alter(slot, found)
         return not (self._same(base) and self._same(base))
 
     def _differs_by_answers(self, base: Computation, values: _Values) -> bool:
@@ -171,7 +179,7 @@ class _Trial:
         for _ in range(_WRONG_ANSWERS):
             self.held.restore()
             for slot, found in values.items():
-                slot.put(probe(found[-1], flips))
+                slot.put(with_numbers(found, lambda number: probe(number, flips)))
             try:
                 return self._record() != base or self._record() != base
             except Exception:  # noqa: BLE001 - as in _same
@@ -197,13 +205,36 @@ def _culprit(values: _Values, test: _Test) -> Slot:
     return next(alone, next(iter(values)))
 
 
-def _counts(_: Slot, found: list[Any]) -> bool:
-    """True for a number that goes on changing, and is no flag."""
-    return all(isinstance(each, Real) and not isinstance(each, bool) for each in found) and len({*found}) > 1
+def _named_numbers(held: HeldState) -> list[int]:
+    """Numbers that code names, as milestones, in order: a counter may be looked up in a table of them."""
+    waiting: list[Any] = [function.__code__ for function in held.functions]
+    waiting += [
+        each for container in held.containers.values() for each in (*container.saved, *container.saved.values())
+    ]
+    found: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, CodeType):
+            waiting += each.co_consts
+        elif isinstance(each, (tuple, frozenset)):
+            waiting += each
+        elif isinstance(each, int) and not isinstance(each, bool) and each > _CALLS:
+            found.add(int(each))
+    return sorted(found)[:_MOST_NAMED]
 
 
-def _grows(slot: Slot, found: list[Any]) -> bool:
+def _counts(slot: Slot, found: list[Any]) -> bool:
+    return not is_generator(slot.container.owner) and counts(found)
+
+
+def _gets_entries(slot: Slot, found: list[Any]) -> bool:
+    """Whether what holds the slot does."""
     return slot.before is ABSENT or (slot.key is None and len(found[-1]) > len(found[-2]))
+
+
+def _gets_longer(slot: Slot, found: list[Any]) -> bool:
+    """Whether the slot is given a longer value in each call."""
+    return slot.key is not None and not is_generator(slot.container.owner) and grows(found)
 
 
 def _draws(slot: Slot, _: list[Any]) -> bool:

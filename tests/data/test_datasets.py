@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -490,6 +491,27 @@ def test_items_that_depend_on_how_often_they_were_read_are_refused() -> None:
     with pytest.raises(DataError, match="its samples depend on reads, which reading them changes, .*a way out is"):
         drawn("Counting")
     assert len(drawn("Counting", by="nothing").dataset) == 8
+
+
+class CountingInside(Drawn):
+    """The number lies in a list, in a dictionary or in an object."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.stats: Any = {"list": [0], "dictionary": {"reads": [0]}, "object": SimpleNamespace(reads=[0])}[by]
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        reads = (
+            self.stats if isinstance(self.stats, list) else getattr(self.stats, "reads", None) or self.stats["reads"]
+        )
+        reads[0] += 1
+        return {"x": np.array([index, reads[0] // 1000 % 2], np.float32)}
+
+
+@pytest.mark.parametrize("by", ["list", "dictionary", "object"])
+def test_items_that_depend_on_a_count_that_lies_deeper_are_refused(by: str) -> None:
+    with pytest.raises(DataError, match="its samples depend on stats, which reading them changes"):
+        drawn("CountingInside", by=by)
 
 
 class SeldomDrawn(Drawn):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import datetime
 import itertools
+import operator
 import os
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import date
 from time import time_ns
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -64,6 +68,103 @@ class EveryHundredth(Held):
     def scale(self) -> Any:
         self.held += 1
         return 0.5 if self.held % 100 == 37 else 1.0
+
+
+class Phases(Held):
+    """The counter chooses by arithmetic alone."""
+
+    length = 100
+
+    def scale(self) -> Any:
+        self.held += 1
+        return (1.0, 0.5, 1.0)[self.held // self.length % 3]
+
+
+class LongPhases(Phases):
+    length = 2500
+
+
+class Milestones(Held):
+    """The counter is looked up in a table."""
+
+    milestones: ClassVar = {200: 0.5, 300: 0.25}
+
+    def scale(self) -> Any:
+        self.held += 1
+        return self.milestones.get(self.held, 1.0)
+
+
+class InSet(Held):
+    def scale(self) -> Any:
+        found = self.held in {200, 300}
+        self.held += 1
+        return 0.5 if found else 1.0
+
+
+class Window(Held):
+    def scale(self) -> Any:
+        self.held = (self.held + 1) % 500
+        return 0.5 if 200 < self.held < 300 else 1.0
+
+
+class MadeAnew(Held):
+    """What holds the counter is another object after each call. `make`: of a number; `number`: of what was made."""
+
+    def __init__(self, make: Callable[[int], Any], number: Callable[[Any], int] = operator.itemgetter(0)) -> None:
+        super().__init__()
+        self.make, self.number, self.pair = make, number, make(0)
+
+    def scale(self) -> Any:
+        self.pair = self.make(self.number(self.pair) + 1)
+        return 1.0 if self.number(self.pair) < 200 else 0.5
+
+
+class Advanced(Held):
+    """A counter in something that is changed in place, by `advance`; `number` reads it."""
+
+    def __init__(self, held: Any, advance: Callable[[Any], Any], number: Callable[[Any], int]) -> None:
+        super().__init__(held)
+        self.advance, self.number = advance, number
+
+    def scale(self) -> Any:
+        self.advance(self.held)
+        return 1.0 if self.number(self.held) < 200 else 0.5
+
+
+class Rebound(Held):
+    def scale(self) -> Any:
+        self.held = self.held + 1
+        return torch.where(torch.as_tensor(self.held) > 200, 2.0, 1.0)
+
+
+def thread_local() -> threading.local:
+    made = threading.local()
+    made.calls = 0
+    return made
+
+
+def one_more(held: Any) -> None:
+    held[0] += 1
+
+
+def one_more_here(held: Any) -> None:
+    held.calls += 1
+
+
+class Spot(NamedTuple):
+    name: str
+    calls: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    calls: int
+
+
+class Longer(Held):
+    def scale(self) -> Any:
+        self.held = self.held + self.held[:1]
+        return 1.0 if len(self.held) < 200 else 0.5
 
 
 class Fraction(Held):
@@ -283,6 +384,30 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     ),
     (lambda: LateThreshold(0), r"changes held of the model \(LateThreshold\)"),
     (lambda: EveryHundredth(0), r"changes held of the model"),
+    (lambda: Phases(0), r"changes held of the model"),
+    (lambda: LongPhases(0), r"changes held of the model"),
+    (lambda: Milestones(0), r"changes held of the model"),
+    (lambda: InSet(0), r"changes held of the model"),
+    (lambda: Window(0), r"changes held of the model"),
+    (lambda: Advanced(np.zeros(1, int), one_more, lambda held: int(held[0])), r"changes held of the model"),
+    (
+        lambda: MadeAnew(lambda n: (n, "warm" if n < 200 else "hot")),
+        r"changes pair of the model \(MadeAnew\) in MadeAnew",
+    ),
+    (lambda: MadeAnew(lambda n: (("steps", [n]), 0.5), lambda held: held[0][1][0]), r"changes pair of the model"),
+    (lambda: MadeAnew(lambda n: Spot("warm", n), lambda held: held.calls), r"changes pair of the model"),
+    (lambda: MadeAnew(Progress, lambda held: held.calls), r"changes pair of the model"),
+    (lambda: MadeAnew(lambda n: {"calls": n}, lambda held: held["calls"]), r"changes pair of the model"),
+    (lambda: MadeAnew(lambda n: SimpleNamespace(calls=n), lambda held: held.calls), r"changes pair of the model"),
+    (lambda: Longer([1]), r"changes held of the model"),
+    (lambda: Rebound(torch.zeros(())), r"changes held of the model"),
+    (lambda: Rebound(np.zeros(1)), r"changes held of the model"),
+    (lambda: Advanced(np.array([0], object), one_more, lambda held: held[0]), r"changes held\[0\] of the model"),
+    (lambda: Advanced(array.array("i", [0]), one_more, lambda held: held[0]), r"changes held\[0\] of the model"),
+    (lambda: Advanced(bytearray(), lambda held: held.append(0), len), r"changes held of the model"),
+    (lambda: Advanced(queue.Queue(), lambda held: held.put(0), queue.Queue.qsize), r"changes held.* of the model"),
+    (lambda: Advanced(thread_local(), one_more_here, lambda held: held.calls), r"changes held.calls of the model"),
+    (lambda: Longer("x"), r"changes held of the model"),
     (lambda: Fraction(0.0), r"changes held of the model"),
     (lambda: LatePhase(0), r"changes held of the model"),
     (lambda: EverySecond(np.int64(0)), r"changes held of the model"),
@@ -343,6 +468,12 @@ class Logged(Held):
         return features
 
 
+class LoggedAnew(Held):
+    def scale(self) -> Any:
+        self.held = (self.held[0] + 1, [*self.held[1], time.perf_counter()], {"at": self.held[0]})
+        return 1.0
+
+
 class LazyMask(Held):
     """A table that is made in the first call, by the size that it needs, and kept."""
 
@@ -382,6 +513,7 @@ class InBuffer(Held):
 TAKEN: list[Callable[[], nn.Module]] = [
     Held,
     lambda: Logged({"calls": 0, "times": []}),
+    lambda: LoggedAnew((0, [], {})),
     LazyMask,
     lambda: Cached({}),
     ByTorch,
