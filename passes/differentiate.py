@@ -106,6 +106,7 @@ def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
         raise CaptureError(_refusal(unit, whole or unit.graph.graph, first.strip(), str(error))) from error
     _refuse_effects(joint.graph)
+    _refuse_fixed_size(inputs, joint.graph)
     flat = _flatten(joint, len(inputs), forward.meta["order"], unit)
     refuse_hidden_randomness(flat.graph, "differentiate")
     lasting = tuple(source.role in (Role.PARAM, Role.BUFFER, Role.CONSTANT) for source in unit.sources)
@@ -120,6 +121,18 @@ def _refuse_effects(graph: fx.Graph) -> None:
                 f"model: {node.args[1]} looks at values and may raise, as checks in torch.linalg do; units have no "
                 "such effects; a way out is the operator without a check, such as torch.linalg.solve_ex or inv_ex"
             )
+
+
+def _refuse_fixed_size(inputs: list[Any], graph: fx.Graph) -> None:
+    """Raise CaptureError for a derivative that has made a plain number of a size that was free."""
+    sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
+    if any(isinstance(size, torch.SymInt) and not size.node.expr.free_symbols for size in sizes):
+        names = dict.fromkeys(str(node.target) for node in calls(graph) if "_backward" in str(node.target))
+        named = f" ({', '.join(names)})" if names else ""
+        raise CaptureError(
+            f"model: a derivative{named} makes a plain number of the number of samples, and one program is for any "
+            "number of them; a way out is to write that part with other operators"
+        )
 
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:

@@ -163,7 +163,15 @@ def _agrees(
 
 
 def _seeded(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], seed: int) -> tuple[float, float]:
+    try:
+        with torch.no_grad():  # As people evaluate: forward may ask.
+            return _values(model, batch, seed)
+    except RuntimeError:  # Forward itself takes gradients.
+        with torch.enable_grad():
+            return _values(model, batch, seed)
+
+
+def _values(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], seed: int) -> tuple[float, float]:
     torch.manual_seed(seed)
-    with torch.enable_grad():  # forward itself may take gradients
-        loss, count = model(**batch)
+    loss, count = model(**batch)
     return float(loss.detach()), float(count.detach())

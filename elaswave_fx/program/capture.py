@@ -34,7 +34,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.autocast import decompositions_under_autocast, traced_under_autocast
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
-from elaswave_fx.program.check_against_eager import check_against_eager
+from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
@@ -126,11 +126,14 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
     other = first_other_size(program)
     if other is not None:
         raise _NotThisWay(f"model: {type(model).__name__} computes otherwise with {other} samples at once")
-    try:
-        for batch in small if size is None else (*batches, small[0]):
+    for batch in small if size is None else (*batches, small[0]):
+        try:
             check_against_eager(model, program, batch)
-    except CaptureError as error:
-        raise _NotThisWay(str(error)) from error
+        except CaptureError as error:
+            # A single granule may be too few. What fails on more of them does so in any other way too.
+            if isinstance(error, ModelFails) and len(next(iter(batch.values()))) > granule:
+                raise
+            raise _NotThisWay(str(error)) from error
     return program
 
 
@@ -181,9 +184,15 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         except DerivativeInForward:
             exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
-        exported = exported.run_decompositions(decompositions_under_autocast(dict(get_decompositions(_WRITTEN_OUT))))
+        table = {**get_decompositions(_WRITTEN_OUT), torch.ops.aten.one_hot.default: _one_hot}
+        exported = exported.run_decompositions(decompositions_under_autocast(table))
         mend_loss_shapes(exported.graph)
         return exported
+
+
+def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:
+    """As eager code raises for a class out of range; torch's, without data, gives zeros for it."""
+    return index.new_zeros((*index.shape, classes)).scatter(-1, index.unsqueeze(-1), 1)
 
 
 @contextlib.contextmanager

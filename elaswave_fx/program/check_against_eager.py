@@ -36,10 +36,15 @@ _GRADIENT_TOLERANCE_OF_OTHERS = 0.1
 _Gradients = dict[str, torch.Tensor | None]
 
 
+class ModelFails(CaptureError):
+    """The model itself raises an error on a batch."""
+
+
 def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
     """Compare loss sum and count of the graph, before any pass, with those of the model. The model's state is kept.
 
-    Raises CaptureError with both numbers when they differ by more than rounding, or when the model fails on the batch.
+    Raises CaptureError with both numbers when they differ by more than rounding, ModelFails when the model fails on
+    the batch.
     """
     samples = len(next(iter(batch.values())))
     with state_kept(model) as before:
@@ -75,9 +80,9 @@ def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int
             return [float(value.detach()) for value in output]
     except (RuntimeError, ValueError, IndexError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CaptureError(
-            f"model: {type(model).__name__} fails on {samples} samples: {first}; it has to run on every whole number "
-            "of granules (parallel.granule)"
+        raise ModelFails(
+            f"model: {type(model).__name__} fails on {samples} samples of the data: {first}; it has to run on every "
+            "whole number of granules (parallel.granule)"
         ) from error
 
 
@@ -105,8 +110,8 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     with state_kept(model) as before, refuse_changing_hooks(model):
         torch.manual_seed(SEED)
         loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
-        functions = own_functions(loss)
         expected = _backward(model, program, loss, trained)
+    functions = own_functions(loss)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(SEED)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))

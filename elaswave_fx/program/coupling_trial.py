@@ -33,6 +33,11 @@ from elaswave_fx.program.samples import SampleAxes, locate_samples, split_sample
 
 _COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
 
+_ARITHMETIC = (
+    "aten.add", "aten.addcdiv", "aten.addcmul", "aten.div", "aten.lerp", "aten.masked_fill", "aten.maximum",
+    "aten.minimum", "aten.mul", "aten.pow", "aten.rsub", "aten.sub", "aten.true_divide", "aten.where", "aten._to_copy",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Couplings:
@@ -98,11 +103,16 @@ def _compare_parts(
     counted: set[fx.Node] = set()
     placed: set[fx.Node] = set()
     for node in executed(program, runs):
-        if _is_shared(node, axes, runs, shared, tolerance) or _decides(node, counted):
+        weighs = _weighs(node, counted)
+        if (
+            _is_shared(node, axes, runs, shared, tolerance)
+            or _decides(node, counted)
+            or (weighs and axes.of(node) is None)
+        ):
             shared.add(node)
-        elif _is_counted(node, axes, runs, counted):
+        elif _is_counted(node, axes, runs, counted | shared):
             counted.add(node)
-        touched = axes.of(node) is not None and not shared.isdisjoint(node.all_input_nodes)
+        touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(node.all_input_nodes))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if is_aten(node, *UNSET):
             continue
@@ -145,10 +155,11 @@ def _is_shared(
 
 
 def _is_counted(
-    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], counted: set[fx.Node]
+    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], common: set[fx.Node]
 ) -> bool:
-    """Whether a value counts something in all samples, or is made of such counts. How many samples an expert has says
-    where the next one's begin, and couples nothing; a decision by such a number does (`_decides`)."""
+    """Whether a value counts something in all samples, or is made of what is `common` to all. How many samples an
+    expert has says where the next one's begin, and couples nothing; a decision or a factor by such a number does
+    (`_decides`, `_weighs`)."""
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
@@ -157,7 +168,7 @@ def _is_counted(
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
         return False  # Rows of the samples in another order.
-    if _brings_together(node, axes) or not counted.isdisjoint(node.all_input_nodes):
+    if _brings_together(node, axes) or not common.isdisjoint(node.all_input_nodes):
         return True
     return not all(torch.equal(part, value) for part in parts)
 
@@ -185,6 +196,13 @@ def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
     """Whether a call answers a question about a count over all samples."""
     asks = is_aten(node, *_COMPARISONS) and value_of(node).dtype == torch.bool
     return asks and not counted.isdisjoint(node.all_input_nodes)
+
+
+def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
+    """Whether a call computes with a count over all samples: (n - 6).clamp(min=0) may be 0 for all of the trial."""
+    value = value_of(node)
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return floats and is_aten(node, *_ARITHMETIC) and not counted.isdisjoint(node.all_input_nodes)
 
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:

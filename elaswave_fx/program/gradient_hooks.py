@@ -3,6 +3,7 @@
 weight.register_post_accumulate_grad_hook(step_at_once)     -> CaptureError, it would never be called
 h.register_hook(lambda g: g.clamp(-1, 1))                   -> CaptureError, also where no gradient is that large
 h.register_hook(norms.append)                               -> nothing: it only looks
+h.grad_fn.register_prehook(...)                             -> as those of tensors
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.errors import CaptureError
@@ -51,6 +53,15 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
         return call
 
     register = torch.Tensor.register_hook
+    get_node: Any = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+    class Nodes(TorchFunctionMode):
+        """What forward asks for as a tensor's grad_fn takes watched hooks."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            return _WatchedNode(found, watched) if func == get_node and found is not None else found
+
     with contextlib.ExitStack() as stack:
         for hooks in _hooks_of(model):
             stack.callback(hooks.update, dict(hooks))
@@ -58,12 +69,35 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(torch.Tensor, "register_hook", lambda tensor, hook: register(tensor, watched(hook)))
         )
+        stack.enter_context(Nodes())
         yield
     if changing:
         raise CaptureError(
             f"model: the hook {_words(changing[0])} changes gradients on their way, but they are derived from the "
             f"captured graph, which has no hooks; a way out is to {WAY_OUT}; clip_norm bounds gradients"
         )
+
+
+class _WatchedNode:
+    """A node of autograd's graph whose hooks are watched."""
+
+    def __init__(self, node: Any, watched: Callable[..., Any]) -> None:
+        self._node = node
+        self._watched = watched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    @property
+    def next_functions(self) -> Any:
+        found = self._node.next_functions
+        return tuple((node and _WatchedNode(node, self._watched), number) for node, number in found)
+
+    def register_hook(self, hook: Callable[..., Any]) -> Any:
+        return self._node.register_hook(self._watched(hook))
+
+    def register_prehook(self, hook: Callable[..., Any]) -> Any:
+        return self._node.register_prehook(self._watched(hook))
 
 
 def _hooks_of(model: nn.Module) -> Iterator[MutableMapping[int, Callable[..., Any]]]:

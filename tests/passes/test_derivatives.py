@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from elaswave_fx.errors import CaptureError, PassError
@@ -205,16 +206,28 @@ class Curriculum(Classifier):
         return super().features(x) * factor
 
 
+class Pooled(Classifier):
+    """What goes backward makes a plain number of the number of samples."""
+
+    def features(self, x: Tensor) -> Tensor:
+        wide = self.layers[0](x)[:, None].repeat(1, 1, 2, 2)
+        return super().features(F.fractional_max_pool2d(wide, 2, output_size=(TOKENS, WIDTH))[:, 0])
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (
+            Pooled(layers=1),
+            r"derivative \(aten.fractional_max_pool2d_backward.default\) makes a plain number of the number",
+        ),
         (Usage(), r"aten.bincount.default in the model makes .* a way out is one_hot\(index, number\).sum\(0\)"),
         (
             Curriculum(),
             r"aten.item.default in the model makes a number .* a way out is to keep it a tensor: table.index",
         ),
     ],
-    ids=["size", "number"],
+    ids=["samples", "size", "number"],
 )
 def test_numbers_and_sizes_of_values_are_refused_with_what_to_write(model: Classifier, message: str) -> None:
     with pytest.raises(CaptureError, match=message):

@@ -135,10 +135,26 @@ class NoisyPenalty(Always):
         return loss + 3 * x.square().sum() if self.training else loss, count
 
 
+class OnlyWithGradients(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1 + torch.is_grad_enabled())
+
+
+class OwnGradient(Classifier):
+    """Takes a gradient in forward, which fails without gradients."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(super().features(x).square().sum(), x, create_graph=True)
+        return super().features(x) + slope.mean(1, keepdim=True)
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         (Always(layers=1), True),
+        (OnlyWithGradients(layers=1), False),
+        (OwnGradient(layers=1), True),
         (OnlyInTraining(layers=1), False),
         (OtherFormula(layers=1), False),
         (GateFromZero(), False),

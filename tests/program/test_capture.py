@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -311,6 +312,33 @@ def test_autocast_becomes_casts() -> None:
     batch = vectors(3, 5)
     with torch.no_grad():
         torch.testing.assert_close(run_graph(program, model, batch)[0], model(**batch)[0], rtol=1e-5, atol=1e-5)
+
+
+class Squares(Small):
+    """The squared distance from the class, by one_hot."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(self.features(x))
+        return (scores - F.one_hot(y, scores.shape[1])).square().sum(), torch.ones_like(y).sum()
+
+
+def test_a_class_out_of_range_is_an_error_as_in_eager_code() -> None:
+    model = Squares()
+    program = captured(model, vectors)
+    batch = vectors(3, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(run_graph(program, model, batch)[0], model(**batch)[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        run_graph(program, model, {**batch, "y": batch["y"] + 10})
+
+
+def test_data_that_the_model_cannot_take_is_no_matter_of_batch_sizes() -> None:
+    def with_a_bad_label(samples: int, seed: int) -> dict[str, Tensor]:
+        batch = vectors(samples, seed)
+        return {**batch, "y": batch["y"].index_fill(0, torch.tensor([samples - 1]), 10)}
+
+    with pytest.raises(CaptureError, match=r"Squares fails on \d samples of the data: Class values must be smaller"):
+        captured(Squares(), with_a_bad_label, granule=1)
 
 
 def test_a_model_that_fails_on_one_granule_says_so() -> None:

@@ -291,6 +291,26 @@ def test_a_mask_by_positions_in_the_batch_is_found_though_the_trial_is_within() 
     assert "aten.mul.Tensor in the model" in judged(First(layers=1))[2]
 
 
+COUNTS: dict[str, Callable[[Tensor], Any]] = {
+    "clamp": lambda n: 1.0 + (n - 1000).clamp(min=0),
+    "whole division": lambda n: 1.0 + n // 1000,
+    "remainder": lambda n: 1.0 + torch.div(n, 1000, rounding_mode="trunc") % 7,
+    "maximum": lambda n: torch.maximum(n, torch.tensor(1000)).float(),
+    "power": lambda n: 0.5 ** (n // 1000),
+    "choice": lambda n: torch.where(n > 1000, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_over_the_batch_that_weighs_is_found_though_it_is_small_in_the_trial(name: str) -> None:
+    class Weighed(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.features(x) * COUNTS[name]((y >= 1).sum())
+            return token_loss_sum(self.head(features), y)
+
+    assert judged(Weighed(layers=1))[2]
+
+
 def test_positions_that_take_a_score_by_its_label_couple_nothing() -> None:
     class Taken(Classifier):
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

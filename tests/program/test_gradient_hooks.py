@@ -39,6 +39,25 @@ def of_a_module(hook: Callable[[Any, Any, Any], Any]) -> nn.Module:
     return model
 
 
+class OnNode(Hooked):
+    """A hook on a node of autograd's graph, after (`register_hook`) or before it; `far`: on one before that."""
+
+    def __init__(self, name: str, hook: Callable[..., Any], far: bool = False) -> None:
+        super().__init__(hook)
+        self.name, self.far = name, far
+
+    def features(self, x: Tensor) -> Tensor:
+        features = Classifier.features(self, x)
+        node: Any = features.grad_fn
+        if node is not None:
+            getattr(node.next_functions[0][0] if self.far else node, self.name)(self.hook)
+        return features
+
+
+def clamp_first(*gradients: Any) -> Any:
+    return tuple(each if each is None else each.clamp(-1e6, 1e6) for each in gradients[0])
+
+
 def clamp(gradient: Tensor) -> Tensor:
     """Too wide for any gradient here."""
     return gradient.clamp(-1e6, 1e6)
@@ -59,8 +78,16 @@ def run(model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Hooked(clamp), of_a_parameter(clamp), of_a_parameter(in_place), of_a_module(lambda m, i, o: (2 * i[0],))],
-    ids=["tensor", "parameter", "in place", "module"],
+    [
+        Hooked(clamp),
+        of_a_parameter(clamp),
+        of_a_parameter(in_place),
+        of_a_module(lambda m, i, o: (2 * i[0],)),
+        OnNode("register_prehook", clamp_first),
+        OnNode("register_hook", clamp_first),
+        OnNode("register_hook", clamp_first, far=True),
+    ],
+    ids=["tensor", "parameter", "in place", "module", "before a node", "after a node", "a node further on"],
 )
 def test_a_hook_that_changes_gradients_is_refused(model: nn.Module) -> None:
     with pytest.raises(
@@ -70,7 +97,9 @@ def test_a_hook_that_changes_gradients_is_refused(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Hooked(look), Hooked(lambda g: g), of_a_parameter(look), of_a_module(look)], ids=range(4)
+    "model",
+    [Hooked(look), Hooked(lambda g: g), of_a_parameter(look), of_a_module(look), OnNode("register_hook", look)],
+    ids=range(5),
 )
 def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
     run(model)
