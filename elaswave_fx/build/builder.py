@@ -405,7 +405,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         "eval_batches": eval_batches,
         "samples": data_digest(built.source) if config.data.kind == "target" else None,
     }
-    of_checkpoints = _checkpoint_fields(config, run_dir, built, fingerprint, start)
+    of_checkpoints, changes = _checkpoint_fields(config, run_dir, built, fingerprint, start)
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
     samples = digest_data(config, built.source.dataset)  # Last: one that hangs is the last that this process reads.
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
@@ -440,6 +440,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             *_samples_line(samples),
             *rehearsed,
             *start.lines,
+            *changes,
         ),
     )
 
@@ -488,20 +489,20 @@ def _copies_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
 
 def _checkpoint_fields(
     config: Config, run_dir: Path, built: Built, fingerprint: Mapping[str, str], start: Start
-) -> Mapping[str, Any]:
-    """Return what workers need for checkpoints, once the one to start from has been looked at."""
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return what workers need for checkpoints, once the one to start from has been looked at, and lines on that."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
-        return {}
+        return {}, ()
     assert built.state is not None, "a job has a state"
     initial = InitialState(built.state)
     optimizer = make_optimizer(config.optimizer)
     contents = contents_of(
         built.artifact, built.folder.name, initial, optimizer, built.source, fingerprint, built.state_dict
     )
-    check_start(start, contents, config)
+    lines = check_start(start, contents, config)
     for path in start.damaged:
         set_aside(path)
-    return start_fields(start, contents, config)
+    return start_fields(start, contents, config), lines
 
 
 class _Clock:
@@ -532,6 +533,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             image_shape=image_shape,  # type: ignore[arg-type]
             classes=dataset.classes,
             tokenizer=dataset.tokenizer.kind if dataset.tokenizer is not None else None,
+            masked=dataset.masked,
             init_from=config.init_from,
         )
     except (MemoryError, RuntimeError) as error:

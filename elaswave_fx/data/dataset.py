@@ -60,6 +60,11 @@ class Dataset(ABC):
         return None
 
     @property
+    def masked(self) -> bool:
+        """Whether tokens are masked already, so that `labels` are what is predicted; for masked language models."""
+        return False
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the user: what was done to the samples without having been asked for."""
         return ()
@@ -108,6 +113,10 @@ class WrappedDataset(Dataset):
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._wrapped.tokenizer
+
+    @property
+    def masked(self) -> bool:
+        return self._wrapped.masked
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from elaswave_fx.config.schema import hint, show
 from elaswave_fx.config.types import DataConfig
+from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import refuse_no_numbers, refuse_ragged, texts_of, tokens_of, type_in_words
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor
@@ -120,7 +121,9 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     if cache is not None and others_may_change(cache / "datasets"):
         cache = None
     format = formats.pop()
-    with _folder(cache) as folder:
+    # The library knows a file by path and time of change, which copies and archives keep; its inode does not.
+    marks = [(found.st_size, found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in files)]
+    with _folder(cache and cache / "datasets" / digest(str(marks))) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:
             return load(
@@ -174,7 +177,7 @@ def _is_saved(folder: Path) -> bool:
 @contextmanager
 def _folder(cache: Path | None) -> Iterator[Path]:
     if cache is not None:
-        yield cache / "datasets"
+        yield cache
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)

@@ -1,4 +1,4 @@
-"""`data.labels`: whether labels are the next tokens already, or stand at their own tokens as for transformers.
+"""What the labels of the user's data mean to a language model of ours or of transformers.
 
 A model that predicts the next token takes labels that are the next tokens. A dataset that was prepared for transformers
 has labels equal to its input_ids, which the library's own models shift inside; taken as they are, they would train the
@@ -6,7 +6,9 @@ identity. Here they are shifted, as part of the data, so that steps, evaluation 
 
     input_ids 5 6 7 8, labels -100 6 7 8   ->   labels 6 7 8 -100
 
-`auto` shifts where labels equal input_ids wherever they count, for models that are known to predict the next token.
+`data.labels=auto` shifts where labels equal input_ids wherever they count, for models that are known to predict the
+next token. A masked language model predicts labels that differ from input_ids, for such data is masked already, and
+masks tokens itself where they are equal.
 """
 
 import numpy as np
@@ -23,9 +25,8 @@ IGNORED = -100
 _EXAMINED = 16
 
 
-class NextTokenLabels(WrappedDataset):
-    """A dataset whose labels stand at their own tokens, as samples whose labels are the next tokens. `note`: for the
-    user."""
+class _Noted(WrappedDataset):
+    """A dataset with one line more for the user."""
 
     def __init__(self, wrapped: Dataset, note: str) -> None:
         super().__init__(wrapped)
@@ -35,20 +36,65 @@ class NextTokenLabels(WrappedDataset):
     def notes(self) -> tuple[str, ...]:
         return (*self._wrapped.notes, self._note)
 
+    def for_evaluation(self) -> Dataset:
+        return type(self)(self._wrapped.for_evaluation(), self._note)
+
+
+class NextTokenLabels(_Noted):
+    """A dataset whose labels stand at their own tokens, as samples whose labels are the next tokens."""
+
     def sample(self, index: int, key: int | None = None) -> Sample:
         return _shifted(self._wrapped.sample(index, key))
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         return _shifted(self._wrapped.batch(indices, keys))
 
-    def for_evaluation(self) -> Dataset:
-        return NextTokenLabels(self._wrapped.for_evaluation(), self._note)
+
+class MaskedTokens(_Noted):
+    """A dataset whose tokens are masked already: its labels are what a masked language model predicts."""
+
+    @property
+    def masked(self) -> bool:
+        return True
+
+    def sample(self, index: int, key: int | None = None) -> Sample:
+        return self._wrapped.sample(index, key)
+
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
+        return self._wrapped.batch(indices, keys)
 
 
-def with_next_tokens(config: Config, dataset: Dataset) -> Dataset:
+class UnmaskedTokens(_Noted):
+    """A dataset whose labels are its own tokens, which a masked language model masks: samples with others are
+    refused, for their labels would not be looked at."""
+
+    def sample(self, index: int, key: int | None = None) -> Sample:
+        made = self._wrapped.sample(index, key)
+        self._refuse_others(index, made)
+        return made
+
+    def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
+        made = self._wrapped.batch(indices, keys)
+        for place, index in enumerate(indices):
+            self._refuse_others(int(index), {name: tensor[place] for name, tensor in made.items()})
+        return made
+
+    def _refuse_others(self, index: int, sample: Sample) -> None:
+        if not _equal_where_they_count(sample):
+            raise DataError(
+                f"data: the labels of sample {index} are other tokens than its input_ids, and those of the samples "
+                "that were examined the same, which model.task=masked_lm masks itself; give all of one kind"
+            )
+
+
+def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
     """The dataset as the model wants its labels. Raises `DataError` where `data.labels=same` makes no sense."""
     data = config.data
-    if data.kind not in ("hf", "target") or data.labels == "shifted":
+    if data.kind not in ("hf", "target"):
+        return dataset
+    if _task(config) == "masked_lm" and (data.kind == "target" or data.fields):
+        return _with_masks(dataset)
+    if data.labels == "shifted":
         return dataset
     if data.kind == "hf" and not data.fields:
         if data.labels == "same":
@@ -64,39 +110,63 @@ def with_next_tokens(config: Config, dataset: Dataset) -> Dataset:
         return NextTokenLabels(dataset, note) if _predicts_next(config) else dataset
     if config.model.kind not in ("gpt", "hf"):
         return dataset  # Such a model may shift them itself.
-    examined = _equal_where_they_count(dataset)
-    if not examined or not _predicts_next(config):
+    examined = _examined(dataset)
+    if not any(map(_counted, examined)) or not all(map(_equal_where_they_count, examined)):
+        return dataset
+    if not _predicts_next(config):
         return dataset
     note = (
-        f"labels: in {examined} examined samples they equal input_ids wherever they count, as transformers has them, "
-        "and are shifted to the next tokens (data.labels=shifted leaves them as they are)"
+        f"labels: in {len(examined)} examined samples they equal input_ids wherever they count, as transformers has "
+        "them, and are shifted to the next tokens (data.labels=shifted leaves them as they are)"
     )
     return NextTokenLabels(dataset, note)
 
 
-def _predicts_next(config: Config) -> bool:
-    """Whether the model takes the next tokens as labels; a module of the user's does if `data.labels` says so."""
+def _with_masks(dataset: Dataset) -> Dataset:
+    examined = _examined(dataset)
+    if not any(map(_counted, examined)):
+        return dataset
+    if all(map(_equal_where_they_count, examined)):
+        return UnmaskedTokens(dataset, "labels: they are the tokens of input_ids, of which 15 % are masked here")
+    return MaskedTokens(
+        dataset, "labels: they are other tokens than input_ids, which is masked already; none is masked here"
+    )
+
+
+def _task(config: Config) -> str | None:
+    """That of a model of transformers."""
     if config.model.kind != "hf":
-        return config.model.kind in ("gpt", "target")
+        return None
     from elaswave_fx.models.hf_config import task_of
 
-    return task_of(config.model, config.init_from) == "causal_lm"
+    return task_of(config.model, config.init_from)
 
 
-def _equal_where_they_count(dataset: Dataset) -> int:
-    """How many samples were examined, if the labels of all of them equal the inputs wherever they count, else 0."""
+def _predicts_next(config: Config) -> bool:
+    """Whether the model takes the next tokens as labels; a module of the user's does if `data.labels` says so."""
+    return config.model.kind in ("gpt", "target") or _task(config) == "causal_lm"
+
+
+def _examined(dataset: Dataset) -> list[Sample]:
+    """Some samples, of which each has labels of the shape of its inputs; else none."""
     indices = np.unique(np.linspace(0, len(dataset) - 1, _EXAMINED).astype(np.int64))
-    counted = 0
+    samples = []
     for index in indices:
         sample = dataset.sample(int(index))
         inputs, labels = sample.get("input_ids"), sample.get("labels")
         if inputs is None or labels is None or inputs.shape != labels.shape or not labels.dim():
-            return 0
-        counts = labels != IGNORED
-        if not torch.equal(inputs[counts], labels[counts]):
-            return 0
-        counted += int(counts.sum())
-    return len(indices) if counted else 0
+            return []
+        samples.append(sample)
+    return samples
+
+
+def _counted(sample: Sample) -> bool:
+    return bool((sample["labels"] != IGNORED).any())
+
+
+def _equal_where_they_count(sample: Sample) -> bool:
+    counts = sample["labels"] != IGNORED
+    return torch.equal(sample["input_ids"][counts], sample["labels"][counts])
 
 
 def _shifted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from elaswave_fx.data.corpus import file_documents, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import again
-from elaswave_fx.data.labels import with_next_tokens
+from elaswave_fx.data.labels import with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
@@ -108,6 +108,10 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
                 f"eval.data={data.kind}: {field} is {held_out.get(field, 'missing')}, and "
                 f"{train.get(field, 'missing')} in the samples that train"
             )
+    if opened.masked != dataset.masked:
+        words = ["masked already (its labels are other tokens than input_ids)" if each.masked else "to be masked here"
+                 for each in (opened, dataset)]  # fmt: skip
+        raise DataError(f"eval.data={data.kind}: is {words[0]}, and data={config.data.kind} is {words[1]}")
     if len(opened) < config.global_batch:
         raise DataError(
             f"eval.data={data.kind}: has {len(opened)} samples, fewer than global_batch={config.global_batch}; give "
@@ -134,7 +138,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, code: UserCode
     trained on that text; `code` runs what is the user's, and None stands for one whose errors are the user's to mend.
     Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
     code = code or UserCode(config.data.deadline_s, DataError)
-    return with_next_tokens(config, _open(config, tokenizer, code))
+    return with_labels_of_model(config, _open(config, tokenizer, code))
 
 
 def _open(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Dataset:

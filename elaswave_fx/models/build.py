@@ -38,6 +38,7 @@ def build_model(
     image_shape: tuple[int, int, int] | None = None,
     classes: int | None = None,
     tokenizer: str | None = None,
+    masked: bool = False,
     init_from: str | Path | None = None,
 ) -> nn.Module:
     """The module that `model` describes, after `torch.manual_seed(seed)`.
@@ -46,7 +47,7 @@ def build_model(
     `init_from` is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded.
     Raises `ConfigError` that names the key.
     """
-    sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer)
+    sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer, masked)
     torch.manual_seed(seed)
     if model.kind == "hf":
         return _build_hf(model, sizes, init_from)

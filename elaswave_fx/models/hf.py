@@ -62,14 +62,18 @@ class CausalLM(HFAdapter):
 
 
 class MaskedLM(HFAdapter):
-    """Predict the tokens that a draw replaced by `mask_token` (Devlin et al. 2019, every chosen token is replaced)."""
+    """Predict the tokens that a draw replaced by `mask_token` (Devlin et al. 2019, every chosen token is replaced);
+    None: the data is masked, and `labels` are predicted as they are."""
 
-    def __init__(self, model: Any, mask_token: int) -> None:
+    def __init__(self, model: Any, mask_token: int | None) -> None:
         super().__init__(model)
         self.mask_token = mask_token
 
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(batch, tokens) int64 each, to (loss sum fp32, count int64); of `labels` only -100 is used: no loss there."""
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64); where tokens are masked here, of `labels` only
+        -100 is used: no loss there."""
+        if self.mask_token is None:
+            return token_loss_sum(self.model(**_read(input_ids, attention_mask)).logits, labels)
         drawn = torch.rand(input_ids.shape, device=input_ids.device) < MASKED_SHARE
         masked = drawn & (labels != IGNORED_LABEL)
         shown = input_ids.masked_fill(masked, self.mask_token)
@@ -140,11 +144,11 @@ def build_hf(
     """
     refuse_loss_options(options)
     resolved = resolve(model_type, options, task=task, sizes=sizes, base=base, mask_token=mask_token)
-    if resolved.task == "masked_lm":
+    if resolved.task == "masked_lm" and not sizes.masked:
         resolved.config.mask_token_id = _mask_token(resolved.config, mask_token, sizes, has_weights=bool(base))
     model = _from_config(resolved, model_type)
     if resolved.task == "masked_lm":
-        return MaskedLM(model, resolved.config.mask_token_id)
+        return MaskedLM(model, None if sizes.masked else resolved.config.mask_token_id)
     if resolved.task == "seq2seq_lm":
         return Seq2SeqLM(model)
     return {"causal_lm": CausalLM, "image_classification": ImageClassification}[resolved.task](model)

@@ -36,6 +36,8 @@ MOST_OF_BYTES = 512
 _LOSS_NAMES = re.compile(r"(^|_)(loss|losses|label_smoothing|focal_alpha)(_|$)|^(problem_type|class_weights?)$")
 _NEUTRAL = (None, False, 0, "single_label_classification")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
+_READ_HERE = ("decoder_start_token_id",)
+"""Keys that configurations hold without having declared them: labels are shifted behind this token."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def resolve(
     default = _make_config(model_type, {})
     _check_keys(default, options)
     task, auto_class = _choose_task(model_type, default, task)
-    extra = 1 if task == "masked_lm" and mask_token is None else 0
+    extra = 1 if task == "masked_lm" and mask_token is None and not sizes.masked else 0
     # Aliases (`attribute_map`) let one architecture call its positions or layers differently: compare canonical names.
     aliases: Mapping[str, str] = getattr(default, "attribute_map", {})
     kept = {key: value for key, value in (base or {}).items() if key not in _NOT_FROM_BASE}
@@ -135,7 +137,7 @@ def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
                 f"model.config.{key}={options[key]}: has no effect, parameters are fp32; precision=bf16 computes in "
                 "bf16"
             )
-        if not hasattr(default, key):
+        if not hasattr(default, key) and key not in _READ_HERE:
             known = [*default.to_dict(), *getattr(default, "attribute_map", {})]
             raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")
 
@@ -197,6 +199,11 @@ def _text_values(
         values.extend((key, None) for key in _SPECIAL_TOKENS if _out_of_range(getattr(default, key, None), vocab_size))
     values.extend(_positions(default, given, sizes))
     if task == "causal_lm" and hasattr(default, "is_decoder"):
+        if given.get("is_decoder") is False:
+            raise ConfigError(
+                "model.config.is_decoder=False: every token would see those that it is to predict; nearest valid: "
+                "model.config.is_decoder=true"
+            )
         # Without it an encoder type attends to the tokens that it is to predict.
         values.append(("is_decoder", True))
     return values
@@ -209,12 +216,13 @@ def _out_of_range(token: Any, vocab_size: int) -> bool:
 
 def _positions(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> list[tuple[str, Any]]:
     key = "max_position_embeddings"
-    if sizes.seq_len is None or not isinstance(getattr(default, key, None), int):
+    known = getattr(default, key, None)
+    if sizes.seq_len is None or not isinstance(known, int) or known < 0:  # XLNet says -1 for no limit.
         return []
     canonical = getattr(default, "attribute_map", {}).get(key, key)
     configured = given.get(canonical)
     if configured is None:
-        return [(key, sizes.seq_len)] if getattr(default, key) < sizes.seq_len else []
+        return [(key, sizes.seq_len)] if known < sizes.seq_len else []
     if configured < sizes.seq_len:
         raise ConfigError(f"model.config.{canonical}={configured}: is too small for seq_len={sizes.seq_len}")
     return []

@@ -8,7 +8,8 @@ class DataSizes:
     """Sizes of the samples that a model will see; None where the data has no such thing.
 
     `vocab_size` counts the tokenizer's tokens, `seq_len` the tokens of a sample, `image_shape` is (channels, height,
-    width), `classes` the number of labels, `tokenizer` the kind of our tokenizer that made tokens of text.
+    width), `classes` the number of labels, `tokenizer` the kind of our tokenizer that made tokens of text; `masked`:
+    whether tokens are masked already, and labels are what is predicted in their places.
     """
 
     vocab_size: int | None = None
@@ -16,3 +17,4 @@ class DataSizes:
     image_shape: tuple[int, int, int] | None = None
     classes: int | None = None
     tokenizer: str | None = None
+    masked: bool = False

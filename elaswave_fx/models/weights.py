@@ -48,7 +48,24 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
     differences = _differences(report)
     if differences:
         raise ConfigError(f"init_from={folder}: does not fit the model: {'; '.join(differences)}")
+    untied = _untied(loaded, module.model)
+    if untied:
+        raise ConfigError(
+            f"init_from={folder}: has {untied[0]} and {untied[1]} with different values, and the model ties them; "
+            "nearest valid: model.config.tie_word_embeddings=false"
+        )
     _copy(loaded, module.model)
+
+
+def _untied(source: nn.Module, target: nn.Module) -> tuple[str, str] | None:
+    """Two names of one tensor of `target` under which `source` has different values; None if there are none."""
+    values = {**dict(source.named_parameters(remove_duplicate=False)), **dict(source.named_buffers())}
+    first: dict[int, str] = {}
+    for name, tensor in target.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(tensor), name)
+        if not torch.equal(values[name], values[other]):
+            return name, other
+    return None
 
 
 def _differences(report: dict[str, Any]) -> list[str]:

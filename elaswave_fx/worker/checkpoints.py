@@ -66,10 +66,18 @@ def contents_of(
     )
 
 
-def check_start(start: Start, contents: Contents, config: Config) -> None:
-    """Refuse a checkpoint of another model, optimizer or data. Raises ConfigError."""
-    if start.path is not None:
-        check_model(read_manifest(start.path), contents, config, start.path)
+def check_start(start: Start, contents: Contents, config: Config) -> tuple[str, ...]:
+    """Refuse a checkpoint of another model, optimizer or data. Returns lines for the user. Raises ConfigError."""
+    if start.path is None:
+        return ()
+    manifest = read_manifest(start.path)
+    check_model(manifest, contents, config, start.path)
+    if manifest.contents.program == contents.program:
+        return ()
+    return (
+        f"the program is {contents.program}, that of the checkpoint was {manifest.contents.program}: code or values "
+        "of the model, its options or a version have changed since",
+    )
 
 
 def restore(

@@ -26,6 +26,7 @@ from elaswave_fx.checkpoint.manifest import (
 from elaswave_fx.checkpoint.start import Start, find_start
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.worker.checkpoints import check_start
 from tests.runs import small_config
 
 CONFIG = load_config(["steps=20", "global_batch=8"])
@@ -167,6 +168,14 @@ def test_checkpoints_of_an_earlier_run_are_not_written_over(tmp_path: Path) -> N
         f"checkpoint.dir={tmp_path}/checkpoints: holds step-5 of an earlier run, and this one starts"
     )
     assert find_start(load_config(["steps=20"]), tmp_path) == Start()
+
+
+def test_a_model_that_computes_something_else_is_told(tmp_path: Path) -> None:
+    start = Start(step=5, path=make_checkpoint(tmp_path, 5))
+    assert check_start(start, CONTENTS, CONFIG) == ()
+    (line,) = check_start(start, replace(CONTENTS, program="xyz"), CONFIG)
+    assert line.startswith("the program is xyz, that of the checkpoint was abc: code or values of the model")
+    assert check_start(Start(), replace(CONTENTS, program="xyz"), CONFIG) == ()
 
 
 OTHERS = [

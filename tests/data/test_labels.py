@@ -30,6 +30,8 @@ class Prepared:
         labels = np.append(ids[1:], 0) if self.kind == "shifted" else ids.copy()
         labels[: index % 4] = -100
         labels[TOKENS - index % 3 :] = -100
+        if self.kind == "seldom" and index == 17:
+            labels[7] += 1
         if self.kind == "other" and index == 39:
             labels[5] += 1
         if self.kind == "nothing counts":
@@ -76,8 +78,6 @@ def shifts(found: Source) -> bool:
         (GPT2, "other", False),
         (GPT2, "nothing counts", False),
         (("model=hf", "model.name=t5", "global_batch=4"), "same", False),
-        (("model=hf", "model.name=bert", "model.task=masked_lm", "global_batch=4"), "same", False),
-        (("model=hf", "model.name=bert", "model.task=masked_lm", "global_batch=4", "data.labels=same"), "same", False),
         (("model._target_=torch.nn.Identity", "global_batch=4"), "same", False),
         (("model._target_=torch.nn.Identity", "global_batch=4", "data.labels=same"), "same", True),
     ],
@@ -108,6 +108,63 @@ def test_the_loss_is_that_of_transformers_itself() -> None:
         loss, count = model(**batch)
         theirs = model.model(**given).loss
     assert float(loss / count) == pytest.approx(float(theirs), rel=1e-6)
+
+
+BERT = ("model=hf", "model.name=bert", "model.task=masked_lm", "model.config.hidden_size=16",
+        "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2", "model.config.intermediate_size=16",
+        f"model.config.vocab_size={VOCAB + 2}", "global_batch=4")  # fmt: skip
+MASK = VOCAB + 1
+
+
+class Collated(Prepared):
+    """As transformers' collator masks: most of the chosen tokens are the mask, some are others, some stay."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        ids = super().__getitem__(index)["input_ids"]
+        rng = np.random.default_rng((index, 1))
+        chosen = rng.random(TOKENS) < 0.4
+        how = rng.random(TOKENS)
+        shown = np.where(chosen & (how < 0.8), MASK, np.where(chosen & (how > 0.9), 1 + (ids + 7) % VOCAB, ids))
+        return {"input_ids": shown, "labels": np.where(chosen, ids, -100)}
+
+
+def test_labels_of_masked_tokens_are_predicted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["prepared"], "Prepared", Collated)
+    config = load_config(["data._target_=prepared.Prepared", *BERT])
+    found = open_source(config)
+    assert [line for line in found.lines if line.startswith("labels: they are other tokens than input_ids")]
+    torch.manual_seed(3)
+    model = make_model(config, found.dataset).eval()
+    batch = load_batch(found.dataset, found.train, 0, 8)
+    with torch.no_grad():
+        loss, count = model(**batch)
+        theirs = model.model(**batch).loss
+    assert int(count) == int((batch["labels"] != -100).sum())
+    assert float(loss / count) == pytest.approx(float(theirs), rel=1e-6)
+
+
+@pytest.mark.parametrize("words", [(), ("data.labels=same",), ("data.labels=shifted",)])
+def test_tokens_with_labels_of_their_own_are_masked_here(words: tuple[str, ...]) -> None:
+    config = load_config(["data._target_=prepared.Prepared", *BERT, f"model.mask_token={MASK}", "eval.every=5", *words,
+                          "eval.fraction=0.2"])  # fmt: skip
+    found = open_source(config)
+    assert [line for line in found.lines if line.startswith("labels: they are the tokens of input_ids, of which 15 %")]
+    model = make_model(config, found.dataset)
+    assert model.mask_token == MASK
+    batch = load_batch(found.evaluation, found.held_out, 0, 2)
+    assert torch.equal(batch["labels"], torch.where(batch["labels"] == -100, -100, batch["input_ids"]))
+
+
+def test_labels_of_both_kinds_are_refused_when_they_come() -> None:
+    with pytest.raises(DataError, match="eval.data=target: is masked already .* and data=target is to be masked here"):
+        open_source(load_config(["data._target_=prepared.Prepared", *BERT, "eval.every=5",
+                                 "eval.data._target_=tests.data.test_labels.Collated"]))  # fmt: skip
+    found = opened(*BERT, kind="seldom")
+    assert not found.dataset.masked
+    with pytest.raises(DataError, match="the labels of sample 17 are other tokens than its input_ids"):
+        found.dataset.batch(np.array([16, 17]))
+    with pytest.raises(DataError, match="the labels of sample 17 are other tokens than its input_ids"):
+        found.dataset.sample(17)
 
 
 def test_columns_of_a_table_are_shifted_as_well(tmp_path: Path) -> None:

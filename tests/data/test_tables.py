@@ -2,6 +2,7 @@
 anything."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,10 @@ def test_arrow_files_are_tables_too(tmp_path: Path) -> None:
         with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
             file.write_table(table)
         assert ids_of(opened(path)) == [1, 2, 3, 4, 5]
+
+
+def test_other_rows_under_the_same_time_of_change_are_read(tmp_path: Path) -> None:
+    for ids in ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]):
+        path = parquet(tmp_path, pa.array([ids], pa.list_(pa.int32())))
+        os.utime(path, (1_000_000_000, 1_000_000_000))  # as copies, archives and images have it
+        assert ids_of(opened(path, "data.column=x", cache=tmp_path / "cache")) == ids

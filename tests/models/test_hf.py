@@ -35,6 +35,12 @@ def build(name, options, task=None, *, seed=0, init_from=None, vocab_size=VOCAB,
     return build_model(config, seed=seed, init_from=init_from, **sizes)
 
 
+def test_a_model_without_a_limit_takes_samples_of_any_length():
+    options = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    loss, count = build("xlnet", options, "causal_lm")(**inputs_of("xlnet", 2))
+    assert loss.isfinite() and int(count) == 2 * TOKENS
+
+
 def inputs_of(name, batch, seed=1):
     torch.manual_seed(seed)
     if name == "vit":
@@ -147,6 +153,7 @@ def test_ties_stay_and_the_seed_decides():
         (("lama", {}), "model.name=lama: is no model type of transformers; nearest valid: llama"),
         (("gpt2", {"dtype": "bfloat16"}), "model.config.dtype=bfloat16: has no effect, .*; precision=bf16 computes in"),
         (("gpt2", {"n_layr": 2}), "model.config.n_layr: is no option of gpt2; nearest valid: n_layer"),
+        (("bert", {**SMALL, "is_decoder": False}, "causal_lm"), "is_decoder=False: every token would see .*=true"),
         (("gpt2", {"n_layer": "two"}), "model.config: does not suit gpt2.*n_layer"),
         (("gpt2", {"n_embd": 16, "n_head": 3}), "model.config: does not suit gpt2"),
         (("gpt2", GPT2, "masked_lm"), "model.task=masked_lm: does not exist for gpt2; it has causal_lm"),
@@ -225,6 +232,20 @@ def test_weights_come_from_a_folder(tmp_path, name, options, task, shard_size):
 def test_the_folder_may_name_the_type(tmp_path):
     build("gpt2", GPT2, seed=1).model.save_pretrained(tmp_path)
     assert build("", {}, init_from=tmp_path).model.config.n_layer == 2
+
+
+def test_a_folder_with_another_output_layer_than_the_one_that_is_tied_is_refused(tmp_path):
+    build("gpt2", {**GPT2, "tie_word_embeddings": False}, seed=1).model.save_pretrained(tmp_path)
+    assert build("gpt2", {}, init_from=tmp_path).model.lm_head.weight is not None
+    words = (
+        r"init_from=.*: has lm_head.weight and transformer.wte.weight with different values, and the model ties them"
+    )
+    with pytest.raises(ConfigError, match=words + "; nearest valid: model.config.tie_word_embeddings=false"):
+        build("gpt2", {"tie_word_embeddings": True}, init_from=tmp_path)
+
+
+def test_the_start_token_of_a_decoder_may_be_given():
+    assert build("t5", {**T5, "decoder_start_token_id": 3}).model.config.decoder_start_token_id == 3
 
 
 def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path):
