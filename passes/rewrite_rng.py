@@ -229,6 +229,11 @@ class _Rewriter:
     def _draw(self, node: fx.Node, op: Any, dtype: torch.dtype | None = None) -> fx.Node:
         """A keyed draw of the shape of `node`, and of its dtype unless told otherwise."""
         value = value_of(node)
+        if value.is_complex():
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} draws complex numbers; a way out is to draw real and "
+                "imaginary parts, each 0.5**0.5 * torch.randn(...), and torch.complex(real, imaginary)"
+            )
         keys, axis = self._place(node)
         sizes: list[Any] = list(value.shape)
         options = {"dtype": dtype or value.dtype, "device": value.device}

@@ -221,10 +221,7 @@ class MapDataset(Dataset):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        doubles = [name for name, value in self._item(0, None).items() if _is_rounded(value)]
-        if not doubles:
-            return ()
-        return (f"data: float64 is read as float32, in {', '.join(doubles)}: times and the like want an origin nearby",)
+        return rounded_notes(self._item(0, None))
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
@@ -260,6 +257,14 @@ def _takes_key(wrapped: Any) -> bool:
     """Whether samples are asked for with a key: `__getitem__(self, index, key)`. An index may have that name, too."""
     found = list(parameters_of(type(wrapped).__getitem__).values())[2:]
     return any(each.name == "key" and each.default in (each.empty, None) for each in found)
+
+
+def rounded_notes(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line that names the fields of an item which float32 rounds visibly, if there are any."""
+    doubles = [name for name, value in item.items() if _is_rounded(value)]
+    if not doubles:
+        return ()
+    return (f"data: float64 is read as float32, in {', '.join(doubles)}: times and the like want an origin nearby",)
 
 
 def _is_rounded(value: Any) -> bool:

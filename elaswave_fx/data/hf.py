@@ -17,7 +17,7 @@ from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import refuse_no_numbers, refuse_ragged, texts_of, tokens_of, type_in_words
 from elaswave_fx.data.corpus import matching_files
-from elaswave_fx.data.dataset import Dataset, Sample, as_tensor
+from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, rounded_notes
 from elaswave_fx.data.json_columns import json_columns, names_in
 from elaswave_fx.errors import DataError
 from elaswave_fx.files import others_may_change
@@ -44,6 +44,11 @@ class ColumnsDataset(Dataset):
         """Raise `DataError` if rows differ in shape."""
         for name in self._fields:
             refuse_ragged(_arrow(self._table, name), f"data.fields: column {name}")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        row = self._table[0]
+        return rounded_notes({name: row[name] for name in self._fields if np.asarray(row[name]).dtype.kind == "f"})
 
     def __len__(self) -> int:
         return len(self._table)

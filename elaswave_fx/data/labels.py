@@ -6,7 +6,7 @@ identity. Here they are shifted, as part of the data, so that steps, evaluation 
 
     input_ids 5 6 7 8, labels -100 6 7 8   ->   labels 6 7 8 -100
 
-`data.labels=auto` shifts where labels equal input_ids wherever they count, for models that are known to predict the
+`data.labels=auto` shifts where labels equal input_ids, but for noise in these, for models that are known to predict the
 next token. A masked language model predicts labels that differ from input_ids, for such data is masked already, and
 masks tokens itself where they are equal.
 """
@@ -23,6 +23,8 @@ from elaswave_fx.errors import DataError
 
 IGNORED = -100
 _EXAMINED = 16
+_OWN, _CLEARLY = 0.5, 0.25
+"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next."""
 
 
 class _Noted(WrappedDataset):
@@ -111,13 +113,13 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
     if config.model.kind not in ("gpt", "hf"):
         return dataset  # Such a model may shift them itself.
     examined = _examined(dataset)
-    if not any(map(_counted, examined)) or not all(map(_equal_where_they_count, examined)):
+    own, following = _share(examined, 0), _share(examined, 1)
+    if own <= _OWN or own - following <= _CLEARLY or not _predicts_next(config):
         return dataset
-    if not _predicts_next(config):
-        return dataset
+    where = "wherever they count" if own == 1 else f"at {own:.0%} of where they count"
     note = (
-        f"labels: in {len(examined)} examined samples they equal input_ids wherever they count, as transformers has "
-        "them, and are shifted to the next tokens (data.labels=shifted leaves them as they are)"
+        f"labels: in {len(examined)} examined samples they equal input_ids {where}, as transformers has them, and are "
+        "shifted to the next tokens (data.labels=shifted leaves them as they are)"
     )
     return NextTokenLabels(dataset, note)
 
@@ -158,6 +160,18 @@ def _examined(dataset: Dataset) -> list[Sample]:
             return []
         samples.append(sample)
     return samples
+
+
+def _share(samples: list[Sample], later: int) -> float:
+    """Of the labels that count, the share that equals the token so many places later."""
+    same = counted = 0
+    for sample in samples:
+        tokens = sample["input_ids"][..., later:]
+        labels = sample["labels"][..., : tokens.shape[-1]]
+        counts = labels != IGNORED
+        same += int((counts & (tokens == labels)).sum())
+        counted += int(counts.sum())
+    return same / counted if counted else 0.0
 
 
 def _counted(sample: Sample) -> bool:

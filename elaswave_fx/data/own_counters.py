@@ -1,16 +1,20 @@
 """Samples that depend on a number which reading them changes, such as a curriculum by the count of reads.
 
 self.reads += 1; x = x * (1 + self.reads // 1000)   ->  DataError that names `reads`
+STATS["reads"] += 1                                 ->  the same of a global that the code names
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
 
 import torch
 
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
+from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
 
 _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
@@ -18,20 +22,21 @@ _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
 
 
 def refuse_counters(read: Callable[[], dict[str, torch.Tensor]], owner: object, place: str, cure: str) -> None:
-    """Raise DataError where what `read` gives depends on a number of `owner` that it changes. They stay as they are."""
-    own = getattr(owner, "__dict__", {})
-    before = {name: (value, numbers_in(value)) for name, value in own.items()}
+    """Raise DataError where what `read` gives depends on a number of `owner` that it changes, or on one of the globals
+    that its code names."""
+    before = [(space, name, space[name], numbers_in(space[name])) for space, name in _names(owner)]
     first = {field: tensor.clone() for field, tensor in read().items()}
-    for name, (value, numbers) in before.items():
-        changed = frozenset(path for path, number in numbers_in(own.get(name)).items() if numbers.get(path) != number)
+    for space, name, value, numbers in before:
+        now = numbers_in(space.get(name))
+        changed = frozenset(path for path, number in now.items() if not _equal(numbers.get(path), number))
         for more in _FURTHER if changed else ():
-            own[name] = with_changed(value, changed, lambda number, by=more: number + by)
+            space[name] = with_changed(value, changed, lambda number, by=more: number + by)
             try:
                 later = read()
             except DataError:  # Not for this number.
                 continue
             finally:
-                own[name] = value
+                space[name] = value
             if not all(field in later and same_bits(tensor, later[field]) for field, tensor in first.items()):
                 raise DataError(f"{place}: its samples depend on {name}, which reading them changes, {again(cure)}")
 
@@ -39,3 +44,20 @@ def refuse_counters(read: Callable[[], dict[str, torch.Tensor]], owner: object, 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same, nan included."""
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
+    """Attributes of `owner`, and globals that it names where it is called or asked for an item."""
+    if not isinstance(owner, FunctionType):
+        own = getattr(owner, "__dict__", {})
+        yield from ((own, name) for name in [*own])
+    kind = type(owner)
+    for code in (owner, *(getattr(kind, name, None) for name in ("__call__", "__getitem__"))):
+        if isinstance(code, FunctionType):
+            yield from ((code.__globals__, name) for name in {*names_of(code.__code__)} & code.__globals__.keys())
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and same_bits(a, b)
+    return str(a) == str(b)

@@ -30,6 +30,7 @@ GROUPS: tuple[Group, Group] = ("decay", "no_decay")
 State = tuple[Tensor, ...]
 
 _PROBE_ELEMENTS = 1037  # It is odd, so that slices of it start and end inside the vectors of every instruction set.
+_LATE_STEP = 1000
 _PROBE_STEPS = 3
 
 
@@ -187,8 +188,8 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(_PROBE_ELEMENTS, generator=generator)
     state = _checked_state(optimizer, name, param)
-    place, rows = f"optimizer._target_={name}", _checked_hyper(optimizer, name)
-    check_hyper_values(optimizer, GROUPS, place)
+    place = f"optimizer._target_={name}"
+    rows = _checked_hyper(optimizer, name, place)
     grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
     with _refused(name):
         check_arguments_kept(optimizer, place, param, grad, rows[0])
@@ -202,9 +203,11 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
         param, state = after[0], tuple(after[1:])
 
 
-def _checked_hyper(optimizer: Optimizer, name: str) -> list[tuple[Tensor, ...]]:
+def _checked_hyper(optimizer: Optimizer, name: str, place: str) -> list[tuple[Tensor, ...]]:
+    steps = (*range(_PROBE_STEPS), _LATE_STEP)
     try:
-        rows = [hyper_row(optimizer, step, 1e-3, group)[1:] for step in range(_PROBE_STEPS) for group in GROUPS]
+        check_hyper_values(optimizer, GROUPS, place)  # First: they may keep what they were asked for first.
+        rows = [hyper_row(optimizer, step, 1e-3, group)[1:] for step in steps for group in GROUPS]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer._target_={name}: hyper_values fails: {error}") from error
     counts = {len(row) for row in rows}

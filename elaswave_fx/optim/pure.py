@@ -7,7 +7,7 @@ reads a clock would train something else on every layout:
     hyper_values: self.t = step; update: … / (1 - 0.9**self.t)   ->  ConfigError: its trace computes something else
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,26 +27,31 @@ def check_schedule(factor: Callable[[int], float], function: Any, place: str, to
     """Refuse a schedule that gives another factor when it is asked for the same step again."""
     steps = sorted({0, 1, 2, total_steps // 2, total_steps - 1} & set(range(total_steps)))
     cure = "compute the factor from the step alone, as schedulers of torch do in closed form"
-    _refuse_unsteady(lambda: {step: factor(step) for step in steps}, function, f"{place}: the factor", cure)
+    _refuse_unsteady(factor, steps, function, f"{place}: the factor", cure)
 
 
 def check_hyper_values(optimizer: Any, groups: Sequence[str], place: str) -> None:
     """Refuse `hyper_values` that differ when they are asked for again."""
 
-    def read() -> dict[str, list[float]]:
-        asked = [(step, rate, group) for rate in _RATES for step in _STEPS for group in groups]
-        return {f"{step}, lr {rate}, {group}": optimizer.hyper_values(step, rate, group) for step, rate, group in asked}
+    asked = {
+        f"{step}, lr {rate}, {group}": (step, rate, group) for rate in _RATES for step in _STEPS for group in groups
+    }
+    cure = "compute them from step, lr and group alone"
+    _refuse_unsteady(
+        lambda key: list(optimizer.hyper_values(*asked[key])), [*asked], optimizer, f"{place}: hyper_values", cure
+    )
 
-    _refuse_unsteady(read, optimizer, f"{place}: hyper_values", "compute them from step, lr and group alone")
 
-
-def _refuse_unsteady(read: Callable[[], Mapping[Any, Any]], target: Any, what: str, cure: str) -> None:
+def _refuse_unsteady(ask: Callable[[Any], Any], keys: Sequence[Any], target: Any, what: str, cure: str) -> None:
+    """Ask for all keys, for all of them once more, and for the last one first."""
     held = HeldState(_Holder(target))
     try:
-        first = read()
-        drawn = global_draws(read)
+        first = {key: ask(key) for key in keys}
+        drawn = global_draws(lambda: [ask(key) for key in keys])
         with later(held.functions):
-            again = read()
+            again = {key: ask(key) for key in keys}
+        held.restore()
+        backwards = {key: ask(key) for key in reversed(keys)}
     finally:
         held.restore()
     if drawn:
@@ -55,6 +60,11 @@ def _refuse_unsteady(read: Callable[[], Mapping[Any, Any]], target: Any, what: s
         if again[step] != value:
             raise ConfigError(
                 f"{what} of step {step} is {value}, and {again[step]} when it is asked for again, but {_AGAIN}; {cure}"
+            )
+        if backwards[step] != value:
+            raise ConfigError(
+                f"{what} of step {step} is {value}, and {backwards[step]} when later ones were asked for before, but "
+                f"{_AGAIN}; {cure}"
             )
 
 

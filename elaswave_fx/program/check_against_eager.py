@@ -33,6 +33,8 @@ _TOLERANCE_OF_OTHERS = 1e-2
 _COUNT_TOLERANCE = 1e-5
 _GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _GRADIENT_TOLERANCE_OF_OTHERS = 0.1
+_SCALES = (2.0**-16, 2.0**16)
+"""Of the loss, by which gradients scale as long as nothing looks at how large they are."""
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -108,10 +110,9 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
-        torch.manual_seed(SEED)
-        loss = model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
+        loss = _loss_of(model, batch)
+        functions = own_functions(loss)
         expected = _backward(model, program, loss, trained)
-    functions = own_functions(loss)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(SEED)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))
@@ -136,6 +137,21 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         with state_kept(model), recorded_calls(functions) as calls:
             model(**{name: tensor.clone() for name, tensor in batch.items()})
         refuse_other_backward([*calls.values()])
+    for scale in _SCALES:
+        with state_kept(model):
+            scaled = _backward(model, program, _loss_of(model, batch) * scale, trained)
+        for name in reversed(trained):
+            ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (scaled[name], expected[name]))
+            if not float((ours / scale - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
+                raise CaptureError(
+                    f"model: {scale:g} times the loss of {type(model).__name__} has not {scale:g} times the gradient "
+                    f"of {name}: {_gradient_reason(functions, program)}"
+                )
+
+
+def _loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    torch.manual_seed(SEED)
+    return model(**{name: tensor.clone() for name, tensor in batch.items()})[0]
 
 
 def _backward(

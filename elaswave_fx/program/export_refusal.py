@@ -44,6 +44,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
         return f"torch cannot tell the shape of what {error.func} returns", (
             "another operator, or torch.library.register_fake for one of your own"
         )
+    if "more than 1 value per channel" in first:
+        return first, "parallel.granule=the samples that are normalized together"
     if isinstance(error, ValueError) and "values to unpack" in first:
         return first, "parallel.granule=the samples that it takes together, where it splits a batch in so many parts"
     if _LEAKED.search(first):

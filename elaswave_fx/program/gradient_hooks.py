@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.modules.module as module_hooks
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +26,11 @@ from elaswave_fx.program.own_backward import WAY_OUT
 
 def refuse_hooks_after_accumulation(model: nn.Module) -> None:
     """Raise CaptureError for a hook that torch would call when a parameter's gradient is complete."""
+    for hook in (*module_hooks._global_backward_hooks.values(), *module_hooks._global_backward_pre_hooks.values()):
+        raise CaptureError(
+            f"model: the hook {_words(hook)} is registered for all modules, and the captured graph has none; a way out "
+            "is not to register it"
+        )
     for name, parameter in model.named_parameters():
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # type: ignore[attr-defined]
             raise CaptureError(

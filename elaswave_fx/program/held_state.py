@@ -80,6 +80,8 @@ class HeldState:
             container.restore()
 
     def _walk(self, model: nn.Module) -> None:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._add(Attributes(tensor, name, Home(_module_name("", model), model)))
         self._add(GeneratorState(PYTHONS, "", Home("Python's generator (module random)", None)))
         self._add(GeneratorState(NUMPYS, "", Home("NumPy's generator (numpy.random)", None)))
         for name, module in model.named_modules():

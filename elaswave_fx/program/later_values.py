@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from numbers import Real
+from numbers import Number
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -60,13 +60,13 @@ def _changing(found: list[Any]) -> frozenset[Path]:
 
 def numbers_in(value: Any, path: Path = ()) -> dict[Path, Any]:
     """Every number inside, small tensors and arrays included, by the keys that lead to it. Flags are none."""
-    if isinstance(value, Real):
+    if isinstance(value, Number):
         return {} if isinstance(value, bool) else {path: value}
     if isinstance(value, torch.Tensor):
         is_small = value.numel() <= _MOST_PARTS and value.dtype != torch.bool and value.layout == torch.strided
-        return {path: value.detach()} if is_small else {}
+        return {path: value.detach().clone()} if is_small else {}
     if isinstance(value, np.ndarray):
-        return {path: value} if value.size <= _MOST_PARTS and value.dtype.kind in "iuf" else {}
+        return {path: value.copy()} if value.size <= _MOST_PARTS and value.dtype.kind in "iuf" else {}
     found: dict[Path, Any] = {}
     for key, part in _parts(value, len(path)).items():
         found |= numbers_in(part, (*path, key))

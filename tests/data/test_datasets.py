@@ -493,6 +493,25 @@ def test_items_that_depend_on_how_often_they_were_read_are_refused() -> None:
     assert len(drawn("Counting", by="nothing").dataset) == 8
 
 
+class OneBuffer(Drawn):
+    """Fills the same memory for every sample."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.tensor, self.array = torch.zeros(2), np.zeros(2, np.float32)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        held: Any = self.tensor if self.by == "tensor" else self.array
+        held[:] = index
+        return {"x": held.clone() if self.by == "copy" else held}
+
+
+@pytest.mark.parametrize("by", ["tensor", "array"])
+def test_items_in_one_memory_are_refused(by: str) -> None:
+    with pytest.raises(DataError, match="x of sample 0 changes when sample 1 is read: both are the same memory"):
+        drawn("OneBuffer", by=by)
+
+
 class CountingInside(Drawn):
     """The number lies in a list, in a dictionary or in an object."""
 
@@ -506,6 +525,20 @@ class CountingInside(Drawn):
         )
         reads[0] += 1
         return {"x": np.array([index, reads[0] // 1000 % 2], np.float32)}
+
+
+READS = {"reads": 0}
+
+
+class CountingOutside(Drawn):
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        READS["reads"] += 1
+        return {"x": np.array([index, READS["reads"] > 700], np.float32)}
+
+
+def test_items_that_depend_on_a_global_count_are_refused() -> None:
+    with pytest.raises(DataError, match="its samples depend on READS, which reading them changes"):
+        drawn("CountingOutside")
 
 
 @pytest.mark.parametrize("by", ["list", "dictionary", "object"])

@@ -173,3 +173,10 @@ def test_other_rows_under_the_same_time_of_change_are_read(tmp_path: Path) -> No
         path = parquet(tmp_path, pa.array([ids], pa.list_(pa.int32())))
         os.utime(path, (1_000_000_000, 1_000_000_000))  # as copies, archives and images have it
         assert ids_of(opened(path, "data.column=x", cache=tmp_path / "cache")) == ids
+
+
+def test_times_that_float32_rounds_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"at": 1e9 + i / 4, "x": i / 4, "n": i}) + "\n" for i in range(8)))
+    (note,) = opened(path, "data.fields=[at,x,n]").notes
+    assert note.startswith("data: float64 is read as float32, in at:")

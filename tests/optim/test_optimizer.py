@@ -112,6 +112,17 @@ class CountsCalls(CountsInHyperValues):
         return [lr / self.count]
 
 
+class FirstRate(RootMeanSquare):
+    """Keeps the learning rate that it was asked with first."""
+
+    first = None
+
+    def hyper_values(self, step, lr, group):
+        if self.first is None:
+            self.first = lr
+        return [self.first]
+
+
 class Changes(RootMeanSquare):
     def update(self, param, grad, state, hyper):
         return param.sub_(grad * hyper[0]), ()
@@ -233,7 +244,8 @@ def test_a_users_optimizer_is_built_and_traced():
         ("ScalarState", r"is not elementwise, its state has shape \[\]"),
         ("PositionDependent", "rounds an element differently by its position"),
         ("Forgetful", "has no update"),
-        ("GrowingHyper", r"hyper_values gives \[1, 2, 3\] values, not always as many"),
+        ("FirstRate", r"hyper_values of step 0, lr 0.001, .* is .*, and .* when later ones were asked for before"),
+        ("GrowingHyper", r"hyper_values gives \[1, 2, 3, 1001\] values, not always as many"),
         ("Nowhere", "cannot be built"),
         ("CountsUpdates", "update changes CountsUpdates.count, but it is traced once; keep what changes in the state"),
         ("CountsCalls", "hyper_values of step 0, lr 0.001, decay is .*, and .* when it is asked for again"),

@@ -203,6 +203,13 @@ def test_integers_beyond_what_a_draw_tells_apart_are_refused() -> None:
         rewritten(Noisy(lambda x: torch.randint_like(x, 2**25)))
 
 
+def test_complex_draws_are_refused_with_what_to_write() -> None:
+    with pytest.raises(
+        CaptureError, match=r"aten.randn.default in .* draws complex numbers; a way out is to draw real"
+    ):
+        rewritten(Noisy(lambda x: x + torch.randn(x.shape[0], *x.shape[1:], dtype=torch.cfloat).real))
+
+
 def test_a_permutation_has_every_place_once() -> None:
     model = Noisy(lambda x: torch.randperm(50).to(x.dtype).sort().values[:TOKENS, None] * torch.randperm(7)[1:, None])
     program = rewritten(model)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.capture import capture
+from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
 from tests.passes.models import Classifier, vectors
 
@@ -55,12 +57,12 @@ class OnNode(Hooked):
 
 
 def clamp_first(*gradients: Any) -> Any:
-    return tuple(each if each is None else each.clamp(-1e6, 1e6) for each in gradients[0])
+    return tuple(each if each is None else each.clamp(-1e3, 1e3) for each in gradients[0])
 
 
 def clamp(gradient: Tensor) -> Tensor:
     """Too wide for any gradient here."""
-    return gradient.clamp(-1e6, 1e6)
+    return gradient.clamp(-1e3, 1e3)
 
 
 def in_place(gradient: Tensor) -> None:
@@ -104,6 +106,27 @@ def test_a_hook_that_changes_gradients_is_refused(model: nn.Module) -> None:
 def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
     run(model)
     assert all(hook in (look, clamp) for hook in (model.head._backward_hooks or {}).values()), "they are put back"
+
+
+class OnAccumulation(Classifier):
+    """A hook on the node that adds up a parameter's gradient, as DDP has them; it bites for large gradients alone."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        super().__init__(layers=1)
+        weight = self.head.weight
+        self.node: Any = weight.expand_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self.node.register_prehook(hook)
+
+
+@pytest.mark.parametrize("hook", [clamp_first, lambda grads: tuple(g * (g.abs() > 1e-5) for g in grads)])
+def test_a_hook_that_nobody_sees_bites_at_another_size(hook: Callable[..., Any]) -> None:
+    model = OnAccumulation(hook)
+    batch = vectors(4, 1)
+    program = Normalize().apply(capture(model, (batch, vectors(3, 2)), granule=1))
+    with pytest.raises(CaptureError, match=r"times the gradient of head.weight: something changes gradients"):
+        check_gradients(model, program, batch)
+    other = OnAccumulation(lambda grads: None)
+    check_gradients(other, Normalize().apply(capture(other, (batch, vectors(3, 2)), granule=1)), batch)
 
 
 def test_a_hook_after_accumulation_is_refused() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from time import time_ns
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -131,10 +132,21 @@ class Advanced(Held):
         return 1.0 if self.number(self.held) < 200 else 0.5
 
 
+class OnParameter(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.calls = 0
+
+    def scale(self) -> Any:
+        self.head.weight.calls += 1
+        return 1.0 if self.head.weight.calls < 200 else 0.5
+
+
 class Rebound(Held):
     def scale(self) -> Any:
         self.held = self.held + 1
-        return torch.where(torch.as_tensor(self.held) > 200, 2.0, 1.0)
+        held = self.held if isinstance(self.held, (Tensor, np.ndarray)) else float(self.held)
+        return torch.where(torch.as_tensor(held) > 200, 2.0, 1.0)
 
 
 def thread_local() -> threading.local:
@@ -400,6 +412,8 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: MadeAnew(lambda n: {"calls": n}, lambda held: held["calls"]), r"changes pair of the model"),
     (lambda: MadeAnew(lambda n: SimpleNamespace(calls=n), lambda held: held.calls), r"changes pair of the model"),
     (lambda: Longer([1]), r"changes held of the model"),
+    (OnParameter, r"changes head.weight.calls of the model"),
+    (lambda: Rebound(Decimal(0)), r"changes held of the model"),
     (lambda: Rebound(torch.zeros(())), r"changes held of the model"),
     (lambda: Rebound(np.zeros(1)), r"changes held of the model"),
     (lambda: Advanced(np.array([0], object), one_more, lambda held: held[0]), r"changes held\[0\] of the model"),
