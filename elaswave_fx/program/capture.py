@@ -76,6 +76,7 @@ _WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.a
                 torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """What logs tracebacks while it traces."""
+_HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -184,10 +185,19 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         except DerivativeInForward:
             exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
-        table = {**get_decompositions(_WRITTEN_OUT), torch.ops.aten.one_hot.default: _one_hot}
+        table = {
+            **get_decompositions(_WRITTEN_OUT),
+            torch.ops.aten.one_hot.default: _one_hot,
+            torch.ops.aten.einsum.default: _einsum,
+        }
         exported = exported.run_decompositions(decompositions_under_autocast(table))
         mend_loss_shapes(exported.graph)
         return exported
+
+
+def _einsum(*args: Any) -> torch.Tensor:
+    """As torch writes it out: autocast knows the products in it, and not einsum."""
+    return torch.ops.aten.einsum.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:
@@ -242,7 +252,7 @@ def _running(error: Exception) -> Iterator[tuple[nn.Module, CodeType, int]]:
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(owner, nn.Module) and not isinstance(owner, Exportable):
+        if isinstance(owner, nn.Module) and not code.co_filename.startswith(_HERE):
             yield owner, code, line
 
 

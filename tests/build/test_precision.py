@@ -188,6 +188,23 @@ def norms() -> list[nn.Module]:
     return [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.RMSNorm(WIDTH)]
 
 
+class OnAndOff(Classify):
+    """Runs under autocast alone: it leaves it and enters it again."""
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            h = self.body(x.float())
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return torch.tanh(self.body(h))
+
+
+class Einsum(Classify):
+    """Autocast knows the product inside of it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.einsum("bi,ji->bj", torch.tanh(self.body(x)), self.body[0].weight)  # type: ignore[index]
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], int]] = {
     "far targets": (Regression, far_targets, 1),
     "float count": (lambda: FloatCount(nn.Linear(WIDTH, WIDTH), nn.Tanh()), points, 1),
@@ -201,6 +218,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], i
     "experts": (Experts, points, 1),
     "attention": (Attention, tokens, 1),
     "tables": (Bags, tokens, 1),
+    "on and off": (lambda: OnAndOff(nn.Linear(WIDTH, WIDTH)), points, 1),
+    "einsum": (lambda: Einsum(nn.Linear(WIDTH, WIDTH)), points, 1),
     "scripted function": (ScriptedFunction, points, 1),
 }
 
