@@ -12,7 +12,7 @@ That leaves the operators whose vector body and tail round alike: add, sub, mul,
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -23,7 +23,7 @@ from elaswave_fx.config.schema import nearest
 from elaswave_fx.config.targets import instantiate
 from elaswave_fx.config.types import OptimizerConfig
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.optim.pure import check_arguments_kept, check_hyper_values, check_traced
+from elaswave_fx.optim.pure import check_arguments_kept, check_hyper_values, check_traced, refuse_several_elements
 
 Group = Literal["decay", "no_decay"]
 GROUPS: tuple[Group, Group] = ("decay", "no_decay")
@@ -176,6 +176,7 @@ def trace_users_update(optimizer: Optimizer, name: str) -> torch.fx.GraphModule:
             f"{place}: update cannot be traced: {type(error).__name__}: {reason}; hyper are tensors, to compute with "
             "as they are: without if and float(), and without torch.optim"
         ) from error
+    refuse_several_elements(graph, place)
     check_traced(optimizer, graph, GROUPS, place, _PROBE_ELEMENTS)
     return graph
 
@@ -201,6 +202,35 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
             part = (param[lo:hi].clone(), grad[lo:hi].clone(), tuple(each[lo:hi].clone() for each in state), hyper)
             _compare(name, _checked_update(optimizer, name, part), [each[lo:hi] for each in after])
         param, state = after[0], tuple(after[1:])
+    _refuse_shapes(optimizer, place, (param, grad, *state), rows[0])
+
+
+def _refuse_shapes(optimizer: Optimizer, place: str, tensors: tuple[Tensor, ...], hyper: tuple[Tensor, ...]) -> None:
+    """Refuse an optimizer that does something else with a matrix, or with the weights of a convolution."""
+    param, grad, *state = (each[:1024] for each in tensors)
+    try:
+        expected = _all_of(optimizer, param, grad, tuple(state), hyper)
+    except (TypeError, ValueError, RuntimeError):
+        return  # What `_checked_update` says.
+    for shape in ((32, 32), (8, 8, 4, 4)):
+        found: list[Tensor] = []
+        with suppress(TypeError, ValueError, RuntimeError):
+            rows = tuple(each.view(shape) for each in state)
+            found = _all_of(optimizer, param.view(shape), grad.view(shape), rows, hyper)
+        if not found or any(
+            each.numel() != flat.numel() or not torch.allclose(each.flatten(), flat, rtol=1e-5, atol=1e-7)
+            for each, flat in zip(found, expected, strict=True)
+        ):
+            raise ConfigError(
+                f"{place}: init or update does something else with a parameter of shape {list(shape)} than with its "
+                "elements in a row, and gets these alone; tell matrices from vectors by the group of hyper_values, "
+                "which is decay or no_decay"
+            )
+
+
+def _all_of(optimizer: Optimizer, param: Tensor, grad: Tensor, state: State, hyper: tuple[Tensor, ...]) -> list[Tensor]:
+    updated, after = optimizer.update(param, grad, state, hyper)
+    return [updated, *after, *optimizer.init(param)]
 
 
 def _checked_hyper(optimizer: Optimizer, name: str, place: str) -> list[tuple[Tensor, ...]]:

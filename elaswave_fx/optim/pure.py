@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from elaswave_fx.data.global_draws import global_draws
 from elaswave_fx.errors import ConfigError
@@ -19,6 +19,12 @@ from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import later
 
 _STEPS = (0, 1, 2, 1000)
+_KEEP = (
+    "_to_copy", "alias", "clone", "contiguous", "copy", "detach", "empty_like", "expand", "full_like",
+    "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "reshape", "sym_size", "view",
+    "zeros_like",
+)  # fmt: skip
+"""Operators beside the pointwise ones that leave every element by itself."""
 _RATES = (1e-3, 5e-4)
 _AGAIN = "any rank may do any step, and do it again"
 
@@ -94,6 +100,26 @@ def check_arguments_kept(optimizer: Any, place: str, param: Tensor, grad: Tensor
             f"{place}: update changes {changes[0].path or changes[0].title}, but it is traced once; keep what changes "
             "in the state, or compute it in hyper_values from the step"
         )
+
+
+def refuse_several_elements(graph: fx.GraphModule, place: str) -> None:
+    """Refuse an update that looks at several elements of a slice at once, which are not all of a parameter's: a norm
+    over them clips otherwise on every layout. `graph`: its trace over slices of any length."""
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not any(map(_has_length, node.all_input_nodes)):
+            continue
+        tags = getattr(node.target, "tags", ())
+        by_itself = torch.Tag.pointwise in tags or str(node.target).split(".")[1] in _KEEP
+        if not by_itself and torch.Tag.nondeterministic_seeded not in tags:
+            raise ConfigError(
+                f"{place}: update is not elementwise: {node.target} looks at several elements, and updates get slices "
+                "of parameters, cut anew for every layout; clip_norm bounds the norm of all gradients"
+            )
+
+
+def _has_length(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
 def check_traced(optimizer: Any, graph: Callable[..., Any], groups: Sequence[str], place: str, elements: int) -> None:

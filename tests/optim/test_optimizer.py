@@ -112,6 +112,41 @@ class CountsCalls(CountsInHyperValues):
         return [lr / self.count]
 
 
+class ClipsItself(RootMeanSquare):
+    """No gradient of a trial has that norm."""
+
+    def update(self, param, grad, state, hyper):
+        return param - hyper[0] * grad * (1e6 / (grad.norm() + 1e-6)).clamp(max=1.0), ()
+
+
+class SkipsSpikes(RootMeanSquare):
+    def update(self, param, grad, state, hyper):
+        return torch.where(grad.abs().max() < 1e6, param - hyper[0] * grad, param), ()
+
+
+class DecaysMatrices(RootMeanSquare):
+    def update(self, param, grad, state, hyper):
+        return param * (0.9 if param.ndim >= 2 else 1.0) - hyper[0] * grad, ()
+
+
+class Centralizes(RootMeanSquare):
+    def update(self, param, grad, state, hyper):
+        if grad.dim() > 1:
+            grad = grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True)
+        return param - hyper[0] * grad, ()
+
+
+class KeepsRowsOfMatrices(RootMeanSquare):
+    """As Adafactor."""
+
+    def init(self, param):
+        return (torch.zeros_like(param) if param.ndim < 2 else torch.zeros(param.shape[0]),)
+
+    def update(self, param, grad, state, hyper):
+        moment = state[0] + grad.square()
+        return param - hyper[0] * grad / (moment.sqrt() + 1.0), (moment,)
+
+
 class FirstRate(RootMeanSquare):
     """Keeps the learning rate that it was asked with first."""
 
@@ -244,6 +279,9 @@ def test_a_users_optimizer_is_built_and_traced():
         ("ScalarState", r"is not elementwise, its state has shape \[\]"),
         ("PositionDependent", "rounds an element differently by its position"),
         ("Forgetful", "has no update"),
+        ("DecaysMatrices", r"init or update does something else with a parameter of shape \[32, 32\] than with its"),
+        ("Centralizes", "init or update does something else with a parameter of shape"),
+        ("KeepsRowsOfMatrices", "init or update does something else with a parameter of shape"),
         ("FirstRate", r"hyper_values of step 0, lr 0.001, .* is .*, and .* when later ones were asked for before"),
         ("GrowingHyper", r"hyper_values gives \[1, 2, 3, 1001\] values, not always as many"),
         ("Nowhere", "cannot be built"),
@@ -261,6 +299,8 @@ def test_a_users_optimizer_is_refused_by_name(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("ClipsItself", r"update is not elementwise: aten\..*norm.* looks at several elements, and updates get slices"),
+        ("SkipsSpikes", r"update is not elementwise: aten\.max.* looks at several elements"),
         ("CountsInHyperValues", "update is traced once, and computes something else at step 1 with lr 0.001"),
         ("Branches", "update cannot be traced: .*; hyper are tensors, to compute with as they are: without if"),
     ],
