@@ -176,7 +176,6 @@ def trace_users_update(optimizer: Optimizer, name: str) -> torch.fx.GraphModule:
             f"{place}: update cannot be traced: {type(error).__name__}: {reason}; hyper are tensors, to compute with "
             "as they are: without if and float(), and without torch.optim"
         ) from error
-    refuse_several_elements(graph, place)
     check_traced(optimizer, graph, GROUPS, place, _PROBE_ELEMENTS)
     return graph
 
@@ -194,6 +193,11 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     grad = torch.randn(_PROBE_ELEMENTS, generator=generator)
     with _refused(name):
         check_arguments_kept(optimizer, place, param, grad, rows[0])
+    graph = None
+    with suppress(Exception):  # Of the user's code; `trace_users_update` says which.
+        graph = trace_update(optimizer)
+    if graph is not None:
+        refuse_several_elements(graph, place)
     cuts = ((0, 1), (1, 4), (3, 520), (517, _PROBE_ELEMENTS))
     for hyper in rows:
         grad = torch.randn(_PROBE_ELEMENTS, generator=generator)

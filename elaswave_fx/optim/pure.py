@@ -106,7 +106,8 @@ def refuse_several_elements(graph: fx.GraphModule, place: str) -> None:
     """Refuse an update that looks at several elements of a slice at once, which are not all of a parameter's: a norm
     over them clips otherwise on every layout. `graph`: its trace over slices of any length."""
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not any(map(_has_length, node.all_input_nodes)):
+        makes_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+        if node.op != "call_function" or not makes_tensor or not any(map(_has_length, node.all_input_nodes)):
             continue
         tags = getattr(node.target, "tags", ())
         by_itself = torch.Tag.pointwise in tags or str(node.target).split(".")[1] in _KEEP

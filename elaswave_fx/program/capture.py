@@ -10,6 +10,7 @@ size where it does not, functionalized, and compared with the eager model on fre
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import linecache
 import logging
@@ -74,6 +75,9 @@ TRACE_ERRORS = (
 # Their backward passes take sizes as plain numbers: written out instead, recurrent layers as one call per step.
 _WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
                 torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
+_OF_PRODUCTS = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, torch.ops.aten.lstm_cell.default,
+                torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
+"""Autocast does not know these, but the products that torch makes of them."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """What logs tracebacks while it traces."""
 _HERE = os.path.dirname(__file__) + os.sep
@@ -188,16 +192,15 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         table = {
             **get_decompositions(_WRITTEN_OUT),
             torch.ops.aten.one_hot.default: _one_hot,
-            torch.ops.aten.einsum.default: _einsum,
+            **{op: functools.partial(_written_out_by_torch, op) for op in _OF_PRODUCTS},
         }
         exported = exported.run_decompositions(decompositions_under_autocast(table))
         mend_loss_shapes(exported.graph)
         return exported
 
 
-def _einsum(*args: Any) -> torch.Tensor:
-    """As torch writes it out: autocast knows the products in it, and not einsum."""
-    return torch.ops.aten.einsum.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:

@@ -205,12 +205,28 @@ class Einsum(Classify):
         return torch.einsum("bi,ji->bj", torch.tanh(self.body(x)), self.body[0].weight)  # type: ignore[index]
 
 
+class Cells(Classify):
+    """Recurrent layers, step by step by the user's own loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.lstm, self.rnn = (kind(WIDTH, WIDTH) for kind in (nn.GRUCell, nn.LSTMCell, nn.RNNCell))
+
+    def features(self, x: Tensor) -> Tensor:
+        h = cell = torch.zeros(x.shape[0], WIDTH)
+        for step in range(3):
+            h = self.rnn(self.gru(x[:, step], h))
+            h, cell = self.lstm(x[:, step], (h, cell))
+        return h
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], int]] = {
     "far targets": (Regression, far_targets, 1),
     "float count": (lambda: FloatCount(nn.Linear(WIDTH, WIDTH), nn.Tanh()), points, 1),
     "norms": (lambda: Classify(*norms()), points, 1),
     "times": (lambda: Times(nn.Linear(WIDTH, WIDTH), nn.SiLU()), points, 1),
     "states": (lambda: States(nn.Linear(WIDTH, WIDTH)), sequences, 1),
+    "cells": (Cells, sequences, 1),
     "lstm": (lambda: Recurrent(nn.LSTM), sequences, 1),
     "gru": (lambda: Recurrent(nn.GRU), sequences, 1),
     "batch norm": (lambda: Convolutions(nn.BatchNorm2d(8)), images, SAMPLES),
