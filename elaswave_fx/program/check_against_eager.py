@@ -111,8 +111,8 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
         loss = _loss_of(model, batch)
-        functions = own_functions(loss)
         expected = _backward(model, program, loss, trained)
+    functions = own_functions(loss)
     tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
     torch.manual_seed(SEED)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))

@@ -94,6 +94,12 @@ class _WatchedNode:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
+    def __eq__(self, other: object) -> bool:
+        return self._node == (other._node if isinstance(other, _WatchedNode) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._node)  # Whoever walks the graph meets a node again.
+
     @property
     def next_functions(self) -> Any:
         found = self._node.next_functions

@@ -108,6 +108,27 @@ def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
     assert all(hook in (look, clamp) for hook in (model.head._backward_hooks or {}).values()), "they are put back"
 
 
+class Walker(Classifier):
+    """Looks at the whole graph, each node once: there are 2^40 ways to its end."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        for _ in range(40):
+            features = 0.5 * features + 0.5 * features
+        seen, waiting = set(), [features.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting += [source for source, _ in node.next_functions]
+        return features
+
+
+def test_a_walk_through_the_graph_ends() -> None:
+    model, batch = Walker(layers=1), vectors(4, 1)
+    check_gradients(model, Normalize().apply(capture(model, (batch, vectors(3, 2)), granule=1)), batch)
+
+
 class OnAccumulation(Classifier):
     """A hook on the node that adds up a parameter's gradient, as DDP has them; it bites for large gradients alone."""
 
