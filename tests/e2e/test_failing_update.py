@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from elaswave_fx.config.types import Config
@@ -22,15 +23,15 @@ FAR = 1e9
 
 
 class ProbingDescent:
-    """Gradient descent that reads the element of its box at `place`, a hyper value, and adds nothing of it. Beyond the
-    end of the box that fails, as an operator may that finds no memory."""
+    """Gradient descent that reads the entry of a table at `place`, a hyper value, and adds nothing of it. Beyond the
+    end of the table that fails, as an operator may that finds no memory."""
 
     def init(self, param: Tensor) -> tuple[Tensor, ...]:
         return ()
 
     def update(self, param: Tensor, grad: Tensor, state: Any, hyper: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
         lr, place = hyper
-        probe = param.index_select(0, place.long().reshape(1))
+        probe = torch.zeros(8).index_select(0, place.long().reshape(1))
         return param - grad * lr + probe * 0.0, ()
 
     def hyper_values(self, step: int, lr: float, group: str) -> list[float]:
