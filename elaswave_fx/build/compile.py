@@ -51,14 +51,16 @@ def compile_model(
     Raises ConfigError for passes that cannot be made, before anything is captured.
     """
     pipeline = make_pipeline(config.passes)
-    if isinstance(model, HFAdapter):
+    is_adapted = isinstance(model, HFAdapter)
+    if is_adapted:
         with python_state_kept(model):
             _check_forward(model, batches[0])
             check_own_loss(model, batches[0])  # In full precision, which tells more of the losses apart.
     if config.precision == "bf16":
         run_under_autocast(model)
-    with python_state_kept(model):
-        _check_forward(model, batches[0])
+    if not is_adapted:
+        with python_state_kept(model):
+            _check_forward(model, batches[0])
     program = capture(model, batches, config.parallel.granule)
     part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
     with python_state_kept(model):

@@ -14,6 +14,7 @@ import torch
 
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
+from elaswave_fx.program.fingerprint import plain_text
 from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
 
@@ -28,7 +29,7 @@ def refuse_counters(read: Callable[[], dict[str, torch.Tensor]], owner: object, 
     first = {field: tensor.clone() for field, tensor in read().items()}
     for space, name, value, numbers in before:
         now = numbers_in(space.get(name))
-        changed = frozenset(path for path, number in now.items() if not _equal(numbers.get(path), number))
+        changed = frozenset(path for path in now if plain_text(numbers.get(path)) != plain_text(now[path]))
         for more in _FURTHER if changed else ():
             space[name] = with_changed(value, changed, lambda number, by=more: number + by)
             try:
@@ -55,9 +56,3 @@ def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
     for code in (owner, *(getattr(kind, name, None) for name in ("__call__", "__getitem__"))):
         if isinstance(code, FunctionType):
             yield from ((code.__globals__, name) for name in {*names_of(code.__code__)} & code.__globals__.keys())
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and same_bits(a, b)
-    return str(a) == str(b)
