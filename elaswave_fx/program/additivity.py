@@ -81,8 +81,10 @@ def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: 
 
 def _largest(tensor: torch.Tensor) -> float:
     """The largest finite element."""
-    finite = tensor[torch.isfinite(tensor)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    if not tensor.numel():
+        return 0.0
+    largest = float(tensor.abs().max())
+    return largest if math.isfinite(largest) else float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _sums_and_gradients(program: Program, run: BatchRun) -> tuple[list[float], _Gradients]:
