@@ -118,7 +118,7 @@ def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> d
     """
     building = next(at for at, line in said if line == "building")
     built, program = next((at, line) for at, line in said if line.startswith("program "))
-    starting = next(at for at, line in said if line == "starting")
+    starting = next(at for at, line in said if line.startswith("starting "))
     laps = {name.strip(): float(seconds) for name, seconds in re.findall(r"([a-z ]+) (\d+\.\d+) s", program)}
     compiled = {name: laps.get(name, 0.0) for name in ("data", "model", "capture and passes", "measuring")}
     return {

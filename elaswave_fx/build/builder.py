@@ -58,7 +58,7 @@ from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, trace_update, trace_users_update
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
-from elaswave_fx.plan.describe import fatal_words, link_words
+from elaswave_fx.plan.describe import fatal_words, link_words, shape_words
 from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
@@ -96,7 +96,9 @@ class Built:
     origin: str
     """Where the program comes from, in words."""
     notes: tuple[str, ...] = ()
-    """What its key covers, and what is wrong with the cache."""
+    """What is wrong with the cache, and which modules were left in evaluation mode."""
+    coverage: str = ""
+    """What the program's key covers."""
     state_dict: Mapping[str, str] = field(default_factory=dict)
     """Key of the model's own state dict -> logical parameter or buffer."""
 
@@ -153,8 +155,10 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
             Artifact.save_costs(target, artifact.measured)
         clock.lap("measuring")
     origin = _origin(cached is not None, dump)
-    notes = (f"the program's key covers {code.words()}", *awake, *notes)
-    return Built(artifact, target, state, source, clock.laps, origin, notes, state_dict_names(model))
+    coverage = f"the program's key covers {code.words()}"
+    return Built(
+        artifact, target, state, source, clock.laps, origin, (*awake, *notes), coverage, state_dict_names(model)
+    )
 
 
 def _set_to_train(model: nn.Module) -> tuple[str, ...]:
@@ -433,14 +437,18 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             *built.notes,
             *artifact.notes,
             *(f"pass of yours: {name}" for name in user_passes_of(artifact.pipeline)),
-            *_links_line(config, plan),
-            f"plan: {plan.reason}",
-            _memory_line(plan, config.copies.mode),
-            _copies_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
+            f"plan: {shape_words(plan)}",
+            _replicas_line(config, plan, start.path is not None or checkpoint_folder(config, run_dir) is not None),
             *_samples_line(samples),
             *rehearsed,
             *start.lines,
             *changes,
+        ),
+        details=(
+            built.coverage,
+            *_links_line(config, plan),
+            f"plan: {plan.reason}",
+            _memory_line(plan, config.copies.mode),
         ),
     )
 
@@ -477,14 +485,15 @@ def _memory_line(plan: Plan, mode: str) -> str:
     return f"memory per parameter, all ranks: {sum(parts.values()):.1f} bytes on the host ({words}), none on a device"
 
 
-def _copies_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
+def _replicas_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
     """Which losses cost more than the step in flight, and what they cost in this run."""
     if has_checkpoint:
-        cost = "the run would go back to its last checkpoint"
+        cost = "the run goes back to its last checkpoint"
+    elif config.recovery.allow_rollback:
+        cost = "the run, which makes no checkpoints, begins again from step 0"
     else:
-        cost = "the run makes no checkpoints and would "
-        cost += "begin again from step 0" if config.recovery.allow_rollback else "end (recovery.allow_rollback=false)"
-    return f"copies: {fatal_words(plan, cost)}"
+        cost = "the run, which makes no checkpoints, ends (recovery.allow_rollback=false)"
+    return f"replicas: {fatal_words(plan, cost)}"
 
 
 def _checkpoint_fields(

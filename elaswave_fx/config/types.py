@@ -209,6 +209,13 @@ class LaunchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """The lines on the console: one per event, or with `level` debug all that `logs/console.log` has."""
+
+    level: str = constrained(choices=("info", "debug"), default="info")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """The state on disk. Checkpoints are made if `dir` (None: RUN/checkpoints) or `every` is set: one every `every`
     steps, if that is not 0, and the last one in any case. The newest `keep` stay."""
@@ -381,6 +388,7 @@ class Config:
     planner: PlannerConfig
     rng: RngConfig
     faults: tuple[Fault, ...]
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, for `summary.json`, plans and cache keys."""

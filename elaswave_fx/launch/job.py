@@ -43,7 +43,8 @@ _KEPT = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user.
+    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user and
+    `details`, which are shown with log.level=debug.
 
     The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
     `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
@@ -58,6 +59,7 @@ class BuildResult:
     samples: int
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
     data_digest: str = ""
@@ -277,6 +279,7 @@ class JobSpec:
             who is waited for else, for `patience_s`.
         faults: each must have been told of by its victim when the run ends.
         planning: the planner; None: that of `elaswave_fx.plan`.
+        log_level: of the lines on the console, "info" or "debug".
         exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
             would if the launcher were on another machine, or gone.
         newcomer: the command by which one more rank joins; empty: nobody is started while the job runs.
@@ -300,6 +303,7 @@ class JobSpec:
     patience_s: float = 300.0
     faults: tuple[Fault, ...] = ()
     planning: Planning | None = None
+    log_level: str = "info"
     exit_words: bool = True
     newcomer: tuple[str, ...] = ()
     power: PowerConfig | None = None
@@ -313,7 +317,7 @@ class JobSpec:
 def facts_for_newcomers(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
     """What a process that joins is told of a job, as JSON: what the builder has made, and where the launcher is.
     `store`: the job's folder in memory, to which its run directory leads."""
-    told = dataclasses.replace(build, plan="", lines=(), files={})
+    told = dataclasses.replace(build, plan="", lines=(), details=(), files={})
     return {
         "build": dataclasses.asdict(told),
         "host": spec.host,

@@ -49,10 +49,11 @@ from elaswave_fx.launch.versions import versions
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
+from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.plan.topology import Epoch
 
 
-def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
+def launch(spec: JobSpec) -> int:
     """Run the job to its end and return the exit code; see above. Raises `ConfigError`.
 
     However it ends, no process of it is left, and the run directory has its summary. What an earlier run left there
@@ -72,7 +73,7 @@ def launch(spec: JobSpec, progress: StepProgress | None = None) -> int:
         RunDirectory.prepare(spec.run_dir)
         with RunDirectory.claimed(spec.run_dir):
             _say_all(put_clocks_back(spec.run_dir, spec.power))
-            return _launch(spec, listener, progress)
+            return _launch(spec, listener)
 
 
 def _say_all(lines: list[str]) -> None:
@@ -80,34 +81,38 @@ def _say_all(lines: list[str]) -> None:
         print(line, flush=True)
 
 
-def _launch(spec: JobSpec, listener: socket.socket, progress: StepProgress | None) -> int:
-    with Stop() as stop:  # to the summary: signals that come again must not end a run that is saved
-        return _run(spec, listener, progress, stop)
+def _launch(spec: JobSpec, listener: socket.socket) -> int:
+    # `stop` to the summary: signals that come again must not end a run that is saved.
+    with Stop() as stop, RunLog(spec.log_level) as log:
+        return _run(spec, listener, log, stop)
 
 
-def _run(spec: JobSpec, listener: socket.socket, progress: StepProgress | None, stop: Stop) -> int:
+def _run(spec: JobSpec, listener: socket.socket, log: RunLog, stop: Stop) -> int:
     began_s = time.monotonic()
-    with progress or StepProgress(spec.steps, done=spec.first_step) as shown:
+    with StepProgress(spec.steps, log, done=spec.first_step) as progress:
         _preload(spec.preload)
-        built = _build(spec, shown, stop)
+        built = _build(spec, progress, stop)
         if not isinstance(built, BuildResult) and RunDirectory.holds_run(spec.run_dir):
             return _not_begun(spec, built, stop)
         recorder = Recorder.create(spec.run_dir, spec.first_step, spec.same_run, began_s)
+        log.write_to(recorder.directory.log("console"))
         failure = built if isinstance(built, Failure) else None
         if isinstance(built, BuildResult):
             for line in built.lines:
-                shown.message(line)
+                log.info(line)
+            for line in built.details:
+                log.debug(line)
             try:
                 recorder.directory.run({"first_step": spec.first_step, **built.run})
                 recorder.planned(built.plan, built.units, built.samples, spec.ranks)
-                supervisor = _start(spec, built, listener, recorder, shown, stop)
+                supervisor = _start(spec, built, listener, recorder, progress, log, stop)
             except OSError as error:
                 failure = Failure("launcher", f"the job cannot be started ({error})")
             else:
                 failure = supervisor.run()
     if failure is not None:
-        return _failed(recorder, failure)
-    return _ended(spec, recorder, stop)
+        return _failed(recorder, log, failure)
+    return _ended(spec, recorder, log, stop)
 
 
 def _preload(modules: tuple[str, ...]) -> None:
@@ -154,8 +159,9 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
     status = child.reap()
     for message in messages:
         if message.kind == "built":
+            lines = {name: tuple(message.fields[name]) for name in ("lines", "details")}
             files = {name: SharedFile(**fields) for name, fields in message.fields["files"].items()}
-            return BuildResult(**{**message.fields, "lines": tuple(message.fields["lines"]), "files": files})
+            return BuildResult(**{**message.fields, **lines, "files": files})
         return from_message(child.name, message.fields, child.log)
     return from_exit(child.name, status, child.log)
 
@@ -166,6 +172,7 @@ def _start(
     listener: socket.socket,
     recorder: Recorder,
     progress: StepProgress,
+    log: RunLog,
     stop: Stop,
 ) -> Supervisor:
     """Fork the coordinator and all workers, or none when the system refuses one."""
@@ -215,7 +222,7 @@ def _start(
         end_children(workers)
         coordination.end()
         raise
-    return Supervisor(spec, workers, coordination, liveness, recorder, progress, stop)
+    return Supervisor(spec, workers, coordination, liveness, recorder, progress, log, stop)
 
 
 def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
@@ -271,12 +278,13 @@ def _not_begun(spec: JobSpec, failure: Failure | None, stop: Stop) -> int:
     return SIGNALLED + stop.number
 
 
-def _failed(recorder: Recorder, failure: Failure) -> int:
-    _finish(recorder, "failed", failure.reason)
+def _failed(recorder: Recorder, log: RunLog, failure: Failure) -> int:
+    log.keep(f"error: {failure.line}")
+    _finish(recorder, log, "failed", failure.reason)
     return _say(failure)
 
 
-def _finish(recorder: Recorder, outcome: str, reason: str | None, closing: str = "") -> bool:
+def _finish(recorder: Recorder, log: RunLog, outcome: str, reason: str | None, closing: str = "") -> bool:
     """Whether the summary could be written; the user reads `closing`, then why it could not."""
     trouble = ""
     try:
@@ -284,7 +292,7 @@ def _finish(recorder: Recorder, outcome: str, reason: str | None, closing: str =
     except OSError as error:
         trouble = f"error: {recorder.directory.path}: the summary cannot be written ({error.strerror})"
     if closing:
-        print(closing, flush=True)
+        log.info(closing)
     if trouble and recorder.directory.path.is_dir():
         print(trouble, file=sys.stderr, flush=True)
     return not trouble
@@ -303,20 +311,21 @@ def _planning(spec: JobSpec) -> Planning:
     return spec.planning or Planner(spec.copies)
 
 
-def _ended(spec: JobSpec, recorder: Recorder, stop: Stop) -> int:
+def _ended(spec: JobSpec, recorder: Recorder, log: RunLog, stop: Stop) -> int:
     """The end of a run whose processes all ended well, or that the user stopped."""
     committed = f"{recorder.steps} of {spec.steps} steps"
     gave_up = recorder.gave_up
     wrong = _what_is_wrong(spec, recorder, early=stop.number is not None or gave_up is not None) or gave_up
     if wrong is not None:
-        _finish(recorder, "failed", wrong)
+        log.keep(f"error: {wrong}")
+        _finish(recorder, log, "failed", wrong)
         print(f"error: {wrong}", file=sys.stderr, flush=True)
         return 1
     if recorder.steps >= spec.steps:
-        return 0 if _finish(recorder, "completed", None, recorder.closing_line()) else 1
+        return 0 if _finish(recorder, log, "completed", None, recorder.closing_line()) else 1
     assert stop.number is not None
     closing = f"stopped by {stop.number.name} after {committed}; the run directory is whole: {spec.run_dir}"
-    _finish(recorder, "interrupted", f"{stop.number.name} after {committed}", closing)
+    _finish(recorder, log, "interrupted", f"{stop.number.name} after {committed}", closing)
     return SIGNALLED + stop.number
 
 

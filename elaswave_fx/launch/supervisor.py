@@ -27,9 +27,10 @@ from elaswave_fx.launch.newcomers import Newcomers
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.observe.narrative import describe
+from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.scheduling import answer_soon
 
 TICK_S = 0.1
@@ -56,11 +57,12 @@ class Supervisor:
         liveness: LivenessTable,
         recorder: Recorder,
         progress: StepProgress,
+        log: RunLog,
         stop: Stop,
     ) -> None:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._liveness = liveness
-        self._progress, self._stop = progress, stop
+        self._progress, self._log, self._stop = progress, log, stop
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
@@ -82,6 +84,7 @@ class Supervisor:
         self._to_join = [fault for fault in spec.faults if fault.kind == "join"]
         self._heeded = 0  # So many stop requests were answered.
         self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
+        self._narrator = Narrator(log, self._members)
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Failure | None:
@@ -89,9 +92,10 @@ class Supervisor:
         behind."""
         answer_soon()  # after the forks: ranks compute
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
-        self._progress.message(f"workers: {pids}; logs in {self._recorder.directory.path / 'logs'}")
+        self._log.debug(f"workers: {pids}")
         self._recorder.event("started", pids={str(rank): child.pid for rank, child in enumerate(self._children)})
-        self._progress.phase("starting")
+        ranks = f"{len(self._children)} rank{'s' if len(self._children) != 1 else ''}"
+        self._progress.phase(f"starting {ranks}; logs in {self._recorder.directory.path / 'logs'}")
         for rank, child in enumerate(self._children):
             self._watch(child, rank)
             self._liveness.watch(rank)
@@ -187,7 +191,7 @@ class Supervisor:
                     self._start_those_who_join(line.step)
             case "eval":
                 self._recorder.evaluation(fields["step"], fields["loss"], fields["count"])
-                self._progress.message(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
+                self._log.info(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
                 self._on_event({"rank": rank, **fields})
                 if fields["event"] == "left":
@@ -218,10 +222,12 @@ class Supervisor:
         """Pass an event of a worker or the coordinator on to the file and the user."""
         kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
         extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
-        self._recorder.event(kind, epoch, at_s, **extra)
+        recovery = self._recorder.event(kind, epoch, at_s, **extra)
         if "rolled_back_to" in extra:
             self._progress.rewind(extra["rolled_back_to"])
-        self._progress.message(describe(kind, epoch, extra))
+        if kind == "agreed":
+            self._members = set(extra["members"])
+        self._narrator.event(kind, epoch, extra, recovery)
 
     def _on_told(self, rank: int, message: Message) -> None:
         """What a rank that joined has to say of the job. Its process is none of ours: of its end the coordinator hears
@@ -297,7 +303,7 @@ class Supervisor:
         """A worker that could not do so itself has left its clock as it had set it."""
         for line in put_clocks_back(self._recorder.directory.path, self._spec.power, rank):
             self._recorder.event("clock", rank=rank, outcome="restored", why=line)
-            self._progress.message(line)
+            self._log.info(line)
 
     def _on_error(self, rank: int, failure: Failure) -> None:
         if failure.costs_the_rank_alone:
@@ -318,7 +324,7 @@ class Supervisor:
         if not failure.was_left_out or self._is_ending or self._over or self._done or self._stop.requests:
             return
         if self._newcomers.start():
-            self._progress.message(f"rank {rank} lives: a new process joins the job in its place")
+            self._log.info(f"rank {rank} lives: a new process joins the job in its place")
 
     def _fail(self, rank: int, failure: Failure) -> None:
         self._failures.setdefault(rank, failure)
@@ -337,7 +343,7 @@ class Supervisor:
     def _hear_coordinator(self) -> None:
         for message in self._coordination.messages():
             if message.kind == "error":
-                self._progress.message(f"coordinator: {message.fields['message']}")
+                self._log.info(f"coordinator: {message.fields['message']}")
             elif message.kind == "trouble":
                 self._store_trouble = message.fields["text"]
             elif message.kind == "ended":
@@ -350,10 +356,10 @@ class Supervisor:
                 self._follow(message.fields)
 
     def _follow(self, fields: Mapping[str, Any]) -> None:
-        """Who is a member, as the coordinator says."""
+        """Whom the last epoch has ended for, and whether the job is over, as the coordinator says."""
         match fields["event"]:
             case "agreed":
-                self._members, self._missed = set(fields["members"]), set()
+                self._missed = set()
             case "detected":
                 self._missed = set(fields["ranks"])
             case "over":
@@ -409,7 +415,7 @@ class Supervisor:
         """Tell the user once that files cannot be written, and once that they can."""
         trouble = self._recorder.directory.trouble or self._store_trouble
         if trouble != self._trouble:
-            self._progress.message(trouble or f"{self._recorder.directory.path}: can be written again")
+            self._log.info(trouble or f"{self._recorder.directory.path}: can be written again")
             self._trouble = trouble
 
     def _settled(self) -> bool:
@@ -428,7 +434,7 @@ class Supervisor:
 
     def _on_stop_request(self) -> None:
         if self._heeded == 1 and not self._failures:
-            self._progress.message("stopping after the current step; once more ends the workers at once")
+            self._log.info("stopping after the current step; once more ends the workers at once")
             self._recorder.event("stopping", steps=self._recorder.steps)
             # The wish travels with the ranks' votes: all stop after the same step.
             for rank in range(self._spec.ranks):

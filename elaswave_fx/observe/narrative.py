@@ -1,20 +1,63 @@
-"""This module tells an event as a line on the console: what happened, what was decided, why.
+"""Events as lines of the log: one for a recovery or a reconfiguration, their parts as details (`log.level=debug`).
 
 describe("agreed", 5, {"members": [0, 1, 3], "lost": [2], "step": 118, "steps_redone": 1, "why": "…"})
-    ->  "epoch 5: ranks 0, 1, 3 go on from step 118, 1 step is done again"
+    ->  "epoch 5: ranks 0, 1, 3 resume at step 118, 1 step replayed"
+recovered(entry, [0, 1, 3])
+    ->  "epoch 5: rank 2 failed (killed by SIGKILL); resumed at step 118 on ranks 0, 1, 3 in 59 ms"
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.words import rank_words
 
 Fields = Mapping[str, Any]
 
 _PARTS = ("pipeline", "exchange", "update", "step")
 """Of a step, in `predicted`."""
+
+_DETAILS = frozenset({
+    "agreed", "called_off", "caught_up", "detected", "edited", "joined", "planned", "resumed", "started", "stopped",
+    "stopping", "transferred",
+})  # fmt: skip
+"""Parts of a recovery or of a planned reconfiguration, of which there is one line in all."""
+
+
+class Narrator:
+    """Adds the lines of events to the log; the launcher's one thread uses it."""
+
+    def __init__(self, log: RunLog, members: Collection[int]) -> None:
+        """`members`: the ranks of the first epoch."""
+        self._log, self._members, self._ranks = log, set(members), len(members)
+        self._told: set[int] = set()  # Recoveries, by the epoch to which they have led.
+
+    def event(self, kind: str, epoch: int, fields: Fields, recovery: Fields | None) -> None:
+        """Add the line of an event. `recovery`: what `Recorder.event` has returned for it."""
+        (self._log.debug if self._is_detail(kind, fields, recovery) else self._log.info)(describe(kind, epoch, fields))
+        if kind == "agreed":
+            change = reconfigured(epoch, self._members, fields)
+            self._members = set(fields["members"])
+            if change is not None:
+                self._log.info(change)
+        if kind == "planned" and "layout" in fields:
+            self._log.info(f"epoch {epoch}: the same ranks take another layout: {fields['layout']}")
+        if recovery is not None and "members" in recovery and recovery["epoch"] not in self._told:
+            self._told.add(recovery["epoch"])
+            self._log.info(recovered(recovery, self._members))
+
+    def _is_detail(self, kind: str, fields: Fields, recovery: Fields | None) -> bool:
+        if kind == "clock":
+            return fields["outcome"] == "applied"
+        if kind == "predicted":  # Steps are predicted for ranks that have a core each, or need none.
+            return "overslept_share" not in fields and len(os.sched_getaffinity(0)) < self._ranks
+        if kind == "left":  # The line of the recovery names the cause, if it is still to come.
+            return recovery is None or recovery["epoch"] not in self._told
+        return kind in _DETAILS
 
 
 def describe(kind: str, epoch: int, fields: Fields) -> str:
@@ -27,19 +70,49 @@ def describe(kind: str, epoch: int, fields: Fields) -> str:
     return f"{who}{kind.replace('_', ' ')}: {said}" if said else f"{who}{kind.replace('_', ' ')}"
 
 
+def recovered(entry: Fields, members: Collection[int]) -> str:
+    """Return the line of a recovery, an entry of `Recoveries` that has ended with `members`."""
+    if entry["ranks"]:
+        own = re.compile(rf"^rank ({'|'.join(map(str, entry['ranks']))}):? ")
+        causes = "; ".join(own.sub("", cause) for cause in entry["cause"].split("; "))
+        what = f"{_numbers(entry['ranks'])} failed ({causes})"
+    else:
+        what = f"a step failed ({entry['cause']})"
+    back = f", ROLLED BACK to step {entry['rolled_back_to']}" if "rolled_back_to" in entry else ""
+    took = f" in {entry['mttr_ms']:.0f} ms" if entry["mttr_ms"] is not None else ""
+    return f"epoch {entry['epoch']}: {what}; resumed at step {entry['step']}{back} on {_numbers(sorted(members))}{took}"
+
+
+def reconfigured(epoch: int, before: Collection[int], fields: Fields) -> str | None:
+    """Return the line of an `agreed` event whose epoch has other members than `before` for another reason than a
+    failure; None if it has not."""
+    back = fields.get("back", [])
+    joined = sorted(set(fields["members"]) - set(before) - set(back))
+    changes = [f"{_numbers(ranks)} {verb}" for ranks, verb in (
+        (joined, "joined"), (back, "rejoined with the state that they had"), (fields.get("left", []), "left as asked"),
+    ) if ranks]  # fmt: skip
+    if not changes:
+        return None
+    return f"epoch {epoch}: {', '.join(changes)}; resumes at step {fields['step']} on {_numbers(fields['members'])}"
+
+
 def _fault(epoch: int, fields: Fields) -> str:
     if fields["fault"] == "slow":
-        return f"rank {fields['rank']}: fault: at {fields['speed']:g} of its speed from step {fields['step']} on"
+        slow = f"rank {fields['rank']} runs at {fields['speed']:g} of its speed from step {fields['step']} on"
+        return f"injected fault: {slow}"
     if fields["fault"] == "join":
-        return f"fault: a process is started, to join as rank {fields['rank']}"
+        return f"injected fault: a process starts, which joins as rank {fields['rank']}"
     if fields["fault"] == "leave":
-        return f"rank {fields['rank']}: fault: told to leave in step {fields['step']}, phase {fields['phase']}"
+        return (
+            f"injected fault: rank {fields['rank']} is asked to leave in step {fields['step']}, phase {fields['phase']}"
+        )
     lasts = f", for {fields['seconds']:g} s" if "seconds" in fields else ""
-    return f"rank {fields['rank']}: fault: {fields['fault']} in step {fields['step']}, phase {fields['phase']}{lasts}"
+    where = f"step {fields['step']}, phase {fields['phase']}"
+    return f"injected fault: {fields['fault']} of rank {fields['rank']} in {where}{lasts}"
 
 
 def _left(epoch: int, fields: Fields) -> str:
-    return fields["cause"] if fields.get("asked") else f"lost: {fields['cause']}"
+    return fields["cause"] if fields.get("asked") else f"failed: {fields['cause']}"
 
 
 def _must_stay(epoch: int, fields: Fields) -> str:
@@ -47,36 +120,35 @@ def _must_stay(epoch: int, fields: Fields) -> str:
 
 
 def _joined(epoch: int, fields: Fields) -> str:
-    return f"epoch {epoch}: rank {fields['rank']} has joined, from step {fields['step']} on"
+    return f"epoch {epoch}: rank {fields['rank']} joined at step {fields['step']}"
 
 
 def _detected(epoch: int, fields: Fields) -> str:
-    ranks = _numbers(fields.get("ranks") or [])
-    return f"epoch {epoch} ends{f' for the loss of {ranks}' if ranks else ''}: {fields['cause']}"
+    return f"epoch {epoch}: failure detected: {fields['cause']}"
 
 
 def _stopping(epoch: int, fields: Fields) -> str:
-    return f"epoch {epoch} will end as planned: {fields['cause']}"
+    return f"epoch {epoch}: planned reconfiguration: {fields['cause']}"
 
 
 def _called_off(epoch: int, fields: Fields) -> str:
-    return f"epoch {epoch} does not end as planned: {fields['cause']}"
+    return f"epoch {epoch}: planned reconfiguration cancelled: {fields['cause']}"
 
 
 def _stopped(epoch: int, fields: Fields) -> str:
-    return f"{_numbers(fields['members'])} have left the step and said what they have"
+    return f"{_numbers(fields['members'])} stopped and reported"
 
 
 def _agreed(epoch: int, fields: Fields) -> str:
     redone = fields["steps_redone"]
-    again = f", {redone} step{'s are' if redone != 1 else ' is'} done again" if redone else ", nothing is done again"
+    again = f", {redone} step{'s' if redone != 1 else ''} replayed" if redone else ", no step replayed"
     again = "" if redone is None else again
     back = f", ROLLED BACK to step {fields['rolled_back_to']}" if "rolled_back_to" in fields else ""
     who = _numbers(fields["members"])
-    left = f", without {_numbers(fields['left'])}, as told" if fields.get("left") else ""
+    left = f", without {_numbers(fields['left'])}, which left as asked" if fields.get("left") else ""
     why = "" if fields["how"] == "done again" else f" ({fields['why']})"
-    returned = f"; back with what they have: {_numbers(fields['back'])}" if fields.get("back") else ""
-    return f"epoch {epoch}: {who} go on from step {fields['step']}{left}{again}{back}{why}{returned}"
+    returned = f"; {_numbers(fields['back'])} rejoined with the state that they had" if fields.get("back") else ""
+    return f"epoch {epoch}: {who} resume at step {fields['step']}{left}{again}{back}{why}{returned}"
 
 
 def _planned(epoch: int, fields: Fields) -> str:
@@ -88,10 +160,10 @@ def _planned(epoch: int, fields: Fields) -> str:
 
 def _slowed(epoch: int, fields: Fields) -> str:
     tried = set(map(str, fields.get("tried", ())))
-    found = [f"rank {rank} has a speed of {speed:g}" for rank, speed in fields["speeds"].items() if rank not in tried]
-    parts = [f"{', '.join(found)}, as its steps said; work is shared by that"] if found else []
+    found = [f"rank {rank} runs at speed {speed:g}" for rank, speed in fields["speeds"].items() if rank not in tried]
+    parts = [f"measured: {', '.join(found)}; work is rebalanced"] if found else []
     parts += [
-        f"rank {rank} has had no work for its speed; whether it has {speed:g} by now is tried with a little"
+        f"rank {rank}, which had no work because it was slow, gets a little on probation, at speed {speed:g}"
         for rank, speed in fields["speeds"].items()
         if rank in tried
     ]
@@ -104,21 +176,21 @@ def _edited(epoch: int, fields: Fields) -> str:
 
 def _transferred(epoch: int, fields: Fields) -> str:
     behind = fields.get("bytes_behind", 0) / 2**20
-    copies = f"; {behind:.2f} MiB of copies follow behind the steps" if behind else ""
+    copies = f"; {behind:.2f} MiB of replicas sync in the background" if behind else ""
     return f"epoch {epoch}: moved {fields['bytes'] / 2**20:.2f} MiB of parameters in {fields['ms']:.1f} ms{copies}"
 
 
 def _caught_up(epoch: int, fields: Fields) -> str:
     taken = fields["bytes"] / 2**20
-    return f"epoch {epoch}: rank {fields['rank']} has all of its copies; on their way they took {taken:.2f} MiB of it"
+    return f"epoch {epoch}: rank {fields['rank']}: replicas are in sync; {taken:.2f} MiB were buffered at most"
 
 
 def _resumed(epoch: int, fields: Fields) -> str:
-    return f"epoch {epoch}: step {fields['step']} is committed, the run goes on"
+    return f"epoch {epoch}: step {fields['step']} committed"
 
 
 def _coordinator(epoch: int, fields: Fields) -> str:
-    return f"coordinator: {fields['cause']}; another one takes over, training goes on"
+    return f"coordinator failed: {fields['cause']}; another one takes over, training continues"
 
 
 def _clock(epoch: int, fields: Fields) -> str:

@@ -1,4 +1,4 @@
-"""The progress of a run on the console: a live bar on a terminal, a line now and then elsewhere.
+"""The progress of a run on the console: a live bar on a terminal, a line every ten seconds elsewhere.
 
     step 120/200  loss 2.4131  118,204 tokens/s  34.7 ms/step  0:00:03 left
 
@@ -7,18 +7,17 @@ It is drawn by whoever calls, never by a thread of its own.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from elaswave_fx.observe.metrics import StepLine
+from elaswave_fx.observe.run_log import RunLog
 
-LINE_EVERY_S = 2.0
+LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 _SMOOTHING = 0.1
 """The newest step has this weight in the shown means, which then follow about ten steps."""
@@ -27,11 +26,8 @@ _SMOOTHING = 0.1
 class StepProgress:
     """The progress over `steps`, of which `done` came before. It is a context manager."""
 
-    def __init__(
-        self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic, done: int = 0
-    ) -> None:
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self.steps, self._clock = steps, clock
+    def __init__(self, steps: int, log: RunLog, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
+        self.steps, self._log, self._clock = steps, log, clock
         self._last: StepLine | None = None
         self._done = done
         self._step_s = 0.0  # The smoothed time between commits, from which the time left is estimated.
@@ -39,9 +35,9 @@ class StepProgress:
         self._drawn_at = -float("inf")
         self._shown = done
         self._bar: Progress | None = None
-        if self.console.is_terminal:
+        if log.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}"))
-            self._bar = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
+            self._bar = Progress(*columns, console=log.console, auto_refresh=False, transient=True)
             self._task = self._bar.add_task("starting", total=steps, completed=done, line="")
 
     def __enter__(self) -> StepProgress:
@@ -56,11 +52,7 @@ class StepProgress:
         if self._bar is not None:
             self._bar.stop()
             if self._last is not None:
-                self._print(self.line())
-
-    def message(self, text: str) -> None:
-        """Print a line that stays, above the bar."""
-        self._print(text)
+                self._log.info(self.line())
 
     def phase(self, text: str) -> None:
         """Say what is going on before the first step."""
@@ -68,7 +60,7 @@ class StepProgress:
             self._bar.update(self._task, description=text)
             self._bar.refresh()
         else:
-            self._print(text)
+            self._log.info(text)
 
     def step(self, line: StepLine) -> None:
         """Take a committed step; it is drawn when it is time."""
@@ -94,7 +86,7 @@ class StepProgress:
             self._bar.update(self._task, completed=self._done, description="training", line=self.line())
             self._bar.refresh()
         elif self._shown != self._done:
-            self._print(self.line())
+            self._log.info(self.line())
         self._shown = self._done
 
     def line(self) -> str:
@@ -108,6 +100,3 @@ class StepProgress:
             f"step {self._done}/{self.steps}  loss {self._last.loss:.4f}  {rate:,.0f} tokens/s  "
             f"{step_s * 1e3:.1f} ms/step  {left} left"
         )
-
-    def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)

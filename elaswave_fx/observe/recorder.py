@@ -83,12 +83,14 @@ class Recorder:
         self.plane = (units, samples)
         self._book = StepBook(units, samples, self._first_step)
 
-    def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> None:
+    def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> Mapping[str, Any] | None:
         """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
-        moment at which it happened, if another process tells of it."""
+        moment at which it happened, if another process tells of it. Return the recovery that has ended with it, or of
+        which more is known now."""
         at_s = self._clock() if at_s is None else at_s
         self.directory.event(1e3 * (at_s - self.began_s), kind, epoch, **fields)
-        self._recovery(self._recoveries.event(kind, epoch, at_s, fields))
+        recovery = self._recoveries.event(kind, epoch, at_s, fields)
+        self._recovery(recovery)
         if kind == "fault":
             self.faults.add((fields["rank"], fields["fault"]))
         if kind == "left" and fields.get("asked"):
@@ -97,6 +99,7 @@ class Recorder:
             self.gave_up = fields["reason"]
         if kind == "agreed" and "rolled_back_to" in fields:
             self._rewind(fields["rolled_back_to"])
+        return recovery
 
     def _recovery(self, entry: Mapping[str, Any] | None) -> None:
         """Write a recovery down when it has ended, so that it outlives the launcher, and a run that goes on has it."""

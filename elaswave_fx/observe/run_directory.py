@@ -37,6 +37,7 @@ _OF_EARLIER_RUNS = (
     "ledger.jsonl",
     "plan-*.json",
     "run.json",
+    "logs/console.log",
     "logs/rank-*.log",
     "logs/coordinator*.log",
     MODEL,
@@ -198,7 +199,7 @@ class RunDirectory:
             self._replace(name, "".join(lines))
 
     def log(self, name: str) -> Path:
-        """Return the path of logs/NAME.log; names are `rank-R` and `builder`."""
+        """Return the path of logs/NAME.log; names are `rank-R`, `builder`, `coordinator`, `console`."""
         return self.path / "logs" / f"{name}.log"
 
     def plan(self, epoch: int, text: str) -> None:

@@ -16,6 +16,7 @@ from elaswave_fx.plan.frequency import clock_words
 from elaswave_fx.plan.goal_copies import goal_words
 from elaswave_fx.plan.ownership import UNEVEN, deviation, owned_elements
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.planner import shape_name
 from elaswave_fx.plan.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
 
@@ -85,18 +86,30 @@ def link_words(link: Link) -> str:
 
 
 def fatal_words(plan: Plan, cost: str = "") -> str:
-    """Which losses at once leave no copy of something, so that the state is lost with them; and what that costs."""
+    """How many ranks can fail together, which failures lose state because a box has no replica left, and the `cost`."""
     ranks = plan.ranks
     sets = [lost for lost in fatal_losses(plan.boxes) if len(lost) < len(ranks)]
     if not sets:
-        return "the state outlives every loss that leaves a rank"
+        return "state survives as long as one rank does"
     fewest = min(map(len, sets))
     few = [lost for lost in sets if len(lost) == fewest]
-    named = "; ".join(rank_words(lost) for lost in few[:NAMED]) + ("; ..." if len(few) > NAMED else "")
-    at_once = f" at once ({len(few)} of {math.comb(len(ranks), fewest)} such losses)" if fewest > 1 else ""
+    named = " or ".join([*map(rank_words, few[:NAMED]), *(["others"] if len(few) > NAMED else [])])
+    then = f"; then {cost}" if cost else ""
+    if fewest == 1:
+        return f"losing {named} loses state{then}"
+    survived = "any single rank can fail" if fewest == 2 else f"any {fewest - 1} ranks can fail together"
     whole = domain_words(plan.topology, fatal_domains(plan.topology, sets))
-    of_domains = f", and with all of {whole}" if whole and fewest > 1 else ""
-    return f"the state is lost with {named}{at_once}{of_domains}{f'; {cost}' if cost else ''}"
+    of_domains = f", and so does losing all of {whole}" if whole else ""
+    share = f"{len(few)} of {math.comb(len(ranks), fewest)} combinations"
+    return f"{survived}; losing {named} together loses state ({share}){of_domains}{then}"
+
+
+def shape_words(plan: Plan) -> str:
+    """The lanes of a plan and its micro-batches: "2 x 2 lanes of 10 units, micro-batches of at most 2 samples"."""
+    lanes = shape_name([[len(stage.ranks) for stage in lane.stages] for lane in plan.lanes])
+    most = max((len(batch) for tile in plan.tiles for batch in tile.micro_batches), default=0)
+    units, samples = len(plan.workload.units), f"{most} sample{'s' if most != 1 else ''}"
+    return f"{lanes} of {units} units, micro-batches of at most {samples}"
 
 
 def _box_line(plan: Plan) -> str:

@@ -43,7 +43,8 @@ def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
     kinds = [kind for kind, _, _ in job.lines]
     assert kinds == ["detected", "stopped", "agreed"]
     assert job.lines[0] == ("detected", 0, {
-        "rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 100.0, "exited": False,
+        "rank": 3, "ranks": [3], "cause": "rank 0 aborted the step and reported rank 3 lost",
+        "silent_ms": 100.0, "exited": False,
     })  # fmt: skip
     assert job.lines[1] == ("stopped", 1, {"members": [0, 1, 2]})
     _, epoch, fields = job.lines[2]

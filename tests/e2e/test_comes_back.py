@@ -74,7 +74,7 @@ def test_the_last_copies_may_be_those_of_a_rank_that_was_left_out(alone: Finishe
     first, second = run.of_kind("agreed")
     assert (first["members"], second["members"]) == ([0], [1])
     assert second["back"] == [1] and "rolled_back_to" not in second and second["step"] == first["step"]
-    assert "back with what they have: rank 1" in run.console and not run.of_kind("joined")
+    assert "rank 1 rejoined with the state that they had; resumes at step" in run.console and not run.of_kind("joined")
 
 
 def test_who_comes_back_has_links_to_those_that_went_on(alone: Finished, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_rank_that_is_cut_off_for_a_while(alone: Finished, tmp_path: Path, sec
     assert_same_bits(run, alone)
     lost = [recovery["ranks"] for recovery in run.summary["recoveries"]]
     assert lost == ([[1]] if seconds > SILENT_FLOOR_S else [])
-    assert "rank 1: fault: cut in step 3, phase any" in run.console
+    assert "injected fault: cut of rank 1 in step 3, phase any" in run.console
 
 
 @pytest.mark.slow

@@ -85,11 +85,13 @@ def test_a_run_that_ends_well_leaves_all_its_files(tmp_path: Path, capfd: pytest
     assert lines_of(tmp_path / "eval.jsonl") == [{"step": 5, "loss": 0.25, "count": 100}]
     assert [event["kind"] for event in lines_of(tmp_path / "events.jsonl")] == ["planned", "started", "finished"]
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {
-        "builder.log", "coordinator.log", "rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log",
+        "builder.log", "console.log", "coordinator.log", "rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log",
     }  # fmt: skip
     out = capfd.readouterr().out
     assert "built it" in out
-    assert all(f"rank {rank} pid {pid}" in out for rank, pid in enumerate(started_pids(tmp_path)))
+    log = (tmp_path / "logs" / "console.log").read_text()
+    assert all(f"rank {rank} pid {pid}" in log for rank, pid in enumerate(started_pids(tmp_path)))
+    assert [line.split(" ", 2)[2] for line in log.splitlines() if "workers: " not in line] == out.splitlines()
     assert "5 steps: loss 2.0000 -> 0.4000, held-out 0.2500" in out.splitlines()[-1]
 
 
@@ -161,7 +163,14 @@ def test_a_lost_worker_is_gone_on_without(
     kinds = [event["kind"] for event in lines_of(tmp_path / "events.jsonl")]
     assert {"left", "detected", "agreed", "planned", "resumed"} <= set(kinds)
     out = capfd.readouterr().out
-    assert f"lost: {cause}" in out and "epoch 1: ranks" in out and "epoch 1: planned in" in out
+    others = ", ".join(str(rank) for rank in range(4) if rank != victim)
+    why = cause.removeprefix(f"rank {victim}: ")
+    assert re.search(
+        rf"^epoch 1: rank {victim} failed \({re.escape(why)}\); resumed at step 3 on ranks {others} in \d+ ms$",
+        out,
+        re.M,
+    )
+    assert "epoch 1: planned in" not in out and "epoch 1: planned in" in (tmp_path / "logs" / "console.log").read_text()
 
 
 class SlowPlanning(ToyPlanning):

@@ -63,7 +63,7 @@ def test_a_cut_that_ends_is_a_loss_only_if_the_others_take_it_for_one() -> None:
     tell(book, ("fault", 10.0, for_a_while))
     book.step(300.0)
     assert not book.entries()
-    assert describe("fault", 0, for_a_while) == "rank 2: fault: cut in step 12, phase any, for 0.5 s"
+    assert describe("fault", 0, for_a_while) == "injected fault: cut of rank 2 in step 12, phase any, for 0.5 s"
     tell(book, ("fault", 11.0, cut))
     assert [entry["ranks"] for entry in book.entries()] == [[2]]
 
@@ -165,12 +165,14 @@ def test_a_planned_epoch_is_no_recovery() -> None:
 
 
 def test_events_in_words() -> None:
-    assert describe("agreed", 5, AGREED) == ("epoch 5: ranks 0, 1, 3 go on from step 12, 1 step is done again")
+    assert describe("agreed", 5, AGREED) == ("epoch 5: ranks 0, 1, 3 resume at step 12, 1 step replayed")
     assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
-    assert describe("agreed", 5, {**AGREED, "steps_redone": None}) == "epoch 5: ranks 0, 1, 3 go on from step 12"
+    assert describe("agreed", 5, {**AGREED, "steps_redone": None}) == "epoch 5: ranks 0, 1, 3 resume at step 12"
     assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
     assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
-    assert describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0 ends: a copy differs"
+    assert (
+        describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0: failure detected: a copy differs"
+    )
 
 
 def test_a_rank_that_ends_after_it_was_left_out_is_no_second_loss() -> None:

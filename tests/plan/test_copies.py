@@ -91,13 +91,17 @@ def test_losses_that_cost_the_state_are_those_of_all_copies() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((2, 2, 1, 2), "the state is lost with ranks 0, 2; ranks 1, 3 at once (2 of 6 such losses); it ends"),
-        ((2, 1, 1, 2), "the state outlives every loss that leaves a rank"),
-        ((2, 1, 0, 2), "the state is lost with rank 0; rank 1; it ends"),
+        (
+            (2, 2, 1, 2),
+            "any single rank can fail; losing ranks 0, 2 or ranks 1, 3 together loses state (2 of 6 combinations); "
+            "then it ends",
+        ),
+        ((2, 1, 1, 2), "state survives as long as one rank does"),
+        ((2, 1, 0, 2), "losing rank 0 or rank 1 loses state; then it ends"),
         (
             (4, 1, 1, 4),
-            "the state is lost with ranks 0, 1; ranks 2, 3 at once (2 of 6 such losses), "
-            "and with all of host 0; it ends",
+            "any single rank can fail; losing ranks 0, 1 or ranks 2, 3 together loses state (2 of 6 combinations), "
+            "and so does losing all of host 0; then it ends",
         ),
     ],
 )

@@ -125,7 +125,7 @@ def test_copies_that_have_no_room_elsewhere_are_said() -> None:
     both = replan(plan, (Rank(0), Rank(1), Rank(2)), alone, 1, newcomers)
     assert "the state is lost" not in both.reason
     near = replace(both, boxes=tuple(replace(b, owner=Rank(0), holders=(Rank(1),), catching_up=()) for b in both.boxes))
-    assert "and with all of home (ranks 0, 1)" in fatal_words(near)
+    assert "and so does losing all of home (ranks 0, 1)" in fatal_words(near)
 
 
 def test_cards_say_more_than_numbers() -> None:

@@ -27,6 +27,7 @@ from elaswave_fx.control.protocol.events import (
     Superseded,
     Waiting,
 )
+from elaswave_fx.words import rank_words
 
 Line = tuple[str, int, dict[str, Any]]
 
@@ -84,30 +85,30 @@ def log_line(event: Event) -> str:
 
 def cause_words(cause: Cause) -> str:
     """Why ranks are asked to stop, as a clause."""
-    who = f"rank {cause.ranks[0]}" if len(cause.ranks) == 1 else f"ranks {list(cause.ranks)}"
+    who = rank_words(cause.ranks) if cause.ranks else "no rank"
     match cause.kind:
         case CauseKind.EXITED:
             return f"{who} exited"
         case CauseKind.UNREACHABLE:
             return f"all connections of {who} are broken"
         case CauseKind.SILENT:
-            return f"ranks {list(cause.ranks)} are silent"
+            return f"no heartbeat from {who}"
         case CauseKind.STALLED:
-            return f"ranks {list(cause.ranks)} stand still"
+            return f"no progress of {who}"
         case CauseKind.LEFT:
-            return f"rank {cause.by} left the step, accusing {cause.ranks[0] if cause.ranks else 'nobody'}"
+            return f"rank {cause.by} aborted the step and reported {f'{who} lost' if cause.ranks else 'no peer lost'}"
         case CauseKind.LINKS:
-            return f"links between living ranks are broken, as {list(cause.ranks)} show"
+            return f"links between living ranks are broken, as {who} reported"
         case CauseKind.MEMBERS:
             return "the members have changed"
         case CauseKind.RETRY:
             return "still without a way to go on"
         case CauseKind.JOIN:
-            return f"ranks {list(cause.ranks)} join after version {cause.after}"
+            return f"{who} {'joins' if len(cause.ranks) == 1 else 'join'} after version {cause.after}"
         case CauseKind.LEAVE:
             return f"{who} {'leaves' if len(cause.ranks) == 1 else 'leave'} after version {cause.after}"
         case CauseKind.MOVE:
-            return f"copies are complete; {cause.aim} after version {cause.after}"
+            return f"replicas are in sync; {cause.aim} after version {cause.after}"
 
 
 def _waiting(event: Waiting) -> str:

@@ -41,8 +41,9 @@ class Planned:
     """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own, and so is `choice`:
     what its search has taken; `skipped`: samples at the end of every batch that nobody computes; `speeds`: of ranks
     that were taken for slower, or faster, before; `tried`: of these, those whose speed is assumed; `wish`: of the
-    user's that it carries out, or begins to; `aim`: what the planned stop before it is for, as a clause; `most_ranks`:
-    how many there is work for; `ends_job`: no step is possible with these ranks."""
+    user's that it carries out, or begins to; `aim`: what the planned stop before it is for, as a clause; `layout`:
+    its lanes, if the same ranks had others before; `most_ranks`: how many there is work for; `ends_job`: no step is
+    possible with these ranks."""
 
     text: str
     assignment: Assignment
@@ -55,6 +56,7 @@ class Planned:
     tried: tuple[Rank, ...] = ()
     wish: Wish | None = None
     aim: str = ""
+    layout: str = ""
     most_ranks: int = 1 << 30
     ends_job: bool = False
 
@@ -129,6 +131,7 @@ class Planner:
 
     def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
         from elaswave_fx.plan import goal
+        from elaswave_fx.plan.describe import shape_words
         from elaswave_fx.plan.transition import Transition
 
         plan = goal.successor(before.plan, held, self.copies, news)
@@ -144,6 +147,7 @@ class Planner:
             tried=tuple(rank for rank in speeds if rank in plan.topology.on_trial),
             wish=news.wish if news.wish is not None and goal.carries(before.plan, plan, news.wish) else None,
             aim=goal.aim_words(before.plan, plan),
+            layout=shape_words(plan) if plan.ranks == before.plan.ranks and plan.lanes != before.plan.lanes else "",
         )
 
     def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:

@@ -462,4 +462,5 @@ class Service:
 
     def _planned_fields(self) -> dict[str, Any]:
         planned = self._driver.plan(self._driver.register.key.plan_hash)
-        return {"reason": planned.reason, "plan_ms": round(self._driver.plan_ms, 3), "lines": list(planned.lines)}
+        fields = {"reason": planned.reason, "plan_ms": round(self._driver.plan_ms, 3), "lines": list(planned.lines)}
+        return {**fields, "layout": planned.layout} if planned.layout else fields
