@@ -24,7 +24,8 @@ from elaswave_fx.errors import DataError
 IGNORED = -100
 _EXAMINED = 16
 _OWN, _CLEARLY = 0.5, 0.25
-"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next."""
+"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next.
+Labels of padding, or of any token that is followed by itself, tell nothing and are not counted."""
 
 
 class _Noted(WrappedDataset):
@@ -113,10 +114,12 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
     if config.model.kind not in ("gpt", "hf"):
         return dataset  # Such a model may shift them itself.
     examined = _examined(dataset)
-    own, following = _share(examined, 0), _share(examined, 1)
+    own, following = _shares(examined)
     if own <= _OWN or own - following <= _CLEARLY or not _predicts_next(config):
         return dataset
-    where = "wherever they count" if own == 1 else f"at {own:.0%} of where they count"
+    where = "wherever they count"
+    if not all(map(_equal_where_they_count, examined)):
+        where = f"at {own:.0%} of the tokens that another one follows"
     note = (
         f"labels: in {len(examined)} examined samples they equal input_ids {where}, as transformers has them, and are "
         "shifted to the next tokens (data.labels=shifted leaves them as they are)"
@@ -162,16 +165,17 @@ def _examined(dataset: Dataset) -> list[Sample]:
     return samples
 
 
-def _share(samples: list[Sample], later: int) -> float:
-    """Of the labels that count, the share that equals the token so many places later."""
-    same = counted = 0
+def _shares(samples: list[Sample]) -> tuple[float, float]:
+    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next."""
+    own = following = counted = 0
     for sample in samples:
-        tokens = sample["input_ids"][..., later:]
-        labels = sample["labels"][..., : tokens.shape[-1]]
-        counts = labels != IGNORED
-        same += int((counts & (tokens == labels)).sum())
+        tokens, after = sample["input_ids"][..., :-1], sample["input_ids"][..., 1:]
+        labels = sample["labels"][..., :-1]
+        counts = (labels != IGNORED) & (tokens != after)
+        own += int((counts & (labels == tokens)).sum())
+        following += int((counts & (labels == after)).sum())
         counted += int(counts.sum())
-    return same / counted if counted else 0.0
+    return (own / counted, following / counted) if counted else (0.0, 0.0)
 
 
 def _counted(sample: Sample) -> bool:

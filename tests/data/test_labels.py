@@ -101,6 +101,37 @@ def test_labels_are_shifted_where_they_stand_at_their_own_tokens(
         assert said[0].startswith("labels: in 16 examined samples they equal input_ids")
 
 
+class Repetitive:
+    """Tokens that mostly equal the next ones: padded to the length, with labels at the padding too, or in runs."""
+
+    def __init__(self, what: str, next_tokens: bool) -> None:
+        self.kind, self.next_tokens = what, next_tokens
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        ids = np.random.default_rng(index).integers(1, VOCAB, TOKENS + 1)
+        if self.kind == "padded":
+            ids[2 + index % 3 :] = 0
+        elif self.kind == "runs":
+            ids = np.repeat(ids, 6)[: TOKENS + 1]
+        return {"input_ids": ids[:-1], "labels": ids[1:] if self.next_tokens else ids[:-1].copy()}
+
+
+@pytest.mark.parametrize("next_tokens", [False, True])
+@pytest.mark.parametrize("kind", ["padded", "runs"])
+@pytest.mark.parametrize("words", [GPT, GPT2])
+def test_tokens_that_are_followed_by_themselves_tell_nothing(
+    words: tuple[str, ...], kind: str, next_tokens: bool
+) -> None:
+    data = ["data._target_=prepared.Repetitive", f"data.what={kind}", f"data.next_tokens={next_tokens}"]
+    found = open_source(load_config([*data, *words]))
+    raw = Repetitive(kind, next_tokens)[7]["labels"]
+    assert np.array_equal(found.dataset.sample(7)["labels"], raw if next_tokens else np.append(raw[1:], -100))
+    assert any("they equal input_ids wherever they count" in line for line in found.lines) is not next_tokens
+
+
 def test_the_loss_is_that_of_transformers_itself() -> None:
     config = load_config(["data._target_=prepared.Prepared", *GPT2])
     found = open_source(config)
