@@ -69,12 +69,12 @@ disk: $(STAMPS)/ready ## Fail one write after another of a real run with EIO or 
 
 .PHONY: bench
 bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
-	$(RUN) -m elaswave_fx.bench $(or $(NAME),executor)
+	$(RUN) -m tools.bench $(or $(NAME),executor)
 
 .PHONY: models
 models: $(STAMPS)/ready ## Try modules and 20 Hugging Face architectures; write docs/models.md and docs/architectures.md (ARGS='--only gpt')
 	$(RUN) -m tests.zoo.page --out docs/models.md
-	$(RUN) -m elaswave_fx.survey docs/model_types.yaml --out docs/architectures.md $(ARGS)
+	$(RUN) -m tools.model_zoo docs/model_types.yaml --out docs/architectures.md $(ARGS)
 
 .PHONY: lint
 lint: $(STAMPS)/packages ## Check style and types

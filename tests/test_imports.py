@@ -25,17 +25,18 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"_native", "config", "devices.fingerprint", "plan", "program"},
     "launch": {"_liveness", "config", "control", "devices.clocks", "observe", "plan"},
     "control": {"observe", "plan"},
-    "sim": {"_native", "control", "plan"},  # the commit machine that a real run enters
+    # Tools may import anything of ours, the simulator only what a real run enters.
+    "tools.sim": {"_native", "control", "plan"},
 }
 # What users call. Everything else is called by it.
-COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "bench", "timeline"}
+COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "timeline"}
 BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
-# Torch is an effect of a kind: who computes what is decided without it. (The simulator loads it for `_native`.)
+# Torch is an effect of a kind: who computes what is decided without it.
 NO_TORCH = {"plan", "control"}
 
 
 def python_files() -> list[Path]:
-    return sorted(path for top in ("elaswave_fx", "passes") for path in (ROOT / top).rglob("*.py"))
+    return sorted(path for top in ("elaswave_fx", "passes", "tools") for path in (ROOT / top).rglob("*.py"))
 
 
 def module_parts(path: Path) -> tuple[str, ...]:
@@ -62,6 +63,8 @@ def imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str
 def layer_of(name: str) -> str | None:
     """The layer that a dotted name belongs to; None for other people's modules and for the bare package."""
     parts = name.split(".")
+    if parts[0] == "tools":
+        return ".".join(parts[:2])
     return parts[1] if parts[0] == "elaswave_fx" and len(parts) > 1 else None
 
 
@@ -82,6 +85,8 @@ def violations(parts: tuple[str, ...], is_package: bool, source: str) -> list[st
             found.append(f"{place}; {own} may import {sorted(ALLOWED[own])} only")
         if own in BEFORE_COMMANDS and layer in COMMANDS:
             found.append(f"{place}; {own} stands before the commands")
+        if layer.startswith("tools") and not str(own).startswith("tools"):
+            found.append(f"{place}; tools are not in the wheel")
     return found
 
 
@@ -137,6 +142,8 @@ def test_every_layer_of_the_rule_exists() -> None:
         ("elaswave_fx.program.ir", "import elaswave_fx.passes.lower", "imports elaswave_fx.passes.lower"),
         ("elaswave_fx.build.compile", "from passes.lower import lower", "ours is elaswave_fx.passes"),
         ("elaswave_fx.worker.loop", "from ..train import main", "stands before the commands"),
+        ("elaswave_fx.train", "from tools.bench import results", "tools are not in the wheel"),
+        ("tools.sim.world", "from elaswave_fx.worker import loop", "imports elaswave_fx.worker.loop"),
         ("elaswave_fx.passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe"),
         ("elaswave_fx.passes.lower", "from elaswave_fx.config.types import Config", "imports elaswave_fx.config.types"),
     ],

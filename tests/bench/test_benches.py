@@ -16,26 +16,26 @@ from typing import Any
 
 import pytest
 
-from elaswave_fx.bench.__main__ import main
-from elaswave_fx.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
-from elaswave_fx.bench.left_out import train_without
-from elaswave_fx.bench.namespaces import missing
-from elaswave_fx.bench.own_job import OwnJob, Variant
-from elaswave_fx.bench.pipeline import check_losses
-from elaswave_fx.bench.processes import BenchFailed
-from elaswave_fx.bench.recovery import DEFAULTS, FOREVER, best_of, entries_of
-from elaswave_fx.bench.recovery_trial import PARTS, Loss, lose, phases
-from elaswave_fx.bench.recovery_trial import parts_of as parts_of_a_loss
-from elaswave_fx.bench.results import Entry, p95, paired, table
-from elaswave_fx.bench.startup import parts_of
-from elaswave_fx.bench.torch_job import Settings
-from elaswave_fx.bench.views import Views
-from elaswave_fx.bench.whole_run import WholeRun
-from elaswave_fx.bench.workload import FOUR_COLUMNS, tiny
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.faults import Fault, check_faults
 from elaswave_fx.train import train
 from tests.runs import small_config
+from tools.bench.__main__ import main
+from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
+from tools.bench.left_out import train_without
+from tools.bench.namespaces import missing
+from tools.bench.own_job import OwnJob, Variant
+from tools.bench.pipeline import check_losses
+from tools.bench.processes import BenchFailed
+from tools.bench.recovery import DEFAULTS, FOREVER, best_of, entries_of
+from tools.bench.recovery_trial import PARTS, Loss, lose, phases
+from tools.bench.recovery_trial import parts_of as parts_of_a_loss
+from tools.bench.results import Entry, p95, paired, table
+from tools.bench.startup import parts_of
+from tools.bench.torch_job import Settings
+from tools.bench.views import Views
+from tools.bench.whole_run import WholeRun
+from tools.bench.workload import FOUR_COLUMNS, tiny
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 needs_torchft = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     """Standard output and the JSON entries of a benchmark."""
     file = tmp_path / "entries.json"
     done = subprocess.run(
-        [sys.executable, "-m", "elaswave_fx.bench", *arguments, "--json", str(file)],
+        [sys.executable, "-m", "tools.bench", *arguments, "--json", str(file)],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 
 def refused(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "elaswave_fx.bench", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tools.bench", *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     return done.stderr

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from elaswave_fx.bench.namespaces import hosts, missing
+from tools.bench.namespaces import hosts, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no hosts are made: {missing()}")
 

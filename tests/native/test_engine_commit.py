@@ -13,7 +13,6 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, ExecError
-from elaswave_fx.sim.bugs import BUGS
 from tests.native.ranks import Ranks
 from tests.native.test_engine_copies import kept, kill, left_after_voting, stale, with_holders
 from tests.native.tiny import (
@@ -27,6 +26,7 @@ from tests.native.tiny import (
     train,
     update,
 )
+from tools.sim.bugs import BUGS
 
 PAIR = TILINGS["data parallel"]
 BOXES = with_holders(PAIR)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from elaswave_fx.bench.links import cut_links, links_between
 from tests.recovery import fault_matrix as cases
 from tests.recovery.fault_matrix import Layout
 from tests.recovery.harness import Finished, Job, job_config
@@ -26,6 +25,7 @@ from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
 from tests.recovery.scenarios import Scenario
 from tests.waiting import await_true
+from tools.bench.links import cut_links, links_between
 
 EVERY = 50
 """Steps between two faults."""

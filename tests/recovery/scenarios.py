@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elaswave_fx.bench.links import cut_links
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.plan.plan import Plan
 from tests.recovery import fault_matrix as cases
@@ -34,6 +33,7 @@ from tests.recovery.invariants import (
 from tests.recovery.kinds import KINDS
 from tests.recovery.references import References
 from tests.waiting import await_true
+from tools.bench.links import cut_links
 
 Check = Callable[[Path, References], Finished]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.bench.namespaces import Host, hosts, missing
 from elaswave_fx.control.coordinator.job_file import TOKEN, JobFile
 from elaswave_fx.plan.copies import fatal_domains
 from elaswave_fx.plan.plan import Plan
@@ -20,6 +19,7 @@ from tests.e2e.test_joins import MISSING, ROOT, assert_same_bits, config_of
 from tests.recovery.harness import Finished, Job, finish
 from tests.recovery.test_network import _at_rest
 from tests.waiting import await_true
+from tools.bench.namespaces import Host, hosts, missing
 
 pytestmark = pytest.mark.skipif(
     missing() is not None or MISSING is not None, reason=f"no machines are played: {missing() or MISSING}"

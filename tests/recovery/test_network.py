@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.bench.namespaces import Host, hosts, missing, silence
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from tests.e2e.test_joins import ROOT, assert_same_bits, config_of
 from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
 from tests.waiting import await_true
+from tools.bench.namespaces import Host, hosts, missing, silence
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no cuts between hosts are tried: {missing()}")
 

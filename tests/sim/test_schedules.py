@@ -10,13 +10,13 @@ from elaswave_fx.control.protocol.failure_detector import STALLED_FLOOR_S
 from elaswave_fx.control.protocol.messages import Prepared
 from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.topology import Rank
-from elaswave_fx.sim.__main__ import campaign, main
-from elaswave_fx.sim.bugs import BUGS
-from elaswave_fx.sim.checker import covers
-from elaswave_fx.sim.faults import UNTOLD_S, Fault, Moment
-from elaswave_fx.sim.frames import VoteCast
-from elaswave_fx.sim.rank_process import Ran
-from elaswave_fx.sim.world import BLOCKED_S, World, run_schedule, trace_schedule
+from tools.sim.__main__ import campaign, main
+from tools.sim.bugs import BUGS
+from tools.sim.checker import covers
+from tools.sim.faults import UNTOLD_S, Fault, Moment
+from tools.sim.frames import VoteCast
+from tools.sim.rank_process import Ran
+from tools.sim.world import BLOCKED_S, World, run_schedule, trace_schedule
 
 SCHEDULES = 1000
 
@@ -82,7 +82,7 @@ def test_a_seed_is_a_schedule() -> None:
 
 def test_a_failing_seed_prints_the_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:3", "--bug", "update_before_commit"]) == 1
-    command = re.search(r"again: python -m elaswave_fx.sim (.*)", capsys.readouterr().out)
+    command = re.search(r"again: python -m tools.sim (.*)", capsys.readouterr().out)
     assert command is not None
     assert main(command.group(1).split()) == 1
     assert "has not voted for it" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""Benchmarks: peer and own side by side in one run, ratios with medians. `python -m elaswave_fx.bench NAME`."""

@@ -1,0 +1,273 @@
+"""exact: what `exact=true` costs, against the same job in the default mode: processor time, bytes, a lost rank.
+
+The same GPT with 128 and 512 tokens, two ranks. The default mode runs with micro-batches of 1, 2, 4 and 8 samples (of
+512 tokens up to 4), exact mode with granules of as many. All these jobs live at once and take their steps in turns.
+What counts is the processor time of the ranks (user and system, all threads), which a busy machine changes less than
+the wall clock beside it. A rank lost: one job of four ranks stays whole and one has lost a rank, and the processor time
+of the ranks with most to do is compared; on fewer cores than ranks the wall clock does not show who has most to do.
+Bytes are counted: by the plan, and where ranks send. The last entry is of `verify`, against the run that it verifies.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from elaswave_fx.plan.memory import per_parameter
+from elaswave_fx.plan.plan import Plan
+from tools.bench.own_job import Run, Variant, run_steps
+from tools.bench.paced_job import PacedJob, Turn
+from tools.bench.processes import BenchFailed
+from tools.bench.results import Entry, Options, Outcome, aligned, in_turns, paired
+from tools.bench.verified_run import verified_run
+from tools.bench.workload import COMPUTE_BOUND, FOUR_COLUMNS, Workload, tiny
+
+REPEATS = 10
+LENGTHS = {128: COMPUTE_BOUND, 512: replace(COMPUTE_BOUND, seq_len=512, global_batch=8)}
+STEPS = {128: 2, 512: 1}
+"""Tokens of a sample -> steps of a turn that count, after one that does not."""
+
+SIZES = (1, 2, 4, 8)
+"""Samples of a micro-batch, and of a granule."""
+
+AT_EQUAL_SIZE = {128: 1.10, 512: 1.05}
+AGAINST_BEST = {128: 1.25, 512: 1.15}
+AFTER_A_LOSS = 1.05
+REDUCED, EXCHANGED, REMEMBERED = 2.0, 1.5, 4
+"""Most that is wanted: times by tokens of a sample, against the share of the work; times the bytes; bytes of memory."""
+
+FASTER_THAN_THE_RUN = 10.0
+_VERIFIED_STEPS = {False: 400, True: 4}
+
+RANKS_OF_LOSS, LOST = 4, 1
+ALIKE = 0.98
+"""Ranks with this much of what the busiest has to do count as the busiest, too."""
+WIDTHS = (2, 3, 4, 6)
+_COUNTED_STEPS = 20  # What is under way when a step is told of falls to the next one.
+_MIB = 2.0**20
+
+Turns = Mapping[int, Sequence[Turn]]
+"""By samples of a micro-batch or granule, what was taken in turns."""
+
+
+def run(progress: Callable[[str], None], options: Options) -> Outcome:
+    """The peer is the default mode in each entry, but for the lost rank: there it is its share of the work."""
+    torch.set_num_threads(1)
+    repeats = options.repeats or REPEATS
+    lengths, sizes, widths = LENGTHS, SIZES, WIDTHS
+    losing, counted = replace(COMPUTE_BOUND, ranks=RANKS_OF_LOSS), replace(FOUR_COLUMNS, global_batch=12)
+    if options.tiny:
+        lengths, sizes, widths = {128: tiny(COMPUTE_BOUND)}, SIZES[:2], WIDTHS[:2]
+        losing, counted = replace(tiny(losing), global_batch=16), replace(tiny(counted), global_batch=12)
+    entries: list[Entry] = []
+    rows: list[tuple[str, ...]] = [
+        ("exact over default", "processor time", "at most", "wall clock", "processor ms of a sample")
+    ]
+    for tokens, workload in lengths.items():
+        possible = [size for size in sizes if size <= workload.global_batch // workload.ranks]
+        default, exact = _measure(workload, possible, STEPS[tokens], repeats, progress)
+        found = _comparisons(workload, tokens, default, exact)
+        entries += [comparison.entry() for comparison in found]
+        rows += [comparison.row() for comparison in found]
+    loss = _lose_one(losing, repeats, progress)
+    progress("bytes")
+    counts = [_count(replace(counted, ranks=width)) for width in widths]
+    progress("verify")
+    verified = verified_run(("recipe=gpt_stdlib", f"steps={_VERIFIED_STEPS[options.tiny]}"))
+    verify = paired("verify, against its run", [verified.verify_s], [verified.train_s], "s", FASTER_THAN_THE_RUN)
+    entries += [loss.entry(), *(entry for count in counts for entry in count.entries()), verify]
+    notes = ("", *aligned(rows), loss.line(), *(count.line() for count in counts))
+    return Outcome(entries, (*notes, *(workload.text() for workload in (*lengths.values(), losing, counted))))
+
+
+# --- Processor time
+
+
+def _measure(
+    workload: Workload, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
+) -> tuple[Turns, Turns]:
+    """Return the turns in the default mode and in exact mode, by size."""
+    modes = {"default": lambda size: Variant(), "exact": lambda size: Variant(exact=True, granule=size)}
+    with ExitStack() as stack:
+        jobs: dict[str, PacedJob] = {}
+        for mode, variant in modes.items():
+            for size in sizes:
+                progress(f"{workload.seq_len} tokens: starting {mode}, {size}")
+                job = stack.enter_context(PacedJob(replace(workload, micro_batch=size), variant(size)))
+                job.await_ready()
+                jobs[f"{mode}, {size}"] = job
+        for job in jobs.values():
+            job.take(1)
+        for name, job in jobs.items():
+            _check(name, job.plan(), int(name.split(", ")[1]))
+        taken = in_turns(
+            {name: partial(job.take, steps) for name, job in jobs.items()}, repeats, progress,
+            f"{workload.seq_len} tokens, turn",
+        )  # fmt: skip
+    default, exact = ({size: taken[f"{mode}, {size}"] for size in sizes} for mode in modes)
+    return default, exact
+
+
+def _check(name: str, plan: Plan, size: int) -> None:
+    found = {len(samples) for tile in plan.tiles for samples in tile.micro_batches}
+    if found != {size}:
+        raise BenchFailed(f"exact: the plan of {name} has micro-batches of {sorted(found)} samples")
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Of an exact job with a default one, turn by turn; `wanted`: the most that the processor time may be times."""
+
+    name: str
+    exact: Sequence[Turn]
+    default: Sequence[Turn]
+    samples: int
+    wanted: float
+
+    def entry(self) -> Entry:
+        return paired(self.name, self._cpu_ms(self.exact), self._cpu_ms(self.default), "ms", 1 / self.wanted)
+
+    def row(self) -> tuple[str, ...]:
+        pairs = list(zip(self.exact, self.default, strict=True))
+        cpu = statistics.median(ours.all_cpu_s / theirs.all_cpu_s for ours, theirs in pairs)
+        wall = statistics.median(ours.wall_s / theirs.wall_s for ours, theirs in pairs)
+        each = (f"{statistics.median(self._cpu_ms(turns)):.1f}" for turns in (self.exact, self.default))
+        return (self.name, f"{cpu:.3f}", f"{self.wanted:g}", f"{wall:.3f}", ", ".join(each))
+
+    def _cpu_ms(self, turns: Sequence[Turn]) -> list[float]:
+        """Of a sample."""
+        return [1e3 * turn.all_cpu_s / self.samples for turn in turns]
+
+
+def _comparisons(workload: Workload, tokens: int, default: Turns, exact: Turns) -> list[_Comparison]:
+    """At every size, and of both at their best."""
+
+    def best(turns: Turns) -> int:
+        return min(turns, key=lambda size: statistics.median(turn.all_cpu_s for turn in turns[size]))
+
+    compare = partial(_Comparison, samples=workload.global_batch)
+    granule, micro_batch, length = best(exact), best(default), f"{workload.seq_len} tokens"
+    return [
+        *(
+            compare(f"{length}: granules of {size}", exact[size], default[size], wanted=AT_EQUAL_SIZE[tokens])
+            for size in exact
+        ),
+        compare(
+            f"{length}, each at its best: granules of {granule}, micro-batches of {micro_batch}",
+            exact[granule],
+            default[micro_batch],
+            wanted=AGAINST_BEST[tokens],
+        ),
+    ]
+
+
+# --- A lost rank
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """By turn: how many times as long the ranks with most to do compute after the loss, and how many times as long a
+    step takes; `work`: what they have to do, before and after, in granules through all units."""
+
+    cpu: Sequence[float]
+    wall: Sequence[float]
+    work: tuple[float, float]
+
+    def entry(self) -> Entry:
+        before, after = self.work
+        share = [after / before] * len(self.cpu)
+        return paired("one of 4 ranks lost, against its work", self.cpu, share, "x", 1 / AFTER_A_LOSS)
+
+    def line(self) -> str:
+        before, after = self.work
+        cpu, wall = statistics.median(self.cpu), statistics.median(self.wall)
+        share = after / before
+        return (
+            f"one of {RANKS_OF_LOSS} ranks lost: {after:.3g} granules to do for {before:.3g} are {share:.3f}x; "
+            f"processor time of those who have them {cpu:.3f}x, {cpu / share:.3f}x of that, at most {AFTER_A_LOSS:g}; "
+            f"wall clock of a step, on as many cores as there are, {wall:.3f}x"
+        )
+
+
+def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None]) -> _Loss:
+    """Compare a job that has lost a rank with one that has not."""
+    with ExitStack() as stack:
+        whole, less = (stack.enter_context(PacedJob(workload, Variant(exact=True))) for _ in range(2))
+        for job in (whole, less):
+            job.await_ready()
+            job.take(1)
+        less.lose(LOST)
+        less.take(2)
+        steps = STEPS[128]
+        taken = in_turns(
+            {"whole": partial(whole.take, steps), "less": partial(less.take, steps)}, repeats, progress,
+            "one rank lost, turn",
+        )  # fmt: skip
+        (before, busy_before), (after, busy_after) = _busiest(whole.plan()), _busiest(less.plan())
+    pairs = list(zip(taken["less"], taken["whole"], strict=True))
+    return _Loss(
+        [_mean(ours.cpu_s, busy_after) / _mean(theirs.cpu_s, busy_before) for ours, theirs in pairs],
+        [ours.wall_s / theirs.wall_s for ours, theirs in pairs],
+        (before, after),
+    )
+
+
+def _busiest(plan: Plan) -> tuple[float, list[int]]:
+    """Return the most that a rank has to do, in granules through all units, and the ranks that have as much."""
+    busy = {int(rank): cost.busy_s for rank, cost in plan.predicted.ranks.items()}
+    granule_s, most_s = sum(busy.values()) / plan.workload.granules, max(busy.values())
+    return most_s / granule_s, [rank for rank, seconds in busy.items() if seconds > ALIKE * most_s]
+
+
+def _mean(seconds: Mapping[int, float], ranks: Sequence[int]) -> float:
+    return statistics.fmean(seconds[rank] for rank in ranks)
+
+
+# --- Bytes
+
+
+@dataclass(frozen=True)
+class _Count:
+    """Of one number of ranks."""
+
+    exact: Run
+    default: Run
+
+    def entries(self) -> list[Entry]:
+        exact, default = self.exact, self.default
+        name = f"{len(self.exact.plan.ranks)} ranks, bytes of a step"
+        return [
+            _bytes_entry(
+                f"{name}, gradients by the plan", reduced_bytes(exact.plan), reduced_bytes(default.plan), REDUCED
+            ),
+            _bytes_entry(f"{name}, all that is sent", exact.bytes_per_step, default.bytes_per_step, EXCHANGED),
+        ]
+
+    def line(self) -> str:
+        ranks = len(self.exact.plan.ranks)
+        reduced = reduced_bytes(self.exact.plan) / reduced_bytes(self.default.plan)
+        sent = self.exact.bytes_per_step / self.default.bytes_per_step
+        memory = [sum(per_parameter(run.plan).values()) for run in (self.exact, self.default)]
+        return (
+            f"{ranks} ranks: bytes of gradients {reduced:.3f}x (at most {REDUCED:g}), of all that is sent {sent:.4f}x "
+            f"(at most {EXCHANGED:g}); memory of a parameter on each rank "
+            f"{(memory[0] - memory[1]) / ranks:+.1f} bytes (at most {REMEMBERED})"
+        )
+
+
+def _bytes_entry(name: str, exact: float, default: float, wanted: float) -> Entry:
+    return paired(name, [exact / _MIB], [default / _MIB], "MiB", 1 / wanted)
+
+
+def _count(workload: Workload) -> _Count:
+    return _Count(*(run_steps(workload, Variant(exact=exact), _COUNTED_STEPS, 1) for exact in (True, False)))
+
+
+def reduced_bytes(plan: Plan) -> int:
+    """Bytes of summed gradients that readers send to owners in a step."""
+    return plan.workload.sum_bytes * sum(len(box.span) * len({*box.readers} - {box.owner}) for box in plan.boxes)

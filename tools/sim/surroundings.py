@@ -1,0 +1,34 @@
+"""What an engine needs of its process, and how its work is waited for and fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+from elaswave_fx.plan.topology import Rank
+from tools.sim.frames import Frame
+
+Wait = Generator[None, None, None]
+"""The main thread waits: it is gone on with after every event of its process."""
+
+
+class StepFailed(Exception):
+    """The step cannot be finished now; `suspect` is to blame, or nobody. `tells`: the others do not know it yet."""
+
+    def __init__(self, suspect: Rank | None, why: str, tells: bool = False) -> None:
+        super().__init__(why)
+        self.suspect, self.tells = suspect, tells
+
+
+class UpdateFailed(Exception):
+    """An update program failed: the process ends."""
+
+
+class Surroundings(Protocol):
+    """What an engine needs of its process. `send` returns when the frame arrives, or None if it does not."""
+
+    @property
+    def now(self) -> float: ...
+    def send(self, peer: Rank, frame: Frame, bulk: bool = False) -> float | None: ...
+    def sleep(self, seconds: float) -> Wait: ...
+    def update_fails(self) -> bool: ...
