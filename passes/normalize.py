@@ -236,18 +236,25 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 def _buffer_of(statistic: fx.Node, norm: fx.Node) -> str:
     """The buffer that a running statistic is in; a module that is called again goes on from what its last call made."""
-    first = statistic
+    first = _attached(statistic)
     while is_aten(first, "aten.add"):  # as _blend writes it
         kept = first.args[0]
         if not isinstance(kept, fx.Node) or not is_aten(kept, "aten.mul") or not isinstance(kept.args[0], fx.Node):
             break
-        first = kept.args[0]
+        first = _attached(kept.args[0])
     if first.op != "placeholder" or source_of(first).role != Role.BUFFER:
         raise CaptureError(
             f"model: {norm.target} in {module_of(norm)} keeps running statistics in something else than two buffers, "
             "or forward changes them before; a way out is to leave them to the module"
         )
     return source_of(first).name
+
+
+def _attached(node: fx.Node) -> fx.Node:
+    """What a value is without the `detach` of a block under torch.no_grad()."""
+    while is_aten(node, "aten.detach") and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _drop_casts(statistic: fx.Node) -> None:

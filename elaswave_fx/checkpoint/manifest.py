@@ -181,7 +181,10 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
 
 def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:
     """`key=new (was old)` for what differs from the checkpoint's run and may: for the user to see."""
-    about_training = ("steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model")
+    about_training = (
+        "steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model", "passes", "exact", "policy",
+        "rng", "copies.record",
+    )  # fmt: skip
     return _differences(manifest.config, plain_config(config), about_training)
 
 
@@ -212,8 +215,8 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[st
     for key in sorted({*before, *after}):
         if _value(before, key) == _value(after, key):
             continue
-        whole = next((each for each in _parents(key) if each in before or each in after), None)
-        if whole is None and any(key == each or key.startswith(f"{each}.") for each in keys):
+        is_part = any(_value(before, each) != _value(after, each) for each in _parents(key))
+        if not is_part and any(key == each or key.startswith(f"{each}.") for each in keys):
             found.append(f"{key}={show(_value(after, key))} (was {show(_value(before, key))})")
     return tuple(found)
 

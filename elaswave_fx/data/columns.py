@@ -1,29 +1,42 @@
 """Columns of Arrow tables: what is in them is told from their types, for whole columns, never from a first row.
 
-texts_of(column)    string, large_string, …     ->  documents; rows of null are left out
+texts_of(column, …) string, large_string, …     ->  documents; rows of null are left out
 tokens_of(column)   lists of integers           ->  one stream; rows of null are left out, as empty ones are
 refuse_no_numbers   numbers and lists of them   ->  nothing, or a `DataError` that names the first row of null
 """
 
+import re
 from typing import Any
 
 import numpy as np
 
 from elaswave_fx.errors import DataError
 
+_EXAMINED, _LIST_AS_TEXT = 16, re.compile(rb"\s*\[\s*-?\d+(?:[\s,]+(?:-?\d+|\.\.\.))*\s*,?\s*\]\s*")
+
 _JSON = "arrow.json"
 """The extension type that `datasets` gives a column of several types: every value as its JSON text."""
 
 
-def texts_of(column: Any) -> list[bytes] | None:
-    """The texts of a chunked array, in UTF-8; None if it holds something else."""
+def texts_of(column: Any, place: str) -> list[bytes] | None:
+    """The texts of a chunked array, in UTF-8; None if it holds something else.
+
+    Raises `DataError` for lists of numbers that were written as text, as pandas writes them to CSV."""
     import pyarrow as pa
 
     column = _plain(column)
     types = pa.types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
         return None
-    return column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
+    texts = column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
+    examined = [text for text in texts[:_EXAMINED] if text.strip()]
+    if examined and all(map(_LIST_AS_TEXT.fullmatch, examined)):
+        seen = " ".join(examined[0].decode().split())[:24]
+        raise DataError(
+            f"{place}: holds lists of numbers as text, such as {seen}…; save them to Parquet or JSON Lines, which keep "
+            "lists"
+        )
+    return texts
 
 
 def tokens_of(column: Any, place: str) -> np.ndarray | None:

@@ -101,7 +101,7 @@ def choose_column(config: DataConfig, table: Any) -> str:
 def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray | None]:
     """(documents, None) of a column of texts, (None, tokens) of a column of token ids. Raises `DataError`."""
     column = _arrow(table, name)
-    documents = texts_of(column)
+    documents = texts_of(column, f"data.column={name}")
     if documents is not None:
         return documents, None
     tokens = tokens_of(column, f"data.column={name}")

@@ -68,6 +68,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         held_out = HeldOutOrder(0, len(evaluation))
     batches = min(config.eval.batches, held_out.num_samples // batch) if config.eval.every else 0
     lines = (_split_line(config, train, held_out.num_samples, batches), *dataset.notes)
+    if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
+        lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
     if evaluation.notes != dataset.notes:
         lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)

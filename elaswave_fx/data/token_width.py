@@ -3,6 +3,8 @@
     int64 ids read as uint16:   7 0 0 0 9 0 0 0 …         three of four tokens are 0
     uint32 ids read as uint16:  7 0 9 0 …                 every second token is 0
     uint16 ids read as uint32:  7 + 9 x 65536, …          the upper half of an id is as large as the lower one
+    uint8 ids read as uint16:   7 + 9 x 256, …            both halves of an id are used alike
+    uint16 ids read as uint8:   244 1 9 0 …               every second token is much smaller
 
 Only a part of a large file is looked at, spread evenly over it.
 """
@@ -26,6 +28,12 @@ _MANY, _FEW_UPPER = 1024, 16
 _OF_HALF = 8
 """The upper half of ids that counts as as large as the lower one."""
 
+_PAIRS, _ALIKE, _APART = 512, 0.25, 0.5
+"""Among so many pairs of bytes, lower and upper ones are used alike, or differently, by this distance in variation."""
+
+_MOST_OF_TEXT, _LEAST_OF_LOW = 247, 250
+"""Characters and bytes of text are not above the one; lower bytes of ids above 255 reach the other."""
+
 
 def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     """Raise `DataError` if ids of `dtype` cannot be meant, with the nearest type that can."""
@@ -48,6 +56,8 @@ def _candidates(vocab_size: int | None) -> Iterator[str]:
     if vocab_size is not None and vocab_size <= 256:
         yield "uint8"
     yield from ("uint16", "uint32", "int64")
+    if vocab_size is None:
+        yield "uint8"
 
 
 def _examined(path: Path) -> np.ndarray:
@@ -87,6 +97,10 @@ def _sign_of_wider(examined: np.ndarray, dtype: np.dtype) -> str | None:
             return "every second token is 0" if parts == 2 else f"{zeros} of every {parts} tokens are 0"
         if (width, wider) == (2, 4) and len(lanes) >= _MANY and high.max() < _FEW_UPPER and np.median(low) > 255:
             return f"every second token is below {_FEW_UPPER}"
+        if (width, wider) == (1, 2) and len(lanes) >= _PAIRS and low.max() >= _LEAST_OF_LOW:
+            most = int(high.max())
+            if most * _OF_HALF <= int(low.max()) and _distance(low, high) > _APART:
+                return f"every second token is at most {most}, as upper halves of ids are"
     return None
 
 
@@ -101,13 +115,22 @@ def _sign_of_range(tokens: np.ndarray, vocab_size: int | None) -> str | None:
 def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
     """Return what shows two ids in one: upper halves that are used as lower ones are."""
     width = dtype.itemsize
-    if width < 4:
+    if width < 2:
         return None
     halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
     low, high = int(halves[:, 0].max()), int(halves[:, 1].max())
+    if width == 2:
+        alike = len(halves) >= _PAIRS and high and low <= _MOST_OF_TEXT and _distance(*halves.T) < _ALIKE
+        return f"both bytes of ids (up to {low} and {high}) are used alike, as of two ids in one" if alike else None
     if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
         return None
     return f"the upper half of ids (up to {high}) is as large as the lower one (up to {low}), as of two ids in one"
+
+
+def _distance(low: np.ndarray, high: np.ndarray) -> float:
+    """The total variation between the uses of two sets of bytes: 0 for the same, 1 for none in common."""
+    used = [np.bincount(each.ravel(), minlength=256) / each.size for each in (low, high)]
+    return float(np.abs(used[0] - used[1]).sum() / 2)
 
 
 def _view(examined: np.ndarray, dtype: np.dtype, multiple: int | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ refused, a value that the user left out is set to what the data needs:
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -73,7 +73,7 @@ def resolve(
     """
     default = _make_config(model_type, {})
     _check_keys(default, options)
-    task, auto_class = _choose_task(model_type, default, task)
+    task, auto_class = _choose_task(model_type, default, task, (base or {}).get("architectures"))
     extra = 1 if task == "masked_lm" and mask_token is None and not sizes.masked else 0
     # Aliases (`attribute_map`) let one architecture call its positions or layers differently: compare canonical names.
     aliases: Mapping[str, str] = getattr(default, "attribute_map", {})
@@ -94,8 +94,9 @@ def resolve(
 
 def task_of(model: ModelConfig, init_from: str | Path | None) -> str:
     """The task that `model`, of kind hf, is built for. Raises `ConfigError`."""
-    model_type = model.name or (read_hf_config(init_from)["model_type"] if init_from is not None else "")
-    return model.task or _choose_task(model_type, _make_config(model_type, {}), None)[0]
+    base = read_hf_config(init_from) if init_from is not None else {}
+    model_type = model.name or base.get("model_type", "")
+    return model.task or _choose_task(model_type, _make_config(model_type, {}), None, base.get("architectures"))[0]
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
@@ -158,7 +159,10 @@ def refuse_loss_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, Any]:
+def _choose_task(
+    model_type: str, default: Any, task: str | None, architectures: Sequence[str] | None
+) -> tuple[str, Any]:
+    """The task and its class: the given one, that of the class which a folder's `architectures` name, or the first."""
     transformers = import_transformers()
     if task is not None and task not in TASKS:
         raise ConfigError(f"model.task={task}: is unknown{_nearest(task, TASKS)}")
@@ -167,10 +171,18 @@ def _choose_task(model_type: str, default: Any, task: str | None) -> tuple[str, 
     if not fitting:
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
-    chosen = task or ("seq2seq_lm" if both else fitting[0])  # Such a type may have a class for its decoder alone.
+    first = "seq2seq_lm" if both else fitting[0]  # Such a type may have a class for its decoder alone.
+    chosen = task or next((name for name in fitting if _names(architectures, classes[name], default)), first)
     if chosen not in fitting:
         raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
     return chosen, classes[chosen]
+
+
+def _names(architectures: Sequence[str] | None, auto_class: Any, default: Any) -> bool:
+    """Whether one of them is the class that `auto_class` has for a configuration."""
+    found = auto_class._model_mapping[type(default)]
+    classes = found if isinstance(found, (list, tuple)) else (found,)
+    return any(each.__name__ in (architectures or ()) for each in classes)
 
 
 def _text_values(

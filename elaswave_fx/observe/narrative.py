@@ -112,7 +112,7 @@ def _fault(epoch: int, fields: Fields) -> str:
 
 
 def _left(epoch: int, fields: Fields) -> str:
-    return fields["cause"] if fields.get("asked") else f"failed: {fields['cause']}"
+    return fields["cause"]
 
 
 def _must_stay(epoch: int, fields: Fields) -> str:

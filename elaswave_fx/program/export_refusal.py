@@ -26,6 +26,10 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     """Of what an export raised."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     first = first.replace("self.model.", "self.")  # `Exportable.model`
+    if isinstance(error, SyntaxError):
+        return "an operator has an argument with the name of a Python keyword, as random_(from, to) has", (
+            "torch.randint, or another operator in its place"
+        )
     if BACKWARD in first:
         return first, "torch.autograd.grad, or torch.func.grad"
     if (guard := _GUARD.search(first)) is not None:

@@ -166,7 +166,7 @@ def test_parts_of_a_start_are_read_off_what_it_prints() -> None:
         (12.0, "building"),
         (16.0, "program captured: 14 units of 5 kinds (data 0.2 s, model 0.1 s, capture and passes 2.5 s)"),
         (16.0, "plan: 2 x 2 columns; slowest stage 1.06 ms per micro-batch"),
-        (16.5, "starting"),
+        (16.5, "starting 4 ranks; logs in run/logs"),
     ]
     assert parts_of(said, began=10.0, first=17.5) == pytest.approx(
         {

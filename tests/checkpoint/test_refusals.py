@@ -197,6 +197,10 @@ OTHERS = [
         "has other samples (95 to train on, 100 in the checkpoint's run) (eval.every=9 (was 0))",
     ),
     (replace(CONTENTS, samples=105), ("eval.data=digits",), "run) (eval.data=digits (was null))"),
+    (
+        replace(CONTENTS, data_digest="ee"), ("data.transform._target_=mine.Scale",),
+        "in the checkpoint's run) (data.transform._target_=mine.Scale (was null))",
+    ),
     (replace(CONTENTS, data_digest="ee"), (), "(100 to train on, 100 in the checkpoint's run), the keys of data "),
 ]  # fmt: skip
 

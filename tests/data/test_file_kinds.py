@@ -236,6 +236,41 @@ def test_flat_files_of_another_width(
     assert str(caught.value).endswith(words)
 
 
+CHARACTERS = np.random.default_rng(1).choice(65, 4000, p=np.arange(65) / np.arange(65).sum()).astype("u1")
+TEXT_IDS = np.unique(np.frombuffer(Path(__file__).read_bytes()[:8000], "u1"), return_inverse=True)[1].astype("u1")
+USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=uint8"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "read", "words"),
+    [
+        (
+            CHARACTERS,
+            "uint16",
+            r"both bytes of ids \(up to 64 and 64\) are used alike.*; nearest valid: data.dtype=uint8",
+        ),
+        (
+            np.where(np.arange(4000) % 100 < 50, 0, CHARACTERS),
+            "uint16",
+            "used alike.*; nearest valid: data.dtype=uint8",
+        ),
+        (TEXT_IDS, "uint16", USED_ALIKE),
+        (CHARACTERS, "uint32", "the upper half of ids .*; nearest valid: data.dtype=uint8"),
+        (
+            (np.arange(4000) * 7919 % 500).astype("<u2"),
+            "uint8",
+            "second token is at most 1, .*: data.dtype=uint16",
+        ),
+        ((np.arange(4000) * 7919 % 5000).astype("<u2"), "uint8", "second token is at most 19, .*: data.dtype=uint16"),
+    ],
+    ids=["characters", "padded", "text", "characters as uint32", "500 ids", "5000 ids"],
+)
+def test_bytes_are_not_read_as_ids_of_two(tokens: np.ndarray, read: str, words: str, tmp_path: Path) -> None:
+    tokens.tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match=f"cannot be tokens of data.dtype={read}: .*{words}"):
+        opened("memmap", tmp_path / "x.bin", f"data.dtype={read}")
+
+
 LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
 
 
@@ -249,10 +284,24 @@ LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
         (LARGE.astype("<i8"), "int64"),
         ((LARGE % 50257).astype("<u2"), "uint16"),
         ((LARGE % 256).astype("u1"), "uint8"),
+        (CHARACTERS, "uint8"),
+        (TEXT_IDS, "uint8"),
         (np.repeat((LARGE % 200).astype("<u2"), 3), "uint16"),
         (np.where(LARGE < 64_000, 0, LARGE % 500).astype("<u2"), "uint16"),
     ],
-    ids=["small", "bits", "padding", "uint32", "int64", "uint16", "uint8", "repeated", "half padding"],
+    ids=[
+        "small",
+        "bits",
+        "padding",
+        "uint32",
+        "int64",
+        "uint16",
+        "uint8",
+        "characters",
+        "text",
+        "repeated",
+        "half padding",
+    ],
 )
 def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, tmp_path: Path) -> None:
     tokens.tofile(tmp_path / "x.bin")

@@ -154,6 +154,16 @@ def test_files_whose_other_columns_differ(kind: str, tmp_path: Path) -> None:
         opened(paths, "data.column=txt")
 
 
+@pytest.mark.parametrize("row", ["[182, 134, 169]", "[182 134 169\\n  7]", "[0 1 ... 99]", "[5]"])
+def test_lists_of_numbers_as_text_are_no_text(row: str, tmp_path: Path) -> None:
+    row = row.replace("\\n", "\n")
+    (tmp_path / "rows.csv").write_text("ids,m\n" + f'"{row}",1\n' * 20)
+    with pytest.raises(DataError, match=r"data.column=ids: holds lists of numbers as text, such as \[.*; save them to"):
+        opened(tmp_path / "rows.csv", "data.column=ids", "seq_len=6")
+    (tmp_path / "text.csv").write_text("ids,m\n" + f'"{row} and more",1\n' * 20)
+    assert len(opened(tmp_path / "text.csv", "data.column=ids", "seq_len=6")) > 0
+
+
 def test_a_text_may_read_like_a_missing_value(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,m\nNA,1\n,2\nnull,3\n")
     assert bytes(ids_of(opened(tmp_path / "rows.csv", "data.column=text", "seq_len=6"))) == b"NA\0null"

@@ -104,6 +104,16 @@ def pictures(transform: str) -> torch.Tensor:
     return open_data(load_config(words)).sample(3)["image"]
 
 
+def test_data_that_is_evaluated_has_a_transform_of_its_own() -> None:
+    words = ("data.transform.factor=3", "eval.every=1", "eval.data=digits")
+    plain = source("Scale", *words)
+    assert "eval.data: data.transform is not applied to it; eval.data.transform would be" in plain.lines
+    own = source("Scale", *words, f"eval.data.transform._target_={HERE}.Scale", "eval.data.transform.factor=3")
+    assert not any("is not applied" in line for line in own.lines)
+    first = np.arange(1)
+    assert torch.equal(own.evaluation.batch(first)["image"], 3 * plain.evaluation.batch(first)["image"])
+
+
 def test_a_dataset_that_takes_a_transform_gets_it_unless_that_draws() -> None:
     plain = torch.full((1, 8, 8), 3.0)
     assert torch.equal(pictures(f"._target_={HERE}.doubled"), 2 * plain), "called with the image"

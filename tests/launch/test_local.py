@@ -164,12 +164,9 @@ def test_a_lost_worker_is_gone_on_without(
     assert {"left", "detected", "agreed", "planned", "resumed"} <= set(kinds)
     out = capfd.readouterr().out
     others = ", ".join(str(rank) for rank in range(4) if rank != victim)
-    why = cause.removeprefix(f"rank {victim}: ")
-    assert re.search(
-        rf"^epoch 1: rank {victim} failed \({re.escape(why)}\); resumed at step 3 on ranks {others} in \d+ ms$",
-        out,
-        re.M,
-    )
+    # How a process ended may be known only after the others have resumed, and is a line of its own then.
+    line = rf"^epoch 1: rank {victim} failed \(.+\); resumed at step 3 on ranks {others} in \d+ ms$"
+    assert re.search(line, out, re.M) and cause.removeprefix(f"rank {victim}: ") in out
     assert "epoch 1: planned in" not in out and "epoch 1: planned in" in (tmp_path / "logs" / "console.log").read_text()
 
 

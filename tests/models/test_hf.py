@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
+from elaswave_fx.models.hf_config import task_of
 from elaswave_fx.models.hf_loss import check_own_loss
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -145,6 +146,16 @@ def test_ties_stay_and_the_seed_decides():
     assert model.model.lm_head.weight is model.model.transformer.wte.weight
     first, again = model.state_dict(), build("gpt2", GPT2).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "causal_lm"])
+def test_a_folder_names_its_task(task, tmp_path):
+    options = {**SMALL, "vocab_size": VOCAB + 1}
+    build("bert", options, task, mask_token=VOCAB if task == "masked_lm" else None).model.save_pretrained(tmp_path)
+    again = ModelConfig(kind="hf", name=None, task=None, options={}, mask_token=VOCAB if task == "masked_lm" else None)
+    assert task_of(again, tmp_path) == task
+    built = build_model(again, seed=0, init_from=tmp_path, vocab_size=VOCAB, seq_len=TOKENS)
+    assert type(built).__name__ == {"masked_lm": "MaskedLM", "causal_lm": "CausalLM"}[task]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_an_exit_that_is_read_late_is_a_line_of_its_own() -> None:
     told("left", rank=2, cause=EXIT)
     assert [line.partition(" in ")[0] for line in told.lines] == [
         "epoch 1: rank 2 failed (exited); resumed at step 60 on ranks 0, 1, 3",
-        "failed: rank 2: killed by SIGKILL",
+        "rank 2: killed by SIGKILL",
     ]
 
 

@@ -161,6 +161,25 @@ class Moved(Normed):
         return super().features(x)
 
 
+class Taught(Normed):
+    """A frozen teacher in training mode under no_grad, whose statistics move though it learns nothing."""
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.norm(Classifier.features(self, 2 * x))
+        return Classifier.features(self, x) * taught.sigmoid()
+
+
+def test_statistics_move_without_gradients_too() -> None:
+    model = Taught()
+    before = captured(model, vectors)
+    after = Normalize().apply(before)
+    assert "aten._native_batch_norm_legit.no_stats" in calls_of(after.graph)
+    batch = vectors(5, 3)
+    for old, new in zip(run_graph(before, model, batch), run_graph(after, model, batch), strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-6, atol=1e-6)
+
+
 def test_statistics_that_something_else_changes_are_refused() -> None:
     with pytest.raises(CaptureError, match="in norm keeps running statistics in something else than two buffers, or"):
         Normalize().apply(captured(Moved(), vectors))

@@ -265,9 +265,17 @@ class Autocast(Small):
             return super().features(x).float()
 
 
+class Keyword(Small):
+    """An operator whose argument is called `from`."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + torch.empty(x.shape[0], 1).random_(0, 10)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (Keyword(), r"an argument with the name of a Python keyword.*; a way out is torch\.randint"),
         (
             Branching(),
             r"Branching cannot be exported in Branching\.features, line \d+ \(.*\): Python looks at a value that only",
