@@ -12,7 +12,13 @@ import numpy as np
 
 from elaswave_fx.errors import DataError
 
-_EXAMINED, _LIST_AS_TEXT = 16, re.compile(rb"\s*\[\s*-?\d+(?:[\s,]+(?:-?\d+|\.\.\.))*\s*,?\s*\]\s*")
+_EXAMINED = 16
+_NUMBER = rb"(?:-?\d+\.?\d*(?:[eE][-+]?\d+)?|\.\.\.)"
+_LIST_AS_TEXT = re.compile(
+    rb"\s*(?:\[\s*" + _NUMBER + rb"\s*,?\s*\]|(?:tensor|array)?\s*[\[(]*\s*" + _NUMBER + rb"(?:[\s,;|]+" + _NUMBER
+    + rb")+[\s,]*[\])]*(?:,[^)]*\))?)\s*"
+)  # fmt: skip
+"""A list with brackets, or several numbers and nothing else: as str() of lists, arrays and tensors writes them."""
 
 _JSON = "arrow.json"
 """The extension type that `datasets` gives a column of several types: every value as its JSON text."""
@@ -30,7 +36,7 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
         return None
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
     examined = [text for text in texts[:_EXAMINED] if text.strip()]
-    if examined and all(map(_LIST_AS_TEXT.fullmatch, examined)):
+    if examined and all(_LIST_AS_TEXT.fullmatch(text) for text in examined):
         seen = " ".join(examined[0].decode().split())[:24]
         raise DataError(
             f"{place}: holds lists of numbers as text, such as {seen}…; save them to Parquet or JSON Lines, which keep "

@@ -4,6 +4,7 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
+import csv
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from elaswave_fx.files import others_may_change
 _FORMATS = {
     ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
+
+_LARGEST_FIELD = 1 << 30
+"""Characters of a value in a CSV file."""
 
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
@@ -158,6 +162,7 @@ def _only_wanted(config: DataConfig, format: str, files: list[Path]) -> dict[str
 
         # A text may read NA or null; only what is empty is missing.
         options = {} if config.fields else {"keep_default_na": False, "na_values": [""]}
+        _refuse_unnamed(files)
         if wanted:
             _refuse_missing(config, list(pandas.read_csv(files[0], nrows=0).columns))
             options["usecols"] = list(wanted)
@@ -167,6 +172,26 @@ def _only_wanted(config: DataConfig, format: str, files: list[Path]) -> dict[str
         _refuse_missing(config, parquet.read_schema(files[0]).names)
         options["columns"] = list(wanted)
     return options
+
+
+def _refuse_unnamed(files: list[Path]) -> None:
+    """Raise `DataError` for a CSV file with a row that has more values than the header has names: where not all columns
+    are read, the library takes such rows apart in its own way."""
+    limit = csv.field_size_limit(_LARGEST_FIELD)
+    try:
+        for path in files:
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
+                rows = csv.reader(file)
+                names = next((row for row in rows if row), [])
+                wide = next((row for row in rows if len(row) > len(names)), None)
+                if wide is not None:
+                    raise DataError(
+                        f"data.paths={path}: line {rows.line_num} has {len(wide)} values, and the header "
+                        f"{len(names)} names ({', '.join(names)}): a text with commas that is not in quotes, a comma "
+                        "at the end, or a name of the row; give every column a name, and put such texts in quotes"
+                    )
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _format(path: Path) -> str:

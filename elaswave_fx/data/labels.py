@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data.dataset import Batch, Dataset, Sample, WrappedDataset
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices
@@ -88,6 +88,11 @@ class UnmaskedTokens(_Noted):
                 f"data: the labels of sample {index} are other tokens than its input_ids, and those of the samples "
                 "that were examined the same, which model.task=masked_lm masks itself; give all of one kind"
             )
+
+
+def has_own_labels(data: DataConfig) -> bool:
+    """Whether samples may have labels of the user's."""
+    return data.kind == "target" or (data.kind == "hf" and bool(data.fields))
 
 
 def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
@@ -166,7 +171,8 @@ def _examined(dataset: Dataset) -> list[Sample]:
 
 
 def _shares(samples: list[Sample]) -> tuple[float, float]:
-    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next."""
+    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next; of
+    the last labels, where no others count."""
     own = following = counted = 0
     for sample in samples:
         tokens, after = sample["input_ids"][..., :-1], sample["input_ids"][..., 1:]
@@ -175,7 +181,11 @@ def _shares(samples: list[Sample]) -> tuple[float, float]:
         own += int((counts & (labels == tokens)).sum())
         following += int((counts & (labels == after)).sum())
         counted += int(counts.sum())
-    return (own / counted, following / counted) if counted else (0.0, 0.0)
+    if counted:
+        return own / counted, following / counted
+    last = torch.cat([(each["labels"] == each["input_ids"])[..., -1][each["labels"][..., -1] != IGNORED].flatten()
+                      for each in samples]) if samples else torch.zeros(0)  # fmt: skip
+    return (float(last.float().mean()), 0.0) if last.numel() else (0.0, 0.0)
 
 
 def _counted(sample: Sample) -> bool:

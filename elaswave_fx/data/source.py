@@ -17,7 +17,7 @@ from elaswave_fx.data.corpus import file_documents, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import again
-from elaswave_fx.data.labels import with_labels_of_model
+from elaswave_fx.data.labels import NextTokenLabels, has_own_labels, with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
@@ -114,6 +114,13 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
         words = ["masked already (its labels are other tokens than input_ids)" if each.masked else "to be masked here"
                  for each in (opened, dataset)]  # fmt: skip
         raise DataError(f"eval.data={data.kind}: is {words[0]}, and data={config.data.kind} is {words[1]}")
+    shifted = [isinstance(each, NextTokenLabels) for each in (dataset, opened)]
+    if shifted[0] != shifted[1] and data.labels == "auto" and has_own_labels(data) and has_own_labels(config.data):
+        words = ["stand at their own tokens" if each else "are the next tokens" for each in shifted]
+        raise DataError(
+            f"eval.data={data.kind}: its labels {words[1]}, and those of data={config.data.kind} {words[0]}; nearest "
+            f"valid: eval.data.labels={'same' if shifted[0] else 'shifted'}"
+        )
     if len(opened) < config.global_batch:
         raise DataError(
             f"eval.data={data.kind}: has {len(opened)} samples, fewer than global_batch={config.global_batch}; give "

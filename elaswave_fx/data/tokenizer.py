@@ -13,6 +13,7 @@ import numpy as np
 
 from elaswave_fx.config.types import TokenizerConfig
 from elaswave_fx.data.cached import cached_json, digest
+from elaswave_fx.errors import DataError
 
 END = 0
 _END_TEXT = "<|end|>"
@@ -107,8 +108,15 @@ def make_tokenizer(config: TokenizerConfig, documents: Sequence[bytes], cache: P
 
 
 def _text(document: bytes) -> str:
+    try:
+        text = document.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"tokenizer=bpe: a text is not UTF-8, it has the byte {document[error.start]:#04x} at {error.start}; "
+            "convert it, as iconv -t UTF-8 does, or set tokenizer=bytes"
+        ) from error
     # The end mark in a text would be taken for the end: split it, as GPT-2's users do.
-    return document.decode("utf-8", errors="replace").replace(_END_TEXT, "<| end|>")
+    return text.replace(_END_TEXT, "<| end|>")
 
 
 def _library() -> Any:

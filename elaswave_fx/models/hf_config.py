@@ -35,6 +35,9 @@ MOST_OF_BYTES = 512
 
 _LOSS_NAMES = re.compile(r"(^|_)(loss|losses|label_smoothing|focal_alpha)(_|$)|^(problem_type|class_weights?)$")
 _NEUTRAL = (None, False, 0, "single_label_classification")
+_CHANNELS = (1, 3, 4)
+"""Of pictures: grey, in colour, with transparency."""
+
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 _READ_HERE = ("decoder_start_token_id",)
 """Keys that configurations hold without having declared them: labels are shifted behind this token."""
@@ -193,6 +196,12 @@ def _text_values(
     if sizes.vocab_size is not None:
         # Masked models replace tokens by one that the tokenizer cannot produce, unless it has one for that.
         least = sizes.vocab_size + extra
+        pad = getattr(default, "pad_token_id", None)
+        is_token = sizes.tokenizer is not None and isinstance(pad, int) and pad < least and "pad_token_id" not in given
+        if is_token and (vocab_size is None or vocab_size > least):
+            # It would not be trained, and maybe not be attended to: padding is one token more.
+            values.append(("pad_token_id", least))
+            least += 1
         if vocab_size is None:
             vocab_size = least
             values.append(("vocab_size", least))
@@ -251,6 +260,11 @@ def _image_values(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> l
     if sizes.image_shape is None:
         return values
     channels, height, width = sizes.image_shape
+    if width in _CHANNELS and channels not in _CHANNELS and "num_channels" not in given:
+        raise ConfigError(
+            f"model.config.num_channels: images of {[*sizes.image_shape]} look like height x width x channels; "
+            f"channels come first here, which data.transform can see to (or set model.config.num_channels={channels})"
+        )
     for key, value in (("num_channels", channels), ("image_size", height if height == width else (height, width))):
         if not hasattr(default, key):
             continue

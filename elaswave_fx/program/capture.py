@@ -56,7 +56,7 @@ from elaswave_fx.program.ir import (
     set_source,
     source_of,
 )
-from elaswave_fx.program.loss_shapes import mend_loss_shapes
+from elaswave_fx.program.loss_shapes import losses_by_their_kernels
 from elaswave_fx.program.python_state import refuse_python_state
 from elaswave_fx.program.recurrent_layers import layers_apart
 from elaswave_fx.program.shared_storage import refuse_other_name
@@ -181,7 +181,14 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
     distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
-    with _quiet(), any_names(), eager_answers(), layers_apart(), traced_under_autocast(model):
+    with (
+        _quiet(),
+        any_names(),
+        eager_answers(),
+        layers_apart(),
+        losses_by_their_kernels(),
+        traced_under_autocast(model),
+    ):
         wrapped = Exportable(model, tuple(batch))
         try:
             with refuse_derivatives():
@@ -194,9 +201,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
             torch.ops.aten.one_hot.default: _one_hot,
             **{op: functools.partial(_written_out_by_torch, op) for op in _OF_PRODUCTS},
         }
-        exported = exported.run_decompositions(decompositions_under_autocast(table))
-        mend_loss_shapes(exported.graph)
-        return exported
+        return exported.run_decompositions(decompositions_under_autocast(table))
 
 
 def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:

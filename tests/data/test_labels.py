@@ -10,6 +10,7 @@ import torch
 from elaswave_fx.build.builder import make_model
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Source, load_batch, open_source
+from elaswave_fx.data.labels import NextTokenLabels
 from elaswave_fx.errors import ConfigError, DataError
 
 VOCAB, TOKENS = 50, 12
@@ -130,6 +131,44 @@ def test_tokens_that_are_followed_by_themselves_tell_nothing(
     raw = Repetitive(kind, next_tokens)[7]["labels"]
     assert np.array_equal(found.dataset.sample(7)["labels"], raw if next_tokens else np.append(raw[1:], -100))
     assert any("they equal input_ids wherever they count" in line for line in found.lines) is not next_tokens
+
+
+class Answers:
+    """A prompt, padded on the left, and one token of an answer, the only one that counts."""
+
+    def __init__(self, next_tokens: bool) -> None:
+        self.next_tokens = next_tokens
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        ids = np.random.default_rng(index).integers(1, VOCAB, TOKENS + 1)
+        ids[: index % 5] = 0
+        labels = np.full(TOKENS, -100)
+        labels[-1] = ids[TOKENS] if self.next_tokens else ids[TOKENS - 1]
+        return {"input_ids": ids[:-1], "labels": labels}
+
+
+@pytest.mark.parametrize("next_tokens", [False, True])
+def test_the_last_labels_tell_where_no_others_count(next_tokens: bool) -> None:
+    words = ["data._target_=prepared.Answers", f"data.next_tokens={next_tokens}", *GPT2]
+    labels = open_source(load_config(words)).dataset.sample(7)["labels"]
+    assert (labels != -100).nonzero().flatten().tolist() == [TOKENS - 1 if next_tokens else TOKENS - 2]
+
+
+def test_labels_of_other_data_for_evaluation_are_of_the_same_kind() -> None:
+    words = [*GPT2, "data._target_=prepared.Prepared", "eval.every=1", "eval.data._target_=prepared.Prepared"]
+    assert isinstance(open_source(load_config([*words, "eval.data.what=same"])).evaluation, NextTokenLabels)
+    message = (
+        "eval.data=target: its labels are the next tokens, .* data=target stand at their own tokens; nearest valid: "
+        "eval.data.labels=same"
+    )
+    with pytest.raises(DataError, match=message):
+        open_source(load_config([*words, "eval.data.what=shifted"]))
+    with pytest.raises(DataError, match="eval.data=target: its labels stand at .*: eval.data.labels=shifted"):
+        open_source(load_config([*words, "data.what=shifted", "eval.data.what=same"]))
+    assert open_source(load_config([*words, "data.what=shifted", "eval.data.labels=same"])).eval_batches
 
 
 def test_the_loss_is_that_of_transformers_itself() -> None:

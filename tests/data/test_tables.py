@@ -154,14 +154,39 @@ def test_files_whose_other_columns_differ(kind: str, tmp_path: Path) -> None:
         opened(paths, "data.column=txt")
 
 
-@pytest.mark.parametrize("row", ["[182, 134, 169]", "[182 134 169\\n  7]", "[0 1 ... 99]", "[5]"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[182, 134, 169]",
+        "[182 134 169\\n  7]",
+        "[0 1 ... 99]",
+        "[5]",
+        "101 7 8 102",
+        "101,7,8",
+        "(101, 7)",
+        "[101. 7. 8.]",
+        "tensor([101,   7])",
+        "tensor([101, 7], dtype=torch.int32)",
+        "101|7|8",
+    ],
+)
 def test_lists_of_numbers_as_text_are_no_text(row: str, tmp_path: Path) -> None:
     row = row.replace("\\n", "\n")
     (tmp_path / "rows.csv").write_text("ids,m\n" + f'"{row}",1\n' * 20)
-    with pytest.raises(DataError, match=r"data.column=ids: holds lists of numbers as text, such as \[.*; save them to"):
+    with pytest.raises(DataError, match=r"data.column=ids: holds lists of numbers as text, such as .*; save them to"):
         opened(tmp_path / "rows.csv", "data.column=ids", "seq_len=6")
     (tmp_path / "text.csv").write_text("ids,m\n" + f'"{row} and more",1\n' * 20)
     assert len(opened(tmp_path / "text.csv", "data.column=ids", "seq_len=6")) > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a,b,c\n0,-1.0,0,\n1,2.0,1,\n", '"a","b"\n"1",0,-1.0\n"2",1,2.0\n', "a,b\n" + "1,2\n" * 60 + "1,2, 3\n1,2\n"],
+)
+def test_rows_with_more_values_than_names_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(DataError, match=r"rows.csv: line \d+ has [34] values, and the header [23] names \(a, b"):
+        opened(tmp_path / "rows.csv", "data.fields=[a,b]", "global_batch=1")
 
 
 def test_a_text_may_read_like_a_missing_value(tmp_path: Path) -> None:

@@ -244,3 +244,10 @@ def test_megatron_files_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "corpus.bin").unlink()
     with pytest.raises(DataError, match=r"holds .idx files without their .bin"):
         open_token_files([f"{tmp_path}/*.idx"], "uint16")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1251", "shift_jis"])
+def test_text_that_is_not_utf_8_is_refused_by_a_tokenizer_that_is_trained(encoding: str) -> None:
+    text = {"latin-1": "été", "cp1251": "привет", "shift_jis": "日本語"}[encoding] * 90
+    with pytest.raises(DataError, match=r"^tokenizer=bpe: a text is not UTF-8, it has the byte 0x.. at 0; convert it"):
+        BpeTokenizer.train([text.encode(encoding)], 300)

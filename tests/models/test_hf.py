@@ -183,6 +183,27 @@ def test_refusals(arguments, message):
         build(*arguments)
 
 
+def test_images_with_their_channels_last_are_refused():
+    config = ModelConfig(kind="hf", name="vit", task="image_classification", options={**SMALL, "patch_size": 1})
+    sizes = {"vocab_size": None, "seq_len": None, "classes": 4}
+    with pytest.raises(
+        ConfigError, match=r"images of \[8, 8, 3\] look like height x width x channels; .*num_channels=8"
+    ):
+        build_model(config, seed=0, image_shape=(8, 8, 3), **sizes)
+    build_model(config, seed=0, image_shape=(3, 8, 8), **sizes)
+
+
+@pytest.mark.parametrize("name", ["opt", "roberta", "bert"])
+def test_padding_is_no_token_of_a_tokenizer_that_is_trained_here(name):
+    options = dict(SMALL)
+    if name == "opt":
+        options |= {"ffn_dim": options.pop("intermediate_size"), "word_embed_proj_dim": 16}
+    config = ModelConfig(kind="hf", name=name, task="causal_lm", options=options, mask_token=None)
+    model = build_model(config, seed=0, vocab_size=VOCAB, seq_len=TOKENS, tokenizer="bpe").model
+    assert (model.config.vocab_size, model.config.pad_token_id) == (VOCAB + 1, VOCAB)
+    assert build(name, options, "causal_lm").model.config.pad_token_id in (0, 1), "data of others may have padding"
+
+
 def test_bytes_are_not_the_tokens_of_a_vocabulary_that_a_model_brings():
     sizes = {"vocab_size": 256, "seq_len": 8, "seed": 0, "tokenizer": "bytes"}
     gpt2 = {**GPT2, "vocab_size": 50257}
