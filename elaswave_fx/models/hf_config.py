@@ -220,7 +220,8 @@ def _text_values(
         values.extend((key, None) for key in _SPECIAL_TOKENS if _out_of_range(getattr(default, key, None), vocab_size))
     values.extend(_positions(default, given, sizes))
     if task == "causal_lm" and hasattr(default, "is_decoder"):
-        if given.get("is_decoder") is False:
+        encoders = import_transformers().AutoModelForMaskedLM._model_mapping
+        if given.get("is_decoder") is False and type(default) in encoders:  # Others look back whatever it says.
             raise ConfigError(
                 "model.config.is_decoder=False: every token would see those that it is to predict; nearest valid: "
                 "model.config.is_decoder=true"

@@ -183,6 +183,11 @@ def test_refusals(arguments, message):
         build(*arguments)
 
 
+def test_a_type_that_is_always_causal_may_say_that_it_is_no_decoder():
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    assert build("gpt_neox", {**options, "is_decoder": False}).model.config.is_decoder is False
+
+
 def test_images_with_their_channels_last_are_refused():
     config = ModelConfig(kind="hf", name="vit", task="image_classification", options={**SMALL, "patch_size": 1})
     sizes = {"vocab_size": None, "seq_len": None, "classes": 4}
