@@ -5,6 +5,7 @@ stream of a column of token ids, or samples of columns of numbers (`data.fields`
 """
 
 import csv
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,12 @@ _FORMATS = {
 _LARGEST_FIELD = 1 << 30
 """Characters of a value in a CSV file."""
 
+_SPLITS = {
+    "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}  # fmt: skip
+"""The words by which the library, too, knows the split of a file."""
+
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
 
@@ -37,7 +44,9 @@ _DECODED = ("Image", "Audio", "Video")
 class ColumnsDataset(Dataset):
     """Rows of chosen columns, each a number or an array of one shape."""
 
-    def __init__(self, table: Any, fields: tuple[str, ...]) -> None:
+    def __init__(self, table: Any, fields: tuple[str, ...], vocab_size: int | None = None) -> None:
+        """`vocab_size`: of ids among the columns, which do not tell it themselves."""
+        self._vocab_size = vocab_size
         self._table = table.select_columns(list(fields)).with_format(None)
         self._fields = fields
         for name in fields:
@@ -48,6 +57,10 @@ class ColumnsDataset(Dataset):
         """Raise `DataError` if rows differ in shape."""
         for name in self._fields:
             refuse_ragged(_arrow(self._table, name), f"data.fields: column {name}")
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self._vocab_size
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -65,7 +78,8 @@ class ColumnsDataset(Dataset):
 def read_table(config: DataConfig, cache: Path | None) -> Any:
     """The `datasets.Dataset` that the paths and the split name. Raises `DataError`."""
     library = _library()
-    if len(config.paths) == 1 and _is_saved(Path(config.paths[0]).expanduser()):
+    is_saved = len(config.paths) == 1 and _is_saved(Path(config.paths[0]).expanduser())
+    if is_saved:
         loaded = library.load_from_disk(str(Path(config.paths[0]).expanduser()))
     else:
         loaded = _load_files(library, config, cache)
@@ -73,6 +87,8 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         if config.split not in loaded:
             raise DataError(f"data.split={config.split}: no such split; {hint(config.split, loaded, 'value')}")
         loaded = loaded[config.split]
+    elif is_saved and config.split != "train":
+        raise DataError(f"data.split={config.split}: {show(config.paths)} has no splits")
     if len(loaded) == 0:
         raise DataError(f"data.paths={show(config.paths)}: the split {config.split} is empty")
     _refuse_missing(config, loaded.column_names)
@@ -123,7 +139,7 @@ def _arrow(table: Any, name: str) -> Any:
 
 
 def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
-    files = matching_files(config.paths)
+    files = _of_split(config, matching_files(config.paths))
     formats = {_format(path) for path in files}
     if len(formats) > 1:
         raise DataError(f"data.paths={show(config.paths)}: mixes files of {' and '.join(sorted(formats))}")
@@ -138,7 +154,7 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
             return load(
                 format, data_files=[str(path.resolve()) for path in files], split="train", cache_dir=str(folder),
                 keep_in_memory=cache is None,  # the files that back the table are about to go
-                **_only_wanted(config, format, files),
+                **_only_wanted(library, config, format, files),
             )  # fmt: skip
         except (library.exceptions.DatasetGenerationError, ValueError, TypeError, OSError) as error:
             if format == "json":
@@ -152,7 +168,7 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
             raise DataError(f"data.paths={show(config.paths)}: cannot be read ({reason})") from error
 
 
-def _only_wanted(config: DataConfig, format: str, files: list[Path]) -> dict[str, Any]:
+def _only_wanted(library: Any, config: DataConfig, format: str, files: list[Path]) -> dict[str, Any]:
     """Options of the library by which columns that nobody reads are not looked at: they may be of any type, or of
     several. Raises `DataError` for a column that is missing."""
     wanted = _wanted(config)
@@ -160,18 +176,47 @@ def _only_wanted(config: DataConfig, format: str, files: list[Path]) -> dict[str
     if format == "csv":
         import pandas
 
-        # A text may read NA or null; only what is empty is missing.
-        options = {} if config.fields else {"keep_default_na": False, "na_values": [""]}
         _refuse_unnamed(files)
+        names = list(pandas.read_csv(files[0], nrows=0).columns)
+        _refuse_missing(config, names)
         if wanted:
-            _refuse_missing(config, list(pandas.read_csv(files[0], nrows=0).columns))
             options["usecols"] = list(wanted)
+        if not config.fields:
+            # A text may read NA, null, 007 or 1e5; only what is empty is missing.
+            features, string = library.Features, library.Value("string")
+            options |= {"keep_default_na": False, "na_values": [""]}
+            options["features"] = features(dict.fromkeys(wanted or names, string))
     if format == "parquet" and wanted:
         from pyarrow import parquet
 
         _refuse_missing(config, parquet.read_schema(files[0]).names)
         options["columns"] = list(wanted)
     return options
+
+
+def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:
+    """The files of `data.split`, where those of folders and patterns are named by several splits, as on the Hugging
+    Face Hub. Raises `DataError` if there are none, or no splits."""
+    given = {Path(each).expanduser() for each in config.paths}
+    names = {path: None if path in given else _split_of(path) for path in files}
+    splits = sorted({name for name in names.values() if name is not None})
+    if not splits and config.split != "train":
+        raise DataError(f"data.split={config.split}: files whose names tell no split; name the files in data.paths")
+    if len(splits) < 2 and config.split in ("train", *splits):
+        return files
+    if config.split not in splits:
+        raise DataError(f"data.split={config.split}: no such split; {hint(config.split, splits, 'value')}")
+    return [path for path, name in names.items() if name in (config.split, None)]
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that the name of a file, or of its folder, has as a word."""
+    for name in (path.stem, path.parent.name):
+        words = re.split(r"[^a-z]+", name.lower())
+        for split, known in _SPLITS.items():
+            if not set(known).isdisjoint(words):
+                return split
+    return None
 
 
 def _refuse_unnamed(files: list[Path]) -> None:

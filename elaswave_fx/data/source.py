@@ -199,7 +199,7 @@ def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer |
 def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None) -> Dataset:
     table = hf.read_table(config.data, cache)
     if config.data.fields:
-        columns = hf.ColumnsDataset(table, config.data.fields)
+        columns = hf.ColumnsDataset(table, config.data.fields, config.data.vocab_size)
         if config.data.transform is None:  # which may pad them
             columns.refuse_ragged()
         return columns

@@ -189,6 +189,33 @@ def test_rows_with_more_values_than_names_are_refused(text: str, tmp_path: Path)
         opened(tmp_path / "rows.csv", "data.fields=[a,b]", "global_batch=1")
 
 
+def test_files_of_a_folder_are_of_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, rows in (("train-00000-of-00001", 7), ("validation-00000-of-00001", 3), ("test-00000-of-00001", 2)):
+        datasets.Dataset.from_dict({"x": [1.0] * rows}).to_parquet(str(folder / f"{name}.parquet"))
+    words = ("data.fields=[x]", "global_batch=1")
+    for split, rows in (("train", 7), ("validation", 3), ("test", 2)):
+        assert len(opened(folder, *words, f"data.split={split}")) == rows
+        assert len(opened([folder / "*.parquet"], *words, f"data.split={split}")) == rows
+    with pytest.raises(DataError, match="data.split=tset: no such split; nearest valid value: test"):
+        opened(folder, *words, "data.split=tset")
+    named = [folder / "train-00000-of-00001.parquet", folder / "test-00000-of-00001.parquet"]
+    assert len(opened(named, *words)) == 9, "files that are named are taken"
+    with pytest.raises(DataError, match="data.split=test: files whose names tell no split; name the files"):
+        opened(named, *words, "data.split=test")
+    datasets.Dataset.from_dict({"x": [1.0]}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match="data.split=test: .*saved.* has no splits"):
+        opened(tmp_path / "saved", *words, "data.split=test")
+
+
+def test_texts_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nwords\n")
+    (tmp_path / "b.csv").write_text("text\n007\n1.50\n1e5\n")
+    dataset = opened([tmp_path / "a.csv", tmp_path / "b.csv"], "data.column=text", "seq_len=6")
+    assert bytes(ids_of(dataset)).startswith(b"words\x00007\x001.50\x001e5")
+
+
 def test_a_text_may_read_like_a_missing_value(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,m\nNA,1\n,2\nnull,3\n")
     assert bytes(ids_of(opened(tmp_path / "rows.csv", "data.column=text", "seq_len=6"))) == b"NA\0null"

@@ -159,7 +159,9 @@ def test_ranks_come_one_after_the_other_and_the_first_one_is_lost(alone: Finishe
         now.join()
         now.join()
         now.job.await_event("joined", 2)
-        await_true(lambda: "joined by" in (now.job.folder / "console.log").read_text(), "they have joined")
+        await_true(
+            lambda: "joined; resumes at step " in (now.job.folder / "console.log").read_text(), "they have joined"
+        )
         count = len(now.job.events("resumed"))
         now.job.signal_rank(0, signal.SIGKILL)
         now.job.await_event("resumed", count + 1)
