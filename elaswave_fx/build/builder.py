@@ -493,7 +493,10 @@ def _replicas_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
         cost = "the run, which makes no checkpoints, begins again from step 0"
     else:
         cost = "the run, which makes no checkpoints, ends (recovery.allow_rollback=false)"
-    return f"replicas: {fatal_words(plan, cost)}"
+    under_way = (
+        "but for a rank whose state is being sent (copies.mode=state), " if config.copies.mode == "state" else ""
+    )
+    return f"replicas: {under_way}{fatal_words(plan, cost)}"
 
 
 def _checkpoint_fields(
