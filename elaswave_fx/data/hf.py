@@ -4,6 +4,7 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
+import codecs
 import csv
 import re
 import tempfile
@@ -28,8 +29,8 @@ _FORMATS = {
     ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
 
-_LARGEST_FIELD = 1 << 30
-"""Characters of a value in a CSV file."""
+_CHUNK, _LARGEST_FIELD = 1 << 20, 1 << 30
+"""Bytes that are decoded at once; characters of a value in a CSV file."""
 
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
@@ -186,12 +187,29 @@ def _only_wanted(library: Any, config: DataConfig, format: str, files: list[Path
             features, string = library.Features, library.Value("string")
             options |= {"keep_default_na": False, "na_values": [""]}
             options["features"] = features(dict.fromkeys(wanted or names, string))
+    if format == "json":
+        _refuse_other_encodings(files)
     if format == "parquet" and wanted:
         from pyarrow import parquet
 
         _refuse_missing(config, parquet.read_schema(files[0]).names)
         options["columns"] = list(wanted)
     return options
+
+
+def _refuse_other_encodings(files: list[Path]) -> None:
+    """Raise `DataError` for a JSON file that is not UTF-8: the library would read other letters without a word."""
+    for path in files:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                try:
+                    decoder.decode(chunk)
+                except UnicodeDecodeError as error:
+                    byte = chunk[min(error.start, len(chunk) - 1)]
+                    raise DataError(
+                        f"data.paths={path}: is not UTF-8 (byte {byte:#04x}); convert it, as iconv -t UTF-8 does"
+                    ) from error
 
 
 def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:

@@ -209,6 +209,15 @@ def test_files_of_a_folder_are_of_splits(tmp_path: Path) -> None:
         opened(tmp_path / "saved", *words, "data.split=test")
 
 
+def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "caf\u00e9"}\n' * 9, encoding="latin-1")
+    with pytest.raises(DataError, match=r"rows.jsonl: is not UTF-8 \(byte 0xe9\); convert it, as iconv"):
+        opened(path, "data.column=text", "seq_len=6")
+    path.write_text('{"text": "caf\u00e9"}\n' * 9, encoding="utf-8")
+    assert len(opened(path, "data.column=text", "seq_len=6"))
+
+
 def test_texts_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\nwords\n")
     (tmp_path / "b.csv").write_text("text\n007\n1.50\n1e5\n")
