@@ -25,6 +25,9 @@ _LEAST = 16
 _MANY, _FEW_UPPER = 1024, 16
 """Among so many 32-bit ids of a large vocabulary the upper halves stay below that: ids below a million."""
 
+_SMALL = 1 << 31
+"""Signed ids within this that are no others of another width, however many are negative."""
+
 _OF_HALF = 8
 """The upper half of ids that counts as as large as the lower one."""
 
@@ -41,6 +44,9 @@ def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     sign = _sign(examined, np.dtype(dtype), vocab_size)
     if sign is None:
         return
+    tokens = _view(examined, np.dtype(dtype))
+    if tokens.min() < 0 and tokens.min() > -_SMALL and tokens.max() < _SMALL:
+        raise DataError(f"data.paths={path}: {sign.replace('it would hold', 'holds')}; token ids are 0 or more")
     fitting = [name for name in _candidates(vocab_size) if _sign(examined, np.dtype(name), vocab_size) is None]
     if fitting:
         cure = f"nearest valid: data.dtype={fitting[0]}"

@@ -108,8 +108,10 @@ def _build_target(model: ModelConfig, sizes: DataSizes) -> nn.Module:
 
 def _build_own(kind: str, options: Mapping[str, Any], sizes: DataSizes) -> nn.Module:
     if kind == "gpt":
-        if sizes.vocab_size is None or sizes.seq_len is None:
+        if sizes.seq_len is None:
             raise ConfigError("model=gpt: needs data of tokens, such as data=stdlib")
+        if sizes.vocab_size is None:
+            raise ConfigError("model=gpt: the data does not say how many tokens there are; data.vocab_size does")
         return GPT(vocab_size=sizes.vocab_size, seq_len=sizes.seq_len, **options)
     if sizes.classes is not None and options.get("classes", sizes.classes) < sizes.classes:
         raise ConfigError(f"model.classes={options['classes']}: the data has {sizes.classes} classes")

@@ -308,6 +308,12 @@ def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, t
     assert opened("memmap", tmp_path / "x.bin", f"data.dtype={read}").vocab_size == int(tokens.max()) + 1
 
 
+def test_negative_ids_are_named(tmp_path: Path) -> None:
+    np.where(np.arange(4000) % 50, TOKENS.astype("<i8"), -1).tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match=r"x.bin: holds the negative id -1; token ids are 0 or more"):
+        opened("memmap", tmp_path / "x.bin", "data.dtype=int64")
+
+
 def test_a_large_vocabulary_in_32_bits_is_not_read_as_16(tmp_path: Path) -> None:
     LARGE.astype("<u4").tofile(tmp_path / "x.bin")
     with pytest.raises(DataError, match="every second token is below 16; nearest valid: data.dtype=uint32"):

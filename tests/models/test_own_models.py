@@ -130,6 +130,10 @@ def test_sizes_of_the_data_must_fit():
     with pytest.raises(ConfigError, match=r"model\.classes=10: the data has 12 classes"):
         built("two_tower", {"classes": 10}, classes=12)
     with pytest.raises(ConfigError, match="model=gpt: needs data of tokens"):
+        built("gpt", GPT_OPTIONS, vocab_size=None, seq_len=None)
+    with pytest.raises(
+        ConfigError, match=r"model=gpt: the data does not say how many tokens there are; data\.vocab_size"
+    ):
         built("gpt", GPT_OPTIONS, vocab_size=None)
     with pytest.raises(ConfigError, match="init_from=x: needs model=hf"):
         built("gpt", GPT_OPTIONS, init_from="x")
