@@ -43,6 +43,10 @@ _WAYS_OUT = {
     "aten.item": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
     "aten._local_scalar_dense": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
     "aten.bincount": "one_hot(index, number).sum(0)",
+    **dict.fromkeys(
+        ("aten.index", "aten.nonzero", "aten.masked_select"),
+        "to multiply by the mask, torch.where, or -100 as the label of what does not count",
+    ),
 }
 """Instead of operators whose result has a size that only the data tells."""
 

@@ -192,6 +192,14 @@ class Usage(Classifier):
         return super().forward(x, y)
 
 
+class Picked(Classifier):
+    """A mask as an index gives as many values as the data has."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        counts = y > 0
+        return token_loss_sum(self.head(self.features(x))[counts], y[counts])[0], counts.sum().float()
+
+
 class Curriculum(Classifier):
     """A factor from a table, by a counter."""
 
@@ -223,11 +231,15 @@ class Pooled(Classifier):
         ),
         (Usage(), r"aten.bincount.default in the model makes .* a way out is one_hot\(index, number\).sum\(0\)"),
         (
+            Picked(layers=1),
+            r"aten.index.Tensor in the model makes .* is to multiply by the mask, torch.where, or",
+        ),
+        (
             Curriculum(),
             r"aten.item.default in the model makes a number .* a way out is to keep it a tensor: table.index",
         ),
     ],
-    ids=["samples", "size", "number"],
+    ids=["samples", "size", "mask", "number"],
 )
 def test_numbers_and_sizes_of_values_are_refused_with_what_to_write(model: Classifier, message: str) -> None:
     with pytest.raises(CaptureError, match=message):

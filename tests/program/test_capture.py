@@ -203,13 +203,6 @@ class Unshaped(Small):
         return super().features(x) + lost
 
 
-class Picked(Small):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        counts = y > 0
-        loss = nn.functional.cross_entropy(self.head(self.features(x))[counts], y[counts], reduction="sum")
-        return loss, counts.sum().float()
-
-
 def split(net: Small, x: Tensor) -> Tensor:
     first, second = Small.features(net, x).chunk(2, 0)
     return torch.cat((first - second, second - first))
@@ -280,7 +273,6 @@ class Keyword(Small):
             Branching(),
             r"Branching cannot be exported in Branching\.features, line \d+ \(.*\): Python looks at a value that only",
         ),
-        (Picked(), r"a mask as an index, nonzero\(\) or the like gives as many values as the data has"),
         (Conditional(), "model: cond in .* is a control-flow operator; it cannot be cut"),
         (
             Coin(),
