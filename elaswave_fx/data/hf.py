@@ -4,7 +4,6 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
-import codecs
 import csv
 import re
 import tempfile
@@ -30,7 +29,7 @@ _FORMATS = {
 }  # fmt: skip
 
 _CHUNK, _LARGEST_FIELD = 1 << 20, 1 << 30
-"""Bytes that are decoded at once; characters of a value in a CSV file."""
+"""Characters that are read at once; those of a value in a CSV file."""
 
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
@@ -200,16 +199,15 @@ def _only_wanted(library: Any, config: DataConfig, format: str, files: list[Path
 def _refuse_other_encodings(files: list[Path]) -> None:
     """Raise `DataError` for a JSON file that is not UTF-8: the library would read other letters without a word."""
     for path in files:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                try:
-                    decoder.decode(chunk)
-                except UnicodeDecodeError as error:
-                    byte = chunk[min(error.start, len(chunk) - 1)]
-                    raise DataError(
-                        f"data.paths={path}: is not UTF-8 (byte {byte:#04x}); convert it, as iconv -t UTF-8 does"
-                    ) from error
+        try:
+            with path.open(encoding="utf-8") as file:
+                while file.read(_CHUNK):
+                    pass
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise DataError(
+                f"data.paths={path}: is not UTF-8 (byte {byte:#04x}); convert it, as iconv -t UTF-8 does"
+            ) from error
 
 
 def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:

@@ -22,7 +22,7 @@ _PARTS = ("pipeline", "exchange", "update", "step")
 """Of a step, in `predicted`."""
 
 _DETAILS = frozenset({
-    "agreed", "called_off", "caught_up", "detected", "edited", "joined", "planned", "resumed", "started", "stopped",
+    "agreed", "called_off", "caught_up", "detected", "edited", "joined", "planned", "resumed", "stopped",
     "stopping", "transferred",
 })  # fmt: skip
 """Parts of a recovery or of a planned reconfiguration, of which there is one line in all."""

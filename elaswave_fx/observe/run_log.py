@@ -56,6 +56,7 @@ class RunLog:
 
     def write_to(self, path: Path) -> None:
         """Append the lines so far, and those to come, to a file. A line says if it cannot be opened."""
+        self._logger.removeHandler(self._early)
         try:
             file = os.fdopen(open_log(path), "a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -63,7 +64,6 @@ class RunLog:
         self._file = _FileHandler(file)
         self._file.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S"))
         self._early.setTarget(self._file)
-        self._logger.removeHandler(self._early)
         self._early.close()
         self._logger.addHandler(self._file)
 

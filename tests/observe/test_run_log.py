@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from rich.console import Console
 from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_log import RunLog
-
-Event = Callable[..., None]
 
 AGREED = {
     "members": [0, 1, 3], "lost": [2], "step": 60, "steps_redone": 1, "how": "rolled forward",

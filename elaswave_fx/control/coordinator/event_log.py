@@ -3,8 +3,8 @@
 In: an event of `protocol/events.py`. Out: (kind, epoch, fields) for the launcher, or a sentence.
 
     Detected(4, (3,), Cause(CauseKind.LEFT, (3,), by=0), since_s)
-        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 left the step, accusing 3", "silent_ms": 91.0,
-                             "exited": False})
+        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 aborted the step and reported rank 3 lost",
+                             "silent_ms": 91.0, "exited": False})
 """
 
 from __future__ import annotations
