@@ -4,10 +4,9 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
-import csv
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,13 @@ from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import refuse_no_numbers, refuse_ragged, texts_of, tokens_of, type_in_words
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, rounded_notes
-from elaswave_fx.data.json_columns import json_columns, names_in
+from elaswave_fx.data.text_tables import column_names, text_table
 from elaswave_fx.errors import DataError
 from elaswave_fx.files import others_may_change
 
 _FORMATS = {
     ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
-
-_CHUNK, _LARGEST_FIELD = 1 << 20, 1 << 30
-"""Characters that are read at once; those of a value in a CSV file."""
 
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
@@ -78,6 +74,10 @@ class ColumnsDataset(Dataset):
 def read_table(config: DataConfig, cache: Path | None) -> Any:
     """The `datasets.Dataset` that the paths and the split name. Raises `DataError`."""
     library = _library()
+    if config.fields and config.column is not None:
+        raise DataError(
+            f"data.column={config.column}: is not read beside data.fields=[{','.join(config.fields)}]; give one of both"
+        )
     is_saved = len(config.paths) == 1 and _is_saved(Path(config.paths[0]).expanduser())
     if is_saved:
         loaded = library.load_from_disk(str(Path(config.paths[0]).expanduser()))
@@ -106,9 +106,8 @@ def _refuse_missing(config: DataConfig, names: list[str]) -> None:
             raise DataError(f"{key}={name}: no such column; {hint(name, names, 'value')}")
 
 
-def choose_column(config: DataConfig, table: Any) -> str:
+def choose_column(config: DataConfig, names: Sequence[str]) -> str:
     """The column that the user named, else "text", else the only one. Raises `DataError`."""
-    names: list[str] = table.column_names
     if config.column is not None:
         return config.column
     if "text" in names:
@@ -148,66 +147,53 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     format = formats.pop()
     # The library knows a file by path and time of change, which copies and archives keep; its inode does not.
     marks = [(found.st_size, found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in files)]
-    with _folder(cache and cache / "datasets" / digest(str(marks))) as folder:
+    kept = cache and cache / "datasets" / digest(str(marks))
+    if format in ("csv", "json"):
+        return _text_table(library, config, files, kept)
+    with _folder(kept) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:
             return load(
                 format, data_files=[str(path.resolve()) for path in files], split="train", cache_dir=str(folder),
                 keep_in_memory=cache is None,  # the files that back the table are about to go
-                **_only_wanted(library, config, format, files),
+                **({"columns": _columns_of_parquet(config, files)} if format == "parquet" else {}),
             )  # fmt: skip
         except (library.exceptions.DatasetGenerationError, ValueError, TypeError, OSError) as error:
-            if format == "json":
-                names = names_in(files)
-                if names:
-                    _refuse_missing(config, names)
-                table = json_columns(files, _wanted(config) or ("text",))
-                if table is not None and table.num_columns:
-                    return library.Dataset(library.table.InMemoryTable(table))
             reason = " ".join(str(error.__cause__ or error).split())
             raise DataError(f"data.paths={show(config.paths)}: cannot be read ({reason})") from error
 
 
-def _only_wanted(library: Any, config: DataConfig, format: str, files: list[Path]) -> dict[str, Any]:
-    """Options of the library by which columns that nobody reads are not looked at: they may be of any type, or of
-    several. Raises `DataError` for a column that is missing."""
-    wanted = _wanted(config)
-    options: dict[str, Any] = {}
-    if format == "csv":
-        import pandas
-
-        _refuse_unnamed(files)
-        names = list(pandas.read_csv(files[0], nrows=0).columns)
-        _refuse_missing(config, names)
-        if wanted:
-            options["usecols"] = list(wanted)
-        if not config.fields:
-            # A text may read NA, null, 007 or 1e5; only what is empty is missing.
-            features, string = library.Features, library.Value("string")
-            options |= {"keep_default_na": False, "na_values": [""]}
-            options["features"] = features(dict.fromkeys(wanted or names, string))
-    if format == "json":
-        _refuse_other_encodings(files)
-    if format == "parquet" and wanted:
-        from pyarrow import parquet
-
-        _refuse_missing(config, parquet.read_schema(files[0]).names)
-        options["columns"] = list(wanted)
-    return options
+def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: Path | None) -> Any:
+    """Of CSV and JSON files, only the columns that are read: others may be of any type, or of several."""
+    names = column_names(files)
+    _refuse_missing(config, names)
+    wanted = config.fields or (choose_column(config, names),)
+    numbers = bool(config.fields)
+    folder = kept and kept / digest("columns", str(numbers), *map(str, files), *wanted)
+    return library.Dataset(library.table.InMemoryTable(text_table(files, wanted, numbers, folder)))
 
 
-def _refuse_other_encodings(files: list[Path]) -> None:
-    """Raise `DataError` for a JSON file that is not UTF-8: the library would read other letters without a word."""
-    for path in files:
-        try:
-            with path.open(encoding="utf-8") as file:
-                while file.read(_CHUNK):
-                    pass
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
+def _columns_of_parquet(config: DataConfig, files: Sequence[Path]) -> list[str] | None:
+    """The columns that are read, None for all. Raises `DataError` for one that is missing, or is bool in some files and
+    numbers in others, which the library would make bool too."""
+    from pyarrow import lib, parquet
+
+    if not (wanted := _wanted(config)):
+        return None
+    try:
+        schemas = {path: parquet.read_schema(path) for path in files}
+    except (lib.ArrowException, OSError) as error:
+        raise DataError(f"data.paths={show(config.paths)}: cannot be read ({' '.join(str(error).split())})") from error
+    _refuse_missing(config, schemas[files[0]].names)
+    for name in wanted:
+        kinds = {path: str(schema.field(name).type) for path, schema in schemas.items() if name in schema.names}
+        odd = next((path for path, kind in kinds.items() if ("bool" in kind) != ("bool" in kinds[files[0]])), None)
+        if odd is not None:
             raise DataError(
-                f"data.paths={path}: is not UTF-8 (byte {byte:#04x}); convert it, as iconv -t UTF-8 does"
-            ) from error
+                f"data.paths: column {name} holds {kinds[files[0]]} in {files[0].name} and {kinds[odd]} in {odd.name}; "
+                "give all files one type"
+            )
+    return list(wanted)
 
 
 def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:
@@ -233,26 +219,6 @@ def _split_of(path: Path) -> str | None:
             if not set(known).isdisjoint(words):
                 return split
     return None
-
-
-def _refuse_unnamed(files: list[Path]) -> None:
-    """Raise `DataError` for a CSV file with a row that has more values than the header has names: where not all columns
-    are read, the library takes such rows apart in its own way."""
-    limit = csv.field_size_limit(_LARGEST_FIELD)
-    try:
-        for path in files:
-            with path.open(encoding="utf-8", errors="replace", newline="") as file:
-                rows = csv.reader(file)
-                names = next((row for row in rows if row), [])
-                wide = next((row for row in rows if len(row) > len(names)), None)
-                if wide is not None:
-                    raise DataError(
-                        f"data.paths={path}: line {rows.line_num} has {len(wide)} values, and the header "
-                        f"{len(names)} names ({', '.join(names)}): a text with commas that is not in quotes, a comma "
-                        "at the end, or a name of the row; give every column a name, and put such texts in quotes"
-                    )
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _format(path: Path) -> str:

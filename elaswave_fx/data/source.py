@@ -203,7 +203,12 @@ def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None)
         if config.data.transform is None:  # which may pad them
             columns.refuse_ragged()
         return columns
-    documents, tokens = hf.read_column(table, hf.choose_column(config.data, table))
+    documents, tokens = hf.read_column(table, hf.choose_column(config.data, table.column_names))
+    if documents is not None and config.data.vocab_size is not None:
+        raise DataError(
+            f"data.vocab_size={config.data.vocab_size}: is of token ids, and the column holds text, whose tokens "
+            "follow from tokenizer; leave it out"
+        )
     if documents is not None:
         return _text_dataset(config, documents, tokenizer)
     assert tokens is not None

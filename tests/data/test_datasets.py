@@ -227,7 +227,7 @@ def test_hf_parquet_and_text_with_a_cache(tmp_path: Path) -> None:
 
 def test_hf_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("{ not json")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is neither JSON Lines nor a list"):
         hf(f"data.paths={tmp_path}/rows.json")
     (tmp_path / "rows.xml").write_text("<a/>")
     with pytest.raises(DataError, match=r"rows.xml: is none of .json, .jsonl, .csv, .parquet, .arrow, .txt"):

@@ -251,3 +251,99 @@ def test_times_that_float32_rounds_are_named(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"at": 1e9 + i / 4, "x": i / 4, "n": i}) + "\n" for i in range(8)))
     (note,) = opened(path, "data.fields=[at,x,n]").notes
     assert note.startswith("data: float64 is read as float32, in at:")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_texts_that_look_like_dates_stay_as_they_are(kind: str, cached: bool, tmp_path: Path) -> None:
+    texts = ["2024-05-01", "2024-05-01T07:00:00", "2024-05-01 07:00:00Z"]
+    paths = [text_file(tmp_path / f"{number}.{kind}", text=rows) for number, rows in enumerate((texts, ["words"] * 3))]
+    for order in (paths, paths[::-1]):
+        dataset = opened(order, "seq_len=16", "data.column=text", cache=tmp_path / "cache" if cached else None)
+        stream = bytes(ids_of(dataset))
+        assert b"2024-05-01\x002024-05-01T07:00:00\x002024-05-01 07:00" in stream
+
+
+def text_file(path: Path, **columns: list[Any]) -> Path:
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if path.suffix == ".csv":
+        written = [",".join(columns), *(",".join(map(str, row.values())) for row in rows)]
+        path.write_text("\n".join(written))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    else:
+        lines(path, *rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("values", [([True, False], [2, 0]), ([1, 2], [True, False])], ids=["bool first", "int first"])
+def test_truth_is_no_number_of_another_file(kind: str, values: Any, tmp_path: Path) -> None:
+    paths = []
+    for number, part in enumerate(values):
+        paths.append(tmp_path / f"{number}.{kind}")
+        if kind == "parquet":
+            datasets.Dataset.from_dict({"x": part}).to_parquet(str(paths[-1]))
+        else:
+            text_file(paths[-1], x=part)
+    with pytest.raises(DataError, match=r"column x holds (values of several types, such as|bool in|int64 in)"):
+        opened(paths, "data.fields=[x]", "global_batch=1")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+def test_numbers_follow_from_the_whole_column(kind: str, tmp_path: Path) -> None:
+    paths = [text_file(tmp_path / f"{number}.{kind}", x=part, m=["a"] * 2) for number, part in
+             enumerate(([1, 2], [0.1, 1e-45], [3, 4]))]  # fmt: skip
+    dataset = opened(paths, "data.fields=[x]", "global_batch=1")
+    assert [dataset.sample(row)["x"].item() for row in range(6)] == pytest.approx([1, 2, 0.1, 1e-45, 3, 4], rel=1e-7)
+
+
+def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("y,z,x\n4,text,3\n")
+    dataset = opened([tmp_path / "a.csv", tmp_path / "b.csv"], "data.fields=[x,y]", "global_batch=1")
+    assert [(row["x"].item(), row["y"].item()) for row in map(dataset.sample, range(2))] == [(1, 2), (3, 4)]
+    (tmp_path / "b.csv").write_text("y,z\n4,5\n")
+    with pytest.raises(DataError, match=r"b.csv: has no column x; it has y, z"):
+        opened([tmp_path / "a.csv", tmp_path / "b.csv"], "data.fields=[x,y]", "global_batch=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "id;text\n1;abcdefgh\n" * 3, "its header 'id;text' has no comma, and ';'"),
+        ("a.csv", "id\ttext\n1\tabcdefgh\n" * 3, "has no comma, and '\\\\t'"),
+        ("a.csv", 'text,m\n"abc,1\nabcdefgh,2\n', "is no CSV .unexpected end of data."),
+        ("a.csv", "text,text\nabcdefgh,abcdefgh\n", "has 2 columns text"),
+        ("a.jsonl", '{"text": "abcdefgh"}\n{"text": "abc\n', "neither JSON Lines nor a list of JSON objects .line 2: "),
+        ("a.jsonl", '{"text": "abcdefgh"}\n7\n', "row 1 is a int"),
+        ("a.json", '{\n "text": ["abcdefgh"]\n}\n', "neither JSON Lines nor a list of JSON objects .line 1: "),
+        ("a.jsonl", '{"text": 12345678901234567890}\n', r"column text holds whole numbers of 2\*\*63"),
+    ],
+)  # fmt: skip
+def test_text_files_that_are_no_tables(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=words):
+        opened(tmp_path / name)
+
+
+def test_compressed_tables_are_named(tmp_path: Path) -> None:
+    import gzip
+
+    for name in ("a.csv", "a.jsonl"):
+        (tmp_path / name).write_bytes(gzip.compress(b"text\nabcdefgh\n" * 9))
+        with pytest.raises(DataError, match="is compressed by gzip; decompress it first"):
+            opened(tmp_path / name)
+
+
+def test_a_list_of_texts_is_a_column(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(["abcd", "2024-05-01"]))
+    assert bytes(ids_of(opened(tmp_path / "a.json"))) == b"abcd\x002024-05-01\0"[:13]
+
+
+def test_keys_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"text": "abcdefgh", "x": 1},) * 4)
+    with pytest.raises(DataError, match="data.vocab_size=300: is of token ids, and the column holds text"):
+        opened(path, "data.vocab_size=300")
+    with pytest.raises(DataError, match=r"data.column=x: is not read beside data.fields=\[x\]; give one of both"):
+        opened(path, "data.fields=[x]", "data.column=x")
