@@ -176,13 +176,14 @@ def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: P
 def _columns_of_parquet(config: DataConfig, files: Sequence[Path]) -> list[str] | None:
     """The columns that are read, None for all. Raises `DataError` for one that is missing, or is bool in some files and
     numbers in others, which the library would make bool too."""
-    from pyarrow import lib, parquet
+    import pyarrow as pa
+    from pyarrow import parquet
 
     if not (wanted := _wanted(config)):
         return None
     try:
         schemas = {path: parquet.read_schema(path) for path in files}
-    except (lib.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"data.paths={show(config.paths)}: cannot be read ({' '.join(str(error).split())})") from error
     _refuse_missing(config, schemas[files[0]].names)
     for name in wanted:

@@ -5,6 +5,8 @@
     uint16 ids read as uint32:  7 + 9 x 65536, …          the upper half of an id is as large as the lower one
     uint8 ids read as uint16:   7 + 9 x 256, …            both halves of an id are used alike
     uint16 ids read as uint8:   244 1 9 0 …               every second token is much smaller
+    float32 read as any:        1.0 0.25 …                four bytes together are a float of usual size
+    ids in big-endian order:    7 x 256, 0, 9 x 256, …    bytes are used as those of ids whose order is reversed
 
 Only a part of a large file is looked at, spread evenly over it.
 """
@@ -38,10 +40,22 @@ _MOST_OF_TEXT, _LEAST_OF_LOW = 247, 250
 """Characters and bytes of text are not above the one; lower bytes of ids above 255 reach the other."""
 
 
+_FLOATS, _ORDINARY = 0.99, (1e-6, 1e6)
+"""Values are floats if so many of them are 0 or within those limits; of pairs of ids, a fifth would be by chance."""
+
+_FIRST, _MOSTLY, _FOCUSED = 4, 0.2, 4.0
+"""Upper bytes of ids of text are most often below the first, this share of them and more; and so much more often alike
+than lower ones."""
+
+
 def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     """Raise `DataError` if ids of `dtype` cannot be meant, with the nearest type that can."""
     examined = _examined(path)
     sign = _sign(examined, np.dtype(dtype), vocab_size)
+    if sign is not None or vocab_size is None:
+        foreign = _sign_of_floats(examined) or _sign_of_reversed(examined, np.dtype(dtype))
+        if foreign is not None:
+            raise DataError(f"data.paths={path}: cannot be tokens of data.dtype={dtype}: {foreign}")
     if sign is None:
         return
     tokens = _view(examined, np.dtype(dtype))
@@ -131,6 +145,36 @@ def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
     if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
         return None
     return f"the upper half of ids (up to {high}) is as large as the lower one (up to {low}), as of two ids in one"
+
+
+def _sign_of_floats(examined: np.ndarray) -> str | None:
+    """Return what shows floating-point numbers."""
+    least, most = _ORDINARY
+    for kind in (np.float32, np.float64):
+        with np.errstate(invalid="ignore"):
+            sizes = np.abs(_view(examined, np.dtype(kind)).astype(np.float64))
+        usual = (sizes >= least) & (sizes <= most)
+        if np.count_nonzero(usual) >= _LEAST and np.count_nonzero(usual | (sizes == 0)) >= _FLOATS * len(sizes):
+            return f"they look like {kind.__name__} numbers; save token ids as whole numbers"
+    return None
+
+
+def _sign_of_reversed(examined: np.ndarray, dtype: np.dtype) -> str | None:
+    """Return what shows ids whose bytes are in big-endian order: upper parts come first."""
+    cure = "save them with numpy.save, which keeps it, or as little-endian"
+    for width in (8, 4):
+        halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
+        if not halves[:, 0].any() and len(np.unique(halves[:, 1])) >= _LEAST:
+            return f"they look like integers of {width} bytes in big-endian order; {cure}"
+    pairs = _view(examined, np.dtype(np.uint8), 2).reshape(-1, 2)
+    if len(pairs) < _PAIRS or dtype.itemsize < 2:
+        return None
+    first, second = (np.bincount(each, minlength=256) / len(pairs) for each in pairs.T)
+    common = int(first.argmax())
+    is_focused = float((first**2).sum()) > _FOCUSED * float((second**2).sum())
+    if common < _FIRST and first[common] > _MOSTLY and is_focused:
+        return f"they look like integers of 2 bytes in big-endian order; {cure}"
+    return None
 
 
 def _distance(low: np.ndarray, high: np.ndarray) -> float:

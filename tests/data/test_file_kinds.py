@@ -308,6 +308,33 @@ def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, t
     assert opened("memmap", tmp_path / "x.bin", f"data.dtype={read}").vocab_size == int(tokens.max()) + 1
 
 
+ZIPF = np.minimum(np.random.default_rng(2).zipf(1.3, 20_000), 50_256)
+
+
+@pytest.mark.parametrize("read", ["uint8", "uint16", "uint32", "int64"])
+@pytest.mark.parametrize("kind", ["f4", "f8", ">i4", ">i8", ">u2"])
+def test_what_is_no_little_endian_integer_is_refused(kind: str, read: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=20_000) if kind[0] == "f" else ZIPF
+    values.astype(kind).tofile(tmp_path / "x.bin")
+    words = {"f4": "float32 numbers", "f8": "float64 numbers"}.get(kind, f"integers of {kind[-1]} bytes in big-endian")
+    if (kind, read) == (">u2", "uint8"):
+        assert opened("memmap", tmp_path / "x.bin", f"data.dtype={read}").vocab_size == 256
+        return
+    with pytest.raises(DataError, match=f"cannot be tokens of data.dtype={read}: they look like {words}"):
+        opened("memmap", tmp_path / "x.bin", f"data.dtype={read}")
+    if kind == "f4":
+        TOKENS.astype(kind).tofile(tmp_path / "x.bin")
+        with pytest.raises(DataError, match="they look like float32 numbers"):
+            opened("memmap", tmp_path / "x.bin", f"data.dtype={read}", "data.vocab_size=100")
+
+
+def test_ids_of_text_are_read_in_their_own_order(tmp_path: Path) -> None:
+    for number, (ids, kind) in enumerate(((ZIPF, "<u2"), (ZIPF, "<u4"), (ZIPF % 300, "<u2"), (ZIPF + 15_000, "<u2"))):
+        ids.astype(kind).tofile(tmp_path / f"{number}.bin")
+        read = opened("memmap", tmp_path / f"{number}.bin", f"data.dtype={np.dtype(kind).name}")
+        assert read.vocab_size == int(ids.max()) + 1, number
+
+
 def test_negative_ids_are_named(tmp_path: Path) -> None:
     np.where(np.arange(4000) % 50, TOKENS.astype("<i8"), -1).tofile(tmp_path / "x.bin")
     with pytest.raises(DataError, match=r"x.bin: holds the negative id -1; token ids are 0 or more"):
