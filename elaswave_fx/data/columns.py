@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from elaswave_fx.data.dataset import ROUNDED_FROM
 from elaswave_fx.errors import DataError
 
 _EXAMINED = 16
@@ -81,6 +82,39 @@ def refuse_no_numbers(column: Any, place: str) -> None:
     row = _row_of_null(column)
     if row is not None:
         raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
+
+
+def is_rounded(column: Any) -> bool:
+    """Whether float32 is visibly less than what a column of numbers holds."""
+    import pyarrow as pa
+
+    values = _values(column)
+    return pa.types.is_float64(values.type) and _largest(values) >= ROUNDED_FROM
+
+
+def refuse_too_large(column: Any, place: str) -> None:
+    """Raise `DataError` for a number that neither int64 nor float32 has, as samples do."""
+    import pyarrow as pa
+
+    values = _values(column)
+    if pa.types.is_uint64(values.type) and _largest(values) >= 2**63:
+        raise DataError(f"{place}: holds {_largest(values)}; whole numbers of 2**63 and more are not supported")
+    if pa.types.is_float64(values.type) and float(np.finfo(np.float32).max) < _largest(values) < float("inf"):
+        raise DataError(
+            f"{place}: holds {_largest(values):g}, which is beyond float32; scale the values, or take their logarithm"
+        )
+
+
+def _values(column: Any) -> Any:
+    column = _plain(column)
+    while _is_list(column.type):
+        column = _compute().list_flatten(column)
+    return column
+
+
+def _largest(values: Any) -> float | int:
+    ends = _compute().min_max(values).as_py()
+    return max((abs(end) for end in ends.values() if end is not None), default=0)
 
 
 def refuse_ragged(column: Any, place: str) -> None:

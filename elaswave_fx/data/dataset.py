@@ -35,10 +35,16 @@ Arrays = tuple[int, Callable[[int], Mapping[str, Any]]]
 PIECE_BYTES = 1 << 20
 """Of arrays that are read piece by piece."""
 
-_ROUNDED_FROM = 2.0**14
+ROUNDED_FROM = 2.0**14
 """From here on, float32 is off by a thousandth and more."""
 
 _MOST_COMPARED = 8
+
+_IMAGE_MODES = ("L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of images whose arrays are colors or grays."""
+
+_NOT_CALLED = ("set_epoch", "collate_fn", "collater")
+"""Methods of datasets that loops of their authors call, and a map from an index to a sample has no use for."""
 
 
 class Dataset(ABC):
@@ -221,7 +227,9 @@ class MapDataset(Dataset):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return rounded_notes(self._item(0, None))
+        unused = tuple(f"data: {name} of {self._name} is not called" for name in _NOT_CALLED
+                       if callable(getattr(self._wrapped, name, None)))  # fmt: skip
+        return (*rounded_notes(self._item(0, None)), *unused)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
@@ -261,10 +269,13 @@ def _takes_key(wrapped: Any) -> bool:
 
 def rounded_notes(item: Mapping[str, Any]) -> tuple[str, ...]:
     """A line that names the fields of an item which float32 rounds visibly, if there are any."""
-    doubles = [name for name, value in item.items() if _is_rounded(value)]
-    if not doubles:
+    return notes_of_rounding([name for name, value in item.items() if _is_rounded(value)])
+
+
+def notes_of_rounding(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
         return ()
-    return (f"data: float64 is read as float32, in {', '.join(doubles)}: times and the like want an origin nearby",)
+    return (f"data: float64 is read as float32, in {', '.join(names)}: times and the like want an origin nearby",)
 
 
 def _is_rounded(value: Any) -> bool:
@@ -272,13 +283,13 @@ def _is_rounded(value: Any) -> bool:
     if hasattr(value, "dtype"):
         return value.dtype in (torch.float64, np.float64)
     array = np.asarray(value)
-    return array.dtype == np.float64 and bool((np.abs(array) >= _ROUNDED_FROM).any())
+    return array.dtype == np.float64 and bool((np.abs(array) >= ROUNDED_FROM).any())
 
 
 def as_tensor(value: Any, place: str) -> Tensor:
     """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are."""
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{place}: a {type(value).__name__} is no tensor ({error})") from error
     if tensor.layout != torch.strided:
@@ -291,6 +302,18 @@ def as_tensor(value: Any, place: str) -> Tensor:
     if tensor.dtype.is_complex:
         raise DataError(f"{place}: complex numbers are not supported")
     return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _array(value: Any) -> np.ndarray:
+    """A value as an array that torch takes. An image of Pillow becomes colors or grays where it has palette numbers,
+    bits or the inks of a printer."""
+    mode = getattr(value, "mode", None)
+    if isinstance(mode, str) and hasattr(value, "convert") and mode not in _IMAGE_MODES:
+        value = value.convert("L" if mode == "1" else "RGB")
+    array = np.asarray(value)
+    if array.dtype == np.ulonglong:
+        return array.astype(np.uint64)  # which torch does not know as one
+    return array if array.flags.writeable else array.copy()
 
 
 def _refuse_unlike(reference: Sample, sample: Sample, first: int, index: int) -> None:

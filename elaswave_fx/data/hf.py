@@ -16,9 +16,17 @@ import numpy as np
 from elaswave_fx.config.schema import hint, show
 from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.cached import digest
-from elaswave_fx.data.columns import refuse_no_numbers, refuse_ragged, texts_of, tokens_of, type_in_words
+from elaswave_fx.data.columns import (
+    is_rounded,
+    refuse_no_numbers,
+    refuse_ragged,
+    refuse_too_large,
+    texts_of,
+    tokens_of,
+    type_in_words,
+)
 from elaswave_fx.data.corpus import matching_files
-from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, rounded_notes
+from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, notes_of_rounding
 from elaswave_fx.data.text_tables import column_names, text_table
 from elaswave_fx.errors import DataError
 from elaswave_fx.files import others_may_change
@@ -47,7 +55,9 @@ class ColumnsDataset(Dataset):
         self._fields = fields
         for name in fields:
             if type(table.features[name]).__name__ not in _DECODED:
-                refuse_no_numbers(_arrow(table, name), f"data.fields: column {name}")
+                column = _arrow(table, name)
+                refuse_no_numbers(column, f"data.fields: column {name}")
+                refuse_too_large(column, f"data.fields: column {name}")
 
     def refuse_ragged(self) -> None:
         """Raise `DataError` if rows differ in shape."""
@@ -60,14 +70,17 @@ class ColumnsDataset(Dataset):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        row = self._table[0]
-        return rounded_notes({name: row[name] for name in self._fields if np.asarray(row[name]).dtype.kind == "f"})
+        return notes_of_rounding([name for name in self._fields if is_rounded(_arrow(self._table, name))])
 
     def __len__(self) -> int:
         return len(self._table)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
-        row = self._table[index]
+        try:
+            row = self._table[index]
+        except Exception as error:  # What decodes images and sounds may fail in any way.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"data.fields: row {index} cannot be decoded ({reason}); leave it out") from error
         return {name: as_tensor(row[name], f"data.fields: column {name} of row {index}") for name in self._fields}
 
 
@@ -78,7 +91,7 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         raise DataError(
             f"data.column={config.column}: is not read beside data.fields=[{','.join(config.fields)}]; give one of both"
         )
-    is_saved = len(config.paths) == 1 and _is_saved(Path(config.paths[0]).expanduser())
+    is_saved = _is_saved_alone(config)
     if is_saved:
         loaded = library.load_from_disk(str(Path(config.paths[0]).expanduser()))
     else:
@@ -166,6 +179,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
 def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: Path | None) -> Any:
     """Of CSV and JSON files, only the columns that are read: others may be of any type, or of several."""
     names = column_names(files)
+    if not names:
+        raise DataError(f"data.paths={show(config.paths)}: has no rows")
     _refuse_missing(config, names)
     wanted = config.fields or (choose_column(config, names),)
     numbers = bool(config.fields)
@@ -197,35 +212,66 @@ def _columns_of_parquet(config: DataConfig, files: Sequence[Path]) -> list[str] 
     return list(wanted)
 
 
+def split_line(config: DataConfig) -> str | None:
+    """That files were left out for the split that their names tell, in words."""
+    if _is_saved_alone(config):
+        return None
+    files = matching_files(config.paths)
+    chosen = _of_split(config, files)
+    if len(chosen) == len(files):
+        return None
+    return f"data: {len(chosen)} of {len(files)} files are of data.split={config.split}, as their names tell"
+
+
 def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:
-    """The files of `data.split`, where those of folders and patterns are named by several splits, as on the Hugging
-    Face Hub. Raises `DataError` if there are none, or no splits."""
-    given = {Path(each).expanduser() for each in config.paths}
-    names = {path: None if path in given else _split_of(path) for path in files}
-    splits = sorted({name for name in names.values() if name is not None})
-    if not splits and config.split != "train":
-        raise DataError(f"data.split={config.split}: files whose names tell no split; name the files in data.paths")
-    if len(splits) < 2 and config.split in ("train", *splits):
+    """The files of `data.split`, where those of folders and patterns are named by splits, as on the Hugging Face Hub;
+    beside files of other splits, those without a name of one are to train. Raises `DataError` if there are none."""
+    named = [Path(each).expanduser() for each in config.paths]
+    roots = [_fixed(each) for each in named]
+    told = {path: None if path in named else _split_of(path, roots) for path in files}
+    unnamed = [path for path in files if told[path] is None and path not in named]
+    splits = sorted({name for name in told.values() if name is not None})
+    if not splits:
+        own = {split for root in roots if root.is_dir() and (split := _split_in(root.name))}
+        if config.split not in ("train", *own):
+            raise DataError(f"data.split={config.split}: files whose names tell no split; name the files in data.paths")
         return files
-    if config.split not in splits:
+    if unnamed and "train" in splits:
+        raise DataError(
+            f"data.split={config.split}: {unnamed[0]} has no split in its name, and others have ({', '.join(splits)}); "
+            "name the files in data.paths"
+        )
+    if config.split not in (*splits, *(["train"] if unnamed else [])):
         raise DataError(f"data.split={config.split}: no such split; {hint(config.split, splits, 'value')}")
-    return [path for path, name in names.items() if name in (config.split, None)]
+    return [path for path in files if path in named or (told[path] or "train") == config.split]
 
 
-def _split_of(path: Path) -> str | None:
-    """The split that the name of a file, or of its folder, has as a word."""
-    for name in (path.stem, path.parent.name):
-        words = re.split(r"[^a-z]+", name.lower())
-        for split, known in _SPLITS.items():
-            if not set(known).isdisjoint(words):
-                return split
-    return None
+def _fixed(path: Path) -> Path:
+    """The folder of a pattern in front of its first mark; a folder itself."""
+    marked = next((place for place, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
+    return Path(*path.parts[:marked])
+
+
+def _split_of(path: Path, roots: Sequence[Path]) -> str | None:
+    """The split that the name of a file has as a word, or the nearest of its folders below those that were given."""
+    root = next((root for root in roots if path.is_relative_to(root)), path.parent)
+    folders = path.relative_to(root).parts[:-1]
+    return next((split for name in (path.stem, *reversed(folders)) if (split := _split_in(name))), None)
+
+
+def _split_in(name: str) -> str | None:
+    words = re.split(r"[^a-z]+", name.lower())
+    return next((split for split, known in _SPLITS.items() if not set(known).isdisjoint(words)), None)
 
 
 def _format(path: Path) -> str:
     if path.suffix not in _FORMATS:
         raise DataError(f"data.paths={path}: is none of {', '.join(_FORMATS)}, nor a folder of save_to_disk")
     return _FORMATS[path.suffix]
+
+
+def _is_saved_alone(config: DataConfig) -> bool:
+    return len(config.paths) == 1 and _is_saved(Path(config.paths[0]).expanduser())
 
 
 def _is_saved(folder: Path) -> bool:

@@ -70,6 +70,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
     lines = (_split_line(config, train, held_out.num_samples, batches), *dataset.notes)
     if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
+    if config.data.kind == "hf" and (line := hf.split_line(config.data)):
+        lines = (*lines, line)
     if evaluation.notes != dataset.notes:
         lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
@@ -153,6 +155,9 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, code: UserCode
 def _open(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Dataset:
     """The dataset with labels as the data has them."""
     data = config.data
+    for name in data.fields:
+        if data.fields.count(name) > 1:
+            raise DataError(f"data.fields=[{','.join(data.fields)}]: names {name} more than once")
     if data.transform is None:
         return _untransformed(config, tokenizer, code)
     transform = open_transform(data.transform)

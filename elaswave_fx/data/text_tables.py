@@ -64,6 +64,8 @@ def _parts(files: Sequence[Path], names: Sequence[str], numbers: bool) -> Iterat
             values = {name: [row.get(name) for row in chunk] for name in names}
             yield pa.table({name: make(each, name, numbers, first) for name, each in values.items()})
             first += len(chunk)
+    if not first:
+        yield pa.table({name: pa.nulls(0) for name in names})
 
 
 def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) -> Any:
@@ -77,7 +79,7 @@ def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) 
     array = pa.array(texts, pa.string())
     if array.null_count == len(array):
         return pa.nulls(len(array))
-    for kind in (pa.int64(), pa.float64(), pa.bool_()):
+    for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_()):
         try:
             return pyarrow.compute.cast(array, kind)
         except pa.ArrowInvalid:
@@ -90,6 +92,12 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
 
     try:
         return pa.array(values)
+    except UnicodeEncodeError as error:
+        row = first + next(number for number, value in enumerate(values) if error.object in str(value))
+        raise DataError(
+            f"data.paths: column {name} has half of a surrogate pair in row {row} "
+            f"({error.object[error.start]!r}), which is no text"
+        ) from error
     except OverflowError as error:
         raise DataError(f"data.paths: column {name} holds whole numbers of 2**63 and more") from error
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

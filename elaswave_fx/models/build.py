@@ -109,7 +109,10 @@ def _build_target(model: ModelConfig, sizes: DataSizes) -> nn.Module:
 def _build_own(kind: str, options: Mapping[str, Any], sizes: DataSizes) -> nn.Module:
     if kind == "gpt":
         if sizes.seq_len is None:
-            raise ConfigError("model=gpt: needs data of tokens, such as data=stdlib")
+            raise ConfigError(
+                "model=gpt: needs data of tokens, such as data=stdlib, or data.fields=[input_ids,labels] with "
+                "data.vocab_size"
+            )
         if sizes.vocab_size is None:
             raise ConfigError("model=gpt: the data does not say how many tokens there are; data.vocab_size does")
         return GPT(vocab_size=sizes.vocab_size, seq_len=sizes.seq_len, **options)

@@ -71,11 +71,13 @@ class MaskedLM(HFAdapter):
 
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens) int64 each, to (loss sum fp32, count int64); where tokens are masked here, of `labels` only
-        -100 is used: no loss there."""
+        -100 is used: no loss there. Nor is there one at tokens that `attention_mask` leaves out."""
         if self.mask_token is None:
             return token_loss_sum(self.model(**_read(input_ids, attention_mask)).logits, labels)
         drawn = torch.rand(input_ids.shape, device=input_ids.device) < MASKED_SHARE
         masked = drawn & (labels != IGNORED_LABEL)
+        if attention_mask is not None:
+            masked = masked & (attention_mask != 0)
         shown = input_ids.masked_fill(masked, self.mask_token)
         logits = self.model(**_read(shown, attention_mask)).logits
         return token_loss_sum(logits, input_ids.masked_fill(~masked, IGNORED_LABEL))

@@ -421,6 +421,18 @@ def test_that_numbers_are_rounded_is_said() -> None:
     assert not any("float64" in line for line in drawn("Drawn").lines)
 
 
+class Curriculum(Keyed):
+    def set_epoch(self, epoch: int) -> None:
+        raise AssertionError("never called")
+
+
+def test_that_methods_of_loops_are_not_called_is_said() -> None:
+    assert "data: set_epoch of test_datasets.Curriculum is not called" in [
+        line.replace("tests.data.", "") for line in drawn("Curriculum").lines
+    ]
+    assert not any("not called" in line for line in drawn("Keyed").lines)
+
+
 def test_a_key_is_the_second_argument_of_items_that_have_no_other_use_for_it() -> None:
     assert float(drawn("IndexCalledKey").dataset.sample(3)["x"]) == 3
     assert float(drawn("OtherKey").dataset.sample(3)["x"]) == 3

@@ -12,6 +12,7 @@ import pytest
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Dataset, open_data
+from elaswave_fx.data.source import open_source
 from elaswave_fx.errors import DataError
 
 datasets = pytest.importorskip("datasets")
@@ -204,9 +205,54 @@ def test_files_of_a_folder_are_of_splits(tmp_path: Path) -> None:
     assert len(opened(named, *words)) == 9, "files that are named are taken"
     with pytest.raises(DataError, match="data.split=test: files whose names tell no split; name the files"):
         opened(named, *words, "data.split=test")
+    assert "data: 1 of 3 files are of data.split=train, as their names tell" in lines_of(folder, *words)
+    assert len(opened([folder / "test*"], *words, "data.split=test")) == 2
     datasets.Dataset.from_dict({"x": [1.0]}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match="data.split=test: .*saved.* has no splits"):
         opened(tmp_path / "saved", *words, "data.split=test")
+
+
+def lines_of(folder: Path, *words: str) -> tuple[str, ...]:
+    return open_source(load_config(["data=hf", f"data.paths=[{folder}]", "cache.enabled=false", *words])).lines
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (("part-0", "part-1", "test"), {"train": (0, 1), "test": (2,), "validation": "no such split"}),
+        (("data", "dev"), {"train": (0,), "validation": (1,)}),
+        (("train/en/a", "train/de/a", "test/en/a"), {"train": (1, 0), "test": (2,)}),
+        (
+            ("train", "test", "unsupervised"),
+            {"train": "unsupervised.jsonl has no split", "test": "has no split in its"},
+        ),
+        (("a/b", "a/c"), {"train": (0, 1), "test": "files whose names tell no split"}),
+        (("test",), {"train": "no such split", "test": (0,)}),
+        (("test/train-0", "train/test-0"), {"train": (0,), "test": (1,)}),
+    ],
+)
+def test_files_without_a_split_are_of_no_other(names: Sequence[str], read: dict[str, Any], tmp_path: Path) -> None:
+    for number, name in enumerate(names):
+        path = tmp_path / "data" / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines(path, {"x": number})
+    for split, expected in read.items():
+        words = ("data.fields=[x]", "global_batch=1", f"data.split={split}")
+        if isinstance(expected, str):
+            with pytest.raises(DataError, match=f"data.split={split}: .*{expected}"):
+                opened(tmp_path / "data", *words)
+            continue
+        dataset = opened(tmp_path / "data", *words)
+        assert tuple(int(dataset.sample(row)["x"]) for row in range(len(dataset))) == expected
+
+
+def test_a_folder_that_is_named_like_a_split_is_one(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    lines(tmp_path / "test" / "a.jsonl", {"x": 1}, {"x": 2})
+    for split in ("test", "train"):
+        assert len(opened(tmp_path / "test", "data.fields=[x]", "global_batch=1", f"data.split={split}")) == 2
+    with pytest.raises(DataError, match="files whose names tell no split"):
+        opened(tmp_path / "test", "data.fields=[x]", "data.split=validation")
 
 
 def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
@@ -318,6 +364,10 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "abcdefgh"}\n{"text": "abc\n', "neither JSON Lines nor a list of JSON objects .line 2: "),
         ("a.jsonl", '{"text": "abcdefgh"}\n7\n', "row 1 is a int"),
         ("a.json", '{\n "text": ["abcdefgh"]\n}\n', "neither JSON Lines nor a list of JSON objects .line 1: "),
+        ("a.jsonl", "", "has no rows"),
+        ("a.csv", "", "has no rows"),
+        ("a.csv", "text,label\n", "the split train is empty"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "abcde \\ud83d x"}\n', "text has half of a surrogate pair in row 1"),
         ("a.jsonl", '{"text": 12345678901234567890}\n', r"column text holds whole numbers of 2\*\*63"),
     ],
 )  # fmt: skip
@@ -347,3 +397,49 @@ def test_keys_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
         opened(path, "data.vocab_size=300")
     with pytest.raises(DataError, match=r"data.column=x: is not read beside data.fields=\[x\]; give one of both"):
         opened(path, "data.fields=[x]", "data.column=x")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_numbers_beyond_float32(kind: str, tmp_path: Path) -> None:
+    path = text_file(tmp_path / f"a.{kind}", x=[7, *[16777217] * 20, 2.5], y=[[0.5] * 22, [0.5] * 22][0])
+    (note,) = opened(path, "data.fields=[x,y]").notes
+    assert note.startswith("data: float64 is read as float32, in x:")
+    with pytest.raises(DataError, match="column x: holds 1e.300, which is beyond float32"):
+        opened(text_file(path, x=[1.0, 1e300]), "data.fields=[x]", "global_batch=1")
+    with pytest.raises(DataError, match=r"2\*\*63 and more"):
+        opened(text_file(path, x=[5, 2**64 - 1]), "data.fields=[x]", "global_batch=1")
+    column = pa.array([[1, 2**63], [3, 4]], pa.list_(pa.uint64()))
+    with pytest.raises(DataError, match=r"column x: holds 9223372036854775808; whole numbers of 2\*\*63 and more"):
+        opened(parquet(tmp_path, column), "data.fields=[x]", "global_batch=1")
+
+
+def test_a_field_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.fields=\[x,x\]: names x more than once"):
+        opened(text_file(tmp_path / "a.csv", x=[1, 2]), "data.fields=[x,x]")
+
+
+def test_images_are_colors_or_grays(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    colors = np.random.default_rng(0).integers(0, 4, (8, 8, 3), np.uint8) * 80
+    drawn = image.fromarray(colors)
+    modes = {"P": "RGB", "CMYK": "RGB", "RGB": "RGB", "L": "L", "1": "L"}
+    table = datasets.Dataset.from_dict(
+        {"image": [drawn.convert(mode) for mode in modes]}, features=datasets.Features({"image": datasets.Image()})
+    )
+    table.save_to_disk(str(tmp_path / "saved"))
+    dataset = opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1", "data.transform=null")
+    for row, (mode, read) in enumerate(modes.items()):
+        expected = np.asarray(drawn.convert(mode).convert(read))
+        found = dataset.sample(row)["image"].numpy()
+        assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= (
+            3 if mode == "CMYK" else 0
+        )
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    rows = [{"bytes": b"no image at all", "path": None}] * 3
+    table = datasets.Dataset.from_dict({"image": rows}).cast_column("image", datasets.Image())
+    table.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match=r"data.fields: row 0 cannot be decoded \(UnidentifiedImageError"):
+        opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1").sample(0)

@@ -90,6 +90,21 @@ def test_masked_lm_scores_the_drawn_tokens_only():
     torch.testing.assert_close(loss, expected)
 
 
+def test_masked_lm_leaves_padding_alone():
+    model = build("bert", SMALL, "masked_lm").eval()
+    batch = inputs_of("bert", 64)
+    mask = (torch.arange(TOKENS) < TOKENS // 2).long().expand(64, TOKENS)
+    torch.manual_seed(5)
+    drawn = (torch.rand(64, TOKENS) < 0.15) & (mask != 0)
+    torch.manual_seed(5)
+    loss, count = model(**batch, attention_mask=mask)
+    assert int(count) == int(drawn.sum()) > 0
+    shown = torch.where(drawn, VOCAB, batch["input_ids"])
+    logits = model.model(input_ids=shown, attention_mask=mask).logits
+    expected = torch.nn.functional.cross_entropy(logits[drawn], batch["input_ids"][drawn], reduction="sum")
+    torch.testing.assert_close(loss, expected)
+
+
 def test_seq2seq_reads_the_labels_before_each():
     model = build("t5", T5).eval()
     batch = inputs_of("t5", 2)
