@@ -145,6 +145,26 @@ def type_in_words(kind: Any) -> str:
     return "values of several types" if _JSON in str(kind) else str(kind)
 
 
+def kind_of_values(kind: Any) -> str:
+    """What values of an Arrow type are, whatever their width: those of one kind can be made of each other."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind_of_values(kind.storage_type)
+    if types.is_dictionary(kind):
+        return kind_of_values(kind.value_type)
+    if _is_list(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
+        return f"lists of {kind_of_values(kind.value_type)}"
+    if types.is_integer(kind):
+        return "whole numbers"
+    if types.is_float32(kind) or types.is_float64(kind):
+        return "numbers"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    return str(kind)
+
+
 def _plain(column: Any) -> Any:
     """The column without what only says how it is stored: extension types, dictionaries, views."""
     import pyarrow as pa

@@ -35,7 +35,11 @@ def _sources(root: Path) -> Iterator[Path]:
 
 def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[bytes]:
     """The files that the patterns name. Raises `DataError` if one matches nothing or is no text, or all are empty."""
-    documents = read_documents(map(refuse_no_text, matching_files(patterns)), limit_mb)
+    files = matching_files(patterns)
+    documents = read_documents(map(refuse_no_text, files), limit_mb)
+    for path, document in zip(files, documents, strict=False):  # of which a limit may leave some out
+        if b"\0" in document:
+            raise DataError(f"data.paths={path}: is no text, it has a byte of 0 (the mark at the end of a document)")
     if not any(documents):
         raise DataError(f"data.paths={show(patterns)}: all files are empty")
     return documents
@@ -52,15 +56,25 @@ def read_documents(files: Iterable[Path], limit_mb: float | None) -> list[bytes]
             document = path.read_bytes()
         except OSError as error:
             raise DataError(f"data: {path} cannot be read ({error.strerror})") from error
-        documents.append(document if len(document) <= left else document[: int(left)])
+        documents.append(document if len(document) <= left else document[: _end_of_character(document, int(left))])
         left -= len(document)
     return documents
+
+
+def _end_of_character(text: bytes, end: int) -> int:
+    """The last place up to `end` between two characters, which are of at most 4 bytes in UTF-8."""
+    places = range(end, max(end - 4, -1), -1)
+    return next((place for place in places if text[place] & 0xC0 != 0x80), end)
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
     """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, hidden ones skipped."""
     files: list[Path] = []
     for pattern in patterns:
+        if list(patterns).count(pattern) > 1:
+            raise DataError(
+                f"data.paths={pattern}: is named twice, and files are read once; copy what is to count more"
+            )
         found = sorted(_matches(Path(pattern).expanduser()))
         if not found:
             raise DataError(f"data.paths={pattern}: no such file, folder or pattern{_near(Path(pattern).expanduser())}")

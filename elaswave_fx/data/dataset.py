@@ -311,6 +311,9 @@ def _array(value: Any) -> np.ndarray:
     if isinstance(mode, str) and hasattr(value, "convert") and mode not in _IMAGE_MODES:
         value = value.convert("L" if mode == "1" else "RGB")
     array = np.asarray(value)
+    is_made_float = isinstance(value, (list, tuple)) and array.dtype == np.float64 and (np.abs(array) >= 2.0**63).any()
+    if is_made_float and any(isinstance(each, int) for each in np.asarray(value, object).flat if abs(each) >= 2**63):
+        raise ValueError("whole numbers of 2**63 and more are not supported")
     if array.dtype == np.ulonglong:
         return array.astype(np.uint64)  # which torch does not know as one
     return array if array.flags.writeable else array.copy()

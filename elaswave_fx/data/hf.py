@@ -18,6 +18,7 @@ from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import (
     is_rounded,
+    kind_of_values,
     refuse_no_numbers,
     refuse_ragged,
     refuse_too_large,
@@ -163,13 +164,18 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     kept = cache and cache / "datasets" / digest(str(marks))
     if format in ("csv", "json"):
         return _text_table(library, config, files, kept)
+    options = {}
+    if format == "parquet":
+        options["columns"] = _columns(config, files, _parquet_schema)
+    elif format == "arrow":
+        _columns(config, files, _arrow_schema)
     with _folder(kept) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:
             return load(
                 format, data_files=[str(path.resolve()) for path in files], split="train", cache_dir=str(folder),
                 keep_in_memory=cache is None,  # the files that back the table are about to go
-                **({"columns": _columns_of_parquet(config, files)} if format == "parquet" else {}),
+                **options,
             )  # fmt: skip
         except (library.exceptions.DatasetGenerationError, ValueError, TypeError, OSError) as error:
             reason = " ".join(str(error.__cause__ or error).split())
@@ -188,28 +194,48 @@ def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: P
     return library.Dataset(library.table.InMemoryTable(text_table(files, wanted, numbers, folder)))
 
 
-def _columns_of_parquet(config: DataConfig, files: Sequence[Path]) -> list[str] | None:
-    """The columns that are read, None for all. Raises `DataError` for one that is missing, or is bool in some files and
-    numbers in others, which the library would make bool too."""
+def _columns(config: DataConfig, files: Sequence[Path], schema_of: Callable[[Path], Any]) -> list[str]:
+    """The columns of binary tables that are read. Raises `DataError` for one that is missing, or whose values are of
+    another kind in a later file, which the library would make of the first one's."""
     import pyarrow as pa
+
+    schemas = {}
+    for path in files:
+        try:
+            schemas[path] = schema_of(path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"data.paths={path}: cannot be read ({' '.join(str(error).split())})") from error
+    first = schemas[files[0]]
+    _refuse_missing(config, first.names)
+    wanted = config.fields or (choose_column(config, first.names),)
+    for name in wanted:
+        for path, schema in schemas.items():
+            if name not in schema.names:
+                raise DataError(f"data.paths={path}: has no column {name}; it has {', '.join(schema.names)}")
+            kinds = [each.field(name).type for each in (first, schema)]
+            if kind_of_values(kinds[0]) != kind_of_values(kinds[1]):
+                raise DataError(
+                    f"data.paths: column {name} holds {kinds[0]} in {files[0].name} and {kinds[1]} in {path.name}; "
+                    "give all files one type"
+                )
+    return list(wanted)
+
+
+def _parquet_schema(path: Path) -> Any:
     from pyarrow import parquet
 
-    if not (wanted := _wanted(config)):
-        return None
-    try:
-        schemas = {path: parquet.read_schema(path) for path in files}
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data.paths={show(config.paths)}: cannot be read ({' '.join(str(error).split())})") from error
-    _refuse_missing(config, schemas[files[0]].names)
-    for name in wanted:
-        kinds = {path: str(schema.field(name).type) for path, schema in schemas.items() if name in schema.names}
-        odd = next((path for path, kind in kinds.items() if ("bool" in kind) != ("bool" in kinds[files[0]])), None)
-        if odd is not None:
-            raise DataError(
-                f"data.paths: column {name} holds {kinds[files[0]]} in {files[0].name} and {kinds[odd]} in {odd.name}; "
-                "give all files one type"
-            )
-    return list(wanted)
+    return parquet.read_schema(path)
+
+
+def _arrow_schema(path: Path) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        try:
+            return pa.ipc.open_file(file).schema
+        except pa.ArrowInvalid:
+            file.seek(0)
+            return pa.ipc.open_stream(file).schema
 
 
 def split_line(config: DataConfig) -> str | None:

@@ -25,6 +25,9 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
 # Codes 6 and 7 are floating-point types, which are no tokens.
 _TYPE_CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_SUFFIXES_OF_TEXT = (".json", ".jsonl", ".txt", ".md", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".log", ".py", ".sh")
+"""Of files that may be too short to show that they are text."""
+
 _LLM_C_BYTES = 4 * 256
 """Of llm.c's header."""
 
@@ -38,7 +41,7 @@ def open_token_files(patterns: Sequence[str], dtype: str, vocab_size: int | None
     expanded = [_with_suffix(pattern) for pattern in patterns]
     files = [path for path in matching_files(expanded) if path.suffix != ".idx"]
     if not files:
-        raise DataError(f"data.paths={show(patterns)}: holds .idx files without their .bin")
+        raise DataError(f"data.paths={show(patterns)}: names .idx files alone; name the .bin beside them")
     streams = [_open(path, dtype, vocab_size) for path in files]
     return streams[0] if len(streams) == 1 else JoinedTokens(streams)
 
@@ -59,7 +62,7 @@ def _open(path: Path, dtype: str, vocab_size: int | None) -> TokenStream:
         return ArrayTokens(_array(path))
     if kind is LLM_C:
         return ArrayTokens(_of_llm_c(path))
-    if kind is TEXT:
+    if kind is TEXT or (kind is None and path.suffix in _SUFFIXES_OF_TEXT):
         raise DataError(
             f"data.paths={path}: is text, no file of tokens; {TEXT.cure}, or name the files of tokens alone"
         )

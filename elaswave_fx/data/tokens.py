@@ -138,6 +138,8 @@ class TokenDataset(Dataset):
         ends = [_ends(self._stream.read(int(start), min(int(start) + _PROBE, count))) for start in starts]
         self._refuse_negative(min(least for least, _ in ends))
         most = max(most for _, most in ends)
+        if most >= 2**63:
+            raise DataError(f"{self._name}: holds token {most}; ids of 2**63 and more are not supported")
         if self._vocab_size is not None and most >= self._vocab_size:
             raise DataError(
                 f"data.vocab_size={self._vocab_size}: {self._name} holds token {most}; nearest valid: {most + 1}"

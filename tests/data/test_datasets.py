@@ -404,6 +404,11 @@ class Computed(Drawn):
         return {"x": torch.ones(2, requires_grad=True) * index}
 
 
+class LargeItems(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"x": [1, 2**63]}
+
+
 class SparseItems(Drawn):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return {"x": torch.eye(3).to_sparse()}
@@ -442,6 +447,8 @@ def test_items_that_carry_gradients_are_numbers_and_sparse_ones_are_refused() ->
     assert not drawn("Computed").dataset.sample(3)["x"].requires_grad
     with pytest.raises(DataError, match=r"field x: a tensor of layout torch.sparse_coo; give it as .to_dense\(\)"):
         drawn("SparseItems")
+    with pytest.raises(DataError, match=r"field x: a list is no tensor \(whole numbers of 2\*\*63 and more"):
+        drawn("LargeItems")
 
 
 def test_a_dataset_that_reads_otherwise_the_next_time_is_refused() -> None:

@@ -336,6 +336,49 @@ def test_truth_is_no_number_of_another_file(kind: str, values: Any, tmp_path: Pa
         opened(paths, "data.fields=[x]", "global_batch=1")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.array([1.5, 2], pa.float16()), pa.array([70000.0, 1.0001], pa.float32())),
+        (pa.array([1, 2]), pa.array([0, 1], pa.timestamp("ms"))),
+        (pa.array(["a", "b"]), pa.array([1, 2])),
+        (pa.array([1, 2]), pa.array(["5", "0x10"])),
+        (pa.array([[1.5]], pa.list_(pa.float16())), pa.array([[70000.0]], pa.list_(pa.float32()))),
+        (pa.array([1, 2]), pa.array([1.5, 2.5])),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_values_of_later_files_are_of_one_kind_with_the_first(
+    first: Any, second: Any, kind: str, tmp_path: Path
+) -> None:
+    paths = [table_file(tmp_path / f"{number}.{kind}", x=column) for number, column in enumerate((first, second))]
+    for words in (("data.fields=[x]",), ("data.column=x",)):
+        with pytest.raises(
+            DataError, match=rf"column x holds .* in 0.{kind} and .* in 1.{kind}; give all files one type"
+        ):
+            opened(paths, *words, "global_batch=1")
+
+
+def table_file(path: Path, **columns: Any) -> Path:
+    from pyarrow import parquet
+
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_widths_may_differ_between_files(kind: str, tmp_path: Path) -> None:
+    columns = [pa.array([[1, 2, 3]], pa.list_(pa.int32())), pa.array([[4, 5]], pa.large_list(pa.int64()))]
+    for order in (columns, columns[::-1]):
+        paths = [table_file(tmp_path / f"{number}.{kind}", x=column) for number, column in enumerate(order)]
+        assert sorted(ids_of(opened(paths, "data.column=x"))) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
 def test_numbers_follow_from_the_whole_column(kind: str, tmp_path: Path) -> None:
     paths = [text_file(tmp_path / f"{number}.{kind}", x=part, m=["a"] * 2) for number, part in

@@ -118,6 +118,24 @@ def test_files_by_pattern_folder_and_name(tmp_path: Path) -> None:
     assert file_documents([str(tmp_path)], 7e-6) == [b"a.txt", b"b."]
 
 
+def test_a_limit_cuts_between_characters(tmp_path: Path) -> None:
+    text = "äöü€ 漢字 😀 text " * 20
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    for limit in range(4, 80):
+        (document,) = file_documents([str(tmp_path / "a.txt")], limit / 1e6)
+        assert text.startswith(document.decode()) and limit - 5 < len(document) <= limit
+    (tmp_path / "a.txt").write_bytes(b"\xa0" * 40)
+    assert len(file_documents([str(tmp_path / "a.txt")], 20 / 1e6)[0]) == 20
+
+
+def test_files_that_would_be_read_otherwise_than_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"text " * 10_000 + b"\0" + b"text")
+    with pytest.raises(DataError, match="a.txt: is no text, it has a byte of 0"):
+        file_documents([str(tmp_path / "a.txt")], None)
+    with pytest.raises(DataError, match="a.txt: is named twice, and files are read once"):
+        matching_files([str(tmp_path / "a.txt")] * 2)
+
+
 def test_files_missing_or_empty(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"")
     with pytest.raises(DataError, match=f"no such file, folder or pattern; nearest valid: {tmp_path}/notes.txt"):
@@ -242,7 +260,7 @@ def test_megatron_files_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "corpus.bin").write_bytes(b"\x00" * 8)
     assert "is cut off, its index names tokens behind its end" in refused(good)
     (tmp_path / "corpus.bin").unlink()
-    with pytest.raises(DataError, match=r"holds .idx files without their .bin"):
+    with pytest.raises(DataError, match=r"names .idx files alone; name the .bin beside them"):
         open_token_files([f"{tmp_path}/*.idx"], "uint16")
 
 
