@@ -13,13 +13,18 @@ import numpy as np
 from elaswave_fx.data.dataset import ROUNDED_FROM
 from elaswave_fx.errors import DataError
 
-_EXAMINED = 16
-_NUMBER = rb"(?:-?\d+\.?\d*(?:[eE][-+]?\d+)?|\.\.\.)"
-_LIST_AS_TEXT = re.compile(
-    rb"\s*(?:\[\s*" + _NUMBER + rb"\s*,?\s*\]|(?:tensor|array)?\s*[\[(]*\s*" + _NUMBER + rb"(?:[\s,;|]+" + _NUMBER
-    + rb")+[\s,]*[\])]*(?:,[^)]*\))?)\s*"
+_EXAMINED, _MOST = 256, 0.95
+"""So many texts are looked at, spread over a column; and the share of them that tells what they are."""
+
+_NUMBER = rb"-?\d+\.?\d*(?:[eE][-+]?\d+)?"
+_IN_LISTS = (
+    rb"(?>" + _NUMBER + rb"|None|nan|NaN|-?inf|[Tt]rue|[Ff]alse|null|np\.\w+|tensor|array|dtype=[\w.]+|\.\.\."
+    rb"|'-?\d+'|\"-?\d+\"|[\s,;()\[\]])*+"
 )  # fmt: skip
-"""A list with brackets, or several numbers and nothing else: as str() of lists, arrays and tensors writes them."""
+_LIST = re.compile(rb"(?:tensor|array)?\s*[\[(]" + _IN_LISTS + rb"(?<=[\])])")
+"""As str() of lists, arrays and tensors writes them."""
+
+_NUMBERS = re.compile(_NUMBER + rb"(?:[\s,;|]+" + _NUMBER + rb")*+")
 
 _JSON = "arrow.json"
 """The extension type that `datasets` gives a column of several types: every value as its JSON text."""
@@ -36,14 +41,25 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
         return None
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
-    examined = [text for text in texts[:_EXAMINED] if text.strip()]
-    if examined and all(_LIST_AS_TEXT.fullmatch(text) for text in examined):
-        seen = " ".join(examined[0].decode().split())[:24]
-        raise DataError(
-            f"{place}: holds lists of numbers as text, such as {seen}…; save them to Parquet or JSON Lines, which keep "
-            "lists"
-        )
+    if any(b"\0" in text for text in texts):
+        raise DataError(f"{place}: has a text with a character of 0, which marks the end of a document; remove it")
+    _refuse_all(texts, _LIST, "lists of numbers as text", place, "save them to Parquet or JSON Lines, which keep lists")
     return texts
+
+
+def refuse_numbers_as_text(column: Any, place: str) -> None:
+    """Raise `DataError` for texts that are all numbers, from a file that cannot tell one from the other."""
+    texts = [text.encode() for text in column.drop_null().to_pylist()]
+    cure = "columns of numbers go to data.fields, and lists of them to Parquet or JSON Lines"
+    _refuse_all(texts, _NUMBERS, "numbers as text", place, cure)
+
+
+def _refuse_all(texts: list[bytes], form: re.Pattern[bytes], what: str, place: str, cure: str) -> None:
+    spread = [text.strip() for text in texts[:: max(1, len(texts) // _EXAMINED)] if text.strip()]
+    seen = [text for text in spread if form.fullmatch(text)]
+    if seen and len(seen) >= _MOST * len(spread):
+        first = " ".join(seen[0].decode().split())[:24]
+        raise DataError(f"{place}: holds {what}, such as {first}…; {cure}")
 
 
 def tokens_of(column: Any, place: str) -> np.ndarray | None:

@@ -86,9 +86,29 @@ def _matches(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        inside = (found for found in path.rglob("*") if found.is_file())
-        return [found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts)]
+        return list(_below(path, frozenset()))
     return [Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file()]
+
+
+def _below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
+    """The files below a folder, also behind links, without hidden ones and what editors leave. Raises `DataError` for a
+    link to nothing."""
+    here = os.path.realpath(folder)
+    if here in above:
+        return  # a link to a folder that it is in
+    try:
+        inside = list(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"data.paths={folder}: cannot be read ({error.strerror})") from error
+    for found in inside:
+        if found.name.startswith((".", "#")) or found.name.endswith(("~", ".swp")):
+            continue
+        if found.is_dir():
+            yield from _below(found, above | {here})
+        elif found.is_file():
+            yield found
+        elif found.is_symlink():
+            raise DataError(f"data.paths={found}: is a link to {os.readlink(found)}, which is not there")
 
 
 def _near(path: Path) -> str:

@@ -287,7 +287,9 @@ def _is_rounded(value: Any) -> bool:
 
 
 def as_tensor(value: Any, place: str) -> Tensor:
-    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are."""
+    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are.
+
+    They have memory of their own: a dataset may fill one buffer for one sample after the other."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -298,10 +300,10 @@ def as_tensor(value: Any, place: str) -> Tensor:
         raise DataError(f"{place}: whole numbers of 2**63 and more are not supported")
     tensor = tensor.detach()
     if tensor.dtype in (torch.bool, torch.uint8):
-        return tensor
+        return tensor.clone()
     if tensor.dtype.is_complex:
         raise DataError(f"{place}: complex numbers are not supported")
-    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64, copy=True)
 
 
 def _array(value: Any) -> np.ndarray:

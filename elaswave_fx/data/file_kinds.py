@@ -41,6 +41,7 @@ class FileKind:
 
 _UNPACK = "decompress it first"
 _TENSORS = "save its token ids with numpy.save as one array, which data=memmap reads"
+_FETCH = "fetch the file itself, as git lfs pull and git annex get do"
 _ELSEWHERE = "leave it out of data.paths"
 
 NUMPY = FileKind("a NumPy array (.npy)", "data=memmap reads it")
@@ -53,6 +54,8 @@ TEXT = FileKind("text", "data=files reads it")
 _MAGIC: tuple[tuple[int, bytes, FileKind], ...] = (
     (0, b"\x93NUMPY", NUMPY),
     (0, b"MMIDIDX\x00\x00", MEGATRON),
+    (0, b"version https://git-lfs.github.com/spec/", FileKind("a pointer of Git LFS", _FETCH)),
+    (0, b"/annex/objects/", FileKind("a pointer of git-annex", _FETCH)),
     (0, b"PAR1", FileKind("a Parquet table", "data=hf reads it")),
     (0, b"PARE", FileKind("an encrypted Parquet table", "decrypt it, and data=hf reads it")),
     (0, b"ARROW1\x00\x00", FileKind("an Arrow table", "data=hf reads it")),

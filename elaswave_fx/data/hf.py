@@ -20,6 +20,7 @@ from elaswave_fx.data.columns import (
     is_rounded,
     kind_of_values,
     refuse_no_numbers,
+    refuse_numbers_as_text,
     refuse_ragged,
     refuse_too_large,
     texts_of,
@@ -28,6 +29,7 @@ from elaswave_fx.data.columns import (
 )
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, notes_of_rounding
+from elaswave_fx.data.file_kinds import refuse_no_text
 from elaswave_fx.data.text_tables import column_names, text_table
 from elaswave_fx.errors import DataError
 from elaswave_fx.files import others_may_change
@@ -68,6 +70,13 @@ class ColumnsDataset(Dataset):
     @property
     def vocab_size(self) -> int | None:
         return self._vocab_size
+
+    @property
+    def classes(self) -> int | None:
+        """Those of the one column of labels with names."""
+        features = (self._table.features[name] for name in self._fields)
+        counts = [feature.num_classes for feature in features if type(feature).__name__ == "ClassLabel"]
+        return counts[0] if len(counts) == 1 else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -166,9 +175,11 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
         return _text_table(library, config, files, kept)
     options = {}
     if format == "parquet":
-        options["columns"] = _columns(config, files, _parquet_schema)
+        options["columns"], files = _columns(config, files, _of_parquet)
     elif format == "arrow":
-        _columns(config, files, _arrow_schema)
+        _, files = _columns(config, files, _of_arrow)
+    elif not any(refuse_no_text(path).stat().st_size for path in files):
+        raise DataError(f"data.paths={show(config.paths)}: has no rows")
     with _folder(kept) as folder:
         load: Callable[..., Any] = library.load_dataset
         try:
@@ -191,51 +202,69 @@ def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: P
     wanted = config.fields or (choose_column(config, names),)
     numbers = bool(config.fields)
     folder = kept and kept / digest("columns", str(numbers), *map(str, files), *wanted)
-    return library.Dataset(library.table.InMemoryTable(text_table(files, wanted, numbers, folder)))
+    table = text_table(files, wanted, numbers, folder)
+    if not numbers and files[0].suffix == ".csv":
+        refuse_numbers_as_text(table.column(wanted[0]), f"data.column={wanted[0]}")
+    return library.Dataset(library.table.InMemoryTable(table))
 
 
-def _columns(config: DataConfig, files: Sequence[Path], schema_of: Callable[[Path], Any]) -> list[str]:
-    """The columns of binary tables that are read. Raises `DataError` for one that is missing, or whose values are of
-    another kind in a later file, which the library would make of the first one's."""
+def _columns(
+    config: DataConfig, files: Sequence[Path], schema_of: Callable[[Path], Any]
+) -> tuple[list[str], list[Path]]:
+    """The columns of binary tables that are read, and the files that have values of them. Raises `DataError` for a
+    column that is missing, or whose values are of another kind in a later file, which the library would make of the
+    first one's."""
     import pyarrow as pa
 
     schemas = {}
     for path in files:
         try:
-            schemas[path] = schema_of(path)
+            schema, rows = schema_of(path)
+            if rows:
+                schemas[path] = schema
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"data.paths={path}: cannot be read ({' '.join(str(error).split())})") from error
-    first = schemas[files[0]]
-    _refuse_missing(config, first.names)
-    wanted = config.fields or (choose_column(config, first.names),)
+    if not schemas:
+        raise DataError(f"data.paths={show(config.paths)}: the split {config.split} is empty")
+    names = next(iter(schemas.values())).names
+    _refuse_missing(config, names)
+    wanted = config.fields or (choose_column(config, names),)
     for name in wanted:
+        kinds = {}
         for path, schema in schemas.items():
             if name not in schema.names:
                 raise DataError(f"data.paths={path}: has no column {name}; it has {', '.join(schema.names)}")
-            kinds = [each.field(name).type for each in (first, schema)]
-            if kind_of_values(kinds[0]) != kind_of_values(kinds[1]):
+            kinds[path] = schema.field(name).type
+        valued = [path for path, kind in kinds.items() if config.fields or not pa.types.is_null(kind)]
+        for path in valued:
+            if kind_of_values(kinds[path]) != kind_of_values(kinds[valued[0]]):
                 raise DataError(
-                    f"data.paths: column {name} holds {kinds[0]} in {files[0].name} and {kinds[1]} in {path.name}; "
-                    "give all files one type"
+                    f"data.paths: column {name} holds {kinds[valued[0]]} in {valued[0].name} and {kinds[path]} in "
+                    f"{path.name}; give all files one type"
                 )
-    return list(wanted)
+        schemas = {path: schemas[path] for path in valued or schemas}
+    return list(wanted), list(schemas)
 
 
-def _parquet_schema(path: Path) -> Any:
+def _of_parquet(path: Path) -> tuple[Any, int]:
+    """The schema, and how many rows there are."""
     from pyarrow import parquet
 
-    return parquet.read_schema(path)
+    with parquet.ParquetFile(path) as file:
+        return file.schema_arrow, file.metadata.num_rows
 
 
-def _arrow_schema(path: Path) -> Any:
+def _of_arrow(path: Path) -> tuple[Any, int]:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file:
         try:
-            return pa.ipc.open_file(file).schema
+            reader = pa.ipc.open_file(file)
+            parts = (reader.get_batch(number) for number in range(reader.num_record_batches))
         except pa.ArrowInvalid:
             file.seek(0)
-            return pa.ipc.open_stream(file).schema
+            parts = reader = pa.ipc.open_stream(file)
+        return reader.schema, int(any(len(part) for part in parts))
 
 
 def split_line(config: DataConfig) -> str | None:

@@ -22,7 +22,7 @@ from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import DataError
 
 IGNORED = -100
-_EXAMINED = 16
+_EXAMINED, _AT_MOST = 16, 512
 _OWN, _CLEARLY = 0.5, 0.25
 """Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next.
 Labels of padding, or of any token that is followed by itself, tell nothing and are not counted."""
@@ -158,15 +158,20 @@ def _predicts_next(config: Config) -> bool:
 
 
 def _examined(dataset: Dataset) -> list[Sample]:
-    """Some samples, of which each has labels of the shape of its inputs; else none."""
-    indices = np.unique(np.linspace(0, len(dataset) - 1, _EXAMINED).astype(np.int64))
-    samples = []
-    for index in indices:
-        sample = dataset.sample(int(index))
-        inputs, labels = sample.get("input_ids"), sample.get("labels")
-        if inputs is None or labels is None or inputs.shape != labels.shape or not labels.dim():
-            return []
-        samples.append(sample)
+    """Some samples, of which each has labels of the shape of its inputs; else none. More of them where no label of the
+    first ones counts."""
+    samples: list[Sample] = []
+    for count in (_EXAMINED, _AT_MOST):
+        for index in np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64)):
+            sample = dataset.sample(int(index))
+            inputs, labels = sample.get("input_ids"), sample.get("labels")
+            if inputs is None or labels is None or inputs.shape != labels.shape or not labels.dim():
+                return []
+            samples.append(sample)
+            if count == _AT_MOST and _counted(sample):
+                return samples
+        if any(map(_counted, samples)):
+            break
     return samples
 
 

@@ -31,6 +31,8 @@ _MISSING = frozenset(("", "NA", "N/A", "#N/A", "n/a", "nan", "NaN", "null", "NUL
 _OTHER_MARKS = ";\t|"
 """What separates values in files that are called CSV, too."""
 
+_TOO_LARGE = "whole numbers of 2**63 and more"
+
 Row = Mapping[str, Any]
 
 
@@ -51,7 +53,7 @@ def text_table(files: Sequence[Path], names: Sequence[str], numbers: bool, folde
     try:
         return pa.concat_tables(parts, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(_difference(parts, names) or f"data.paths: {' '.join(str(error).split())}") from error
+        raise DataError(_difference(parts, names) or _not_one_type(names, error)) from error
 
 
 def _parts(files: Sequence[Path], names: Sequence[str], numbers: bool) -> Iterator[Any]:
@@ -79,11 +81,12 @@ def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) 
     array = pa.array(texts, pa.string())
     if array.null_count == len(array):
         return pa.nulls(len(array))
-    for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_()):
+    for kind in (pa.int64(), pa.float64(), pa.bool_()):
         try:
             return pyarrow.compute.cast(array, kind)
         except pa.ArrowInvalid:
-            continue
+            if kind == pa.int64() and all(text is None or text.removeprefix("-").isdigit() for text in texts):
+                raise DataError(f"data.paths: column {name} holds {_TOO_LARGE}") from None
     return array
 
 
@@ -99,7 +102,7 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
             f"({error.object[error.start]!r}), which is no text"
         ) from error
     except OverflowError as error:
-        raise DataError(f"data.paths: column {name} holds whole numbers of 2**63 and more") from error
+        raise DataError(f"data.paths: column {name} holds {_TOO_LARGE}") from error
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         first_kind = next((type(value) for value in values if value is not None), None)
         others = (number for number, value in enumerate(values) if type(value) not in (first_kind, type(None)))
@@ -133,6 +136,10 @@ def _difference(parts: Sequence[Any], names: Sequence[str]) -> str | None:
     return None
 
 
+def _not_one_type(names: Sequence[str], error: Exception) -> str:
+    return f"data.paths: columns {', '.join(names)}: values of one type cannot be made ({' '.join(str(error).split())})"
+
+
 def _is_csv(path: Path) -> bool:
     return path.suffix == ".csv"
 
@@ -150,7 +157,8 @@ def _opened(path: Path) -> Iterator[Any]:
     """The file as text. What goes wrong while it is read becomes a `DataError`."""
     kind = kind_of(path)
     if kind not in (None, TEXT):
-        raise DataError(f"data.paths={path}: is {kind.name}; {kind.cure}")
+        named = f"; {kind.cure}" if "data=hf" not in kind.cure else f", and is named {path.suffix}; rename it"
+        raise DataError(f"data.paths={path}: is {kind.name}{named}")
     try:
         with path.open(encoding="utf-8-sig", newline="" if _is_csv(path) else None) as file:
             yield file

@@ -169,12 +169,22 @@ def test_files_whose_other_columns_differ(kind: str, tmp_path: Path) -> None:
         "tensor([101,   7])",
         "tensor([101, 7], dtype=torch.int32)",
         "101|7|8",
+        "[]",
+        "[np.int64(85), np.int64(63)]",
+        "[[1, 2], [3, 4]]",
+        "[None, 2]",
+        "[nan 1. 2.]",
+        "[True, False]",
+        "['85', '63']",
+        "7",
     ],
 )
 def test_lists_of_numbers_as_text_are_no_text(row: str, tmp_path: Path) -> None:
     row = row.replace("\\n", "\n")
     (tmp_path / "rows.csv").write_text("ids,m\n" + f'"{row}",1\n' * 20)
-    with pytest.raises(DataError, match=r"data.column=ids: holds lists of numbers as text, such as .*; save them to"):
+    with pytest.raises(
+        DataError, match=r"data.column=ids: holds (lists of )?numbers as text, such as .*; (save|columns)"
+    ):
         opened(tmp_path / "rows.csv", "data.column=ids", "seq_len=6")
     (tmp_path / "text.csv").write_text("ids,m\n" + f'"{row} and more",1\n' * 20)
     assert len(opened(tmp_path / "text.csv", "data.column=ids", "seq_len=6")) > 0
@@ -409,6 +419,15 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.json", '{\n "text": ["abcdefgh"]\n}\n', "neither JSON Lines nor a list of JSON objects .line 1: "),
         ("a.jsonl", "", "has no rows"),
         ("a.csv", "", "has no rows"),
+        ("a.txt", "", "has no rows"),
+        ("a.txt", "abcdefgh\0" * 9, "is no text, it has bytes of 0"),
+        ("a.csv", "x\n-1\n9223372036854775808\n", r"column x holds whole numbers of 2\*\*63"),
+        ("a.csv", "x\n" + "1\n" * 10_000 + "18446744073709551615\n", r"holds whole numbers of 2\*\*63"),
+        ("a.csv", "x\n" + "0.5\n" * 10_000 + "9007199254740993\n", "columns x: values of one type"),
+        ("a.csv", 'text,m\n"abc\0defgh",1\n', "data.column=text: has a text with a character of 0"),
+        ("a.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "is a pointer of Git LFS"),
+        ("a.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "is a pointer of Git LFS"),
+        ("a.jsonl", "PAR1" * 9, "is a Parquet table, and is named .jsonl; rename it"),
         ("a.csv", "text,label\n", "the split train is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": "abcde \\ud83d x"}\n', "text has half of a surrogate pair in row 1"),
         ("a.jsonl", '{"text": 12345678901234567890}\n', r"column text holds whole numbers of 2\*\*63"),
@@ -417,7 +436,7 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
 def test_text_files_that_are_no_tables(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=words):
-        opened(tmp_path / name)
+        opened(tmp_path / name, *(["data.fields=[x]"] if text.startswith("x\n") else []))
 
 
 def test_compressed_tables_are_named(tmp_path: Path) -> None:
@@ -486,3 +505,32 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     table.save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match=r"data.fields: row 0 cannot be decoded \(UnidentifiedImageError"):
         opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1").sample(0)
+
+
+def test_numbers_are_texts_where_the_file_says_so(tmp_path: Path) -> None:
+    rows = [{"text": f"{number} 4 1 5"} for number in range(40)]
+    assert len(opened(lines(tmp_path / "a.jsonl", *rows))) > 10
+    listed = [{"text": str([number, 2])} for number in range(100)]
+    with pytest.raises(DataError, match="data.column=text: holds lists of numbers as text"):
+        opened(lines(tmp_path / "a.jsonl", *listed, {"text": "[]"}))
+    assert len(opened(lines(tmp_path / "a.jsonl", *listed, *({"text": "words"},) * 10)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "column", [pa.array([], pa.string()), pa.nulls(0), pa.nulls(3)], ids=["no rows", "null", "nulls"]
+)
+def test_files_without_values_are_left_out(column: Any, kind: str, first: bool, tmp_path: Path) -> None:
+    empty = table_file(tmp_path / f"empty.{kind}", text=column)
+    full = table_file(tmp_path / f"full.{kind}", text=pa.array(["abcdefgh", None]))
+    assert bytes(ids_of(opened([empty, full] if first else [full, empty]))) == b"abcdefgh\0"
+    with pytest.raises(DataError, match="split train is empty|holds null, neither text"):
+        opened(empty)
+
+
+def test_names_of_classes_tell_how_many_there_are(tmp_path: Path) -> None:
+    features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=list("abc"))})
+    datasets.Dataset.from_dict({"x": [0.5] * 4, "label": [0, 1, 1, 0]}, features=features).save_to_disk(str(tmp_path))
+    assert opened(tmp_path, "data.fields=[x,label]").classes == 3
+    assert opened(tmp_path, "data.fields=[x]").classes is None

@@ -118,6 +118,22 @@ def test_files_by_pattern_folder_and_name(tmp_path: Path) -> None:
     assert file_documents([str(tmp_path)], 7e-6) == [b"a.txt", b"b."]
 
 
+def test_folders_are_read_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "y.txt").write_text("far away")
+    folder = tmp_path / "here"
+    (folder / "a").mkdir(parents=True)
+    for name in ("x.txt", "x.txt~", "#x.txt#", ".hidden", "x.txt.swp"):
+        (folder / "a" / name).write_text("here")
+    (folder / "part").symlink_to(tmp_path / "far")
+    (folder / "a" / "around").symlink_to(folder)
+    names = [path.relative_to(folder).as_posix() for path in matching_files([str(folder)])]
+    assert names == ["a/x.txt", "part/y.txt"]
+    (folder / "a" / "z.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"z.txt: is a link to .*nothing, which is not there"):
+        matching_files([str(folder)])
+
+
 def test_a_limit_cuts_between_characters(tmp_path: Path) -> None:
     text = "äöü€ 漢字 😀 text " * 20
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
