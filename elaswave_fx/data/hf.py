@@ -195,7 +195,7 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
 
 def _text_table(library: Any, config: DataConfig, files: Sequence[Path], kept: Path | None) -> Any:
     """Of CSV and JSON files, only the columns that are read: others may be of any type, or of several."""
-    names = column_names(files)
+    names = column_names(files, _wanted(config) or ("text",))
     if not names:
         raise DataError(f"data.paths={show(config.paths)}: has no rows")
     _refuse_missing(config, names)

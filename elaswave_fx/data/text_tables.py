@@ -36,9 +36,14 @@ _TOO_LARGE = "whole numbers of 2**63 and more"
 Row = Mapping[str, Any]
 
 
-def column_names(files: Iterable[Path]) -> list[str]:
-    """The names that headers have, and the first objects of JSON files. Raises `DataError` for a file that is none."""
-    return list(dict.fromkeys(name for path in files for names in _names(path) for name in names))
+def column_names(files: Sequence[Path], wanted: Sequence[str]) -> list[str]:
+    """The names that headers have, and objects of JSON files: the first ones, if they have what is wanted, else all.
+    Raises `DataError` for a file that is none."""
+    for rows in (_ROWS, None):
+        names = list(dict.fromkeys(name for path in files for names in _names(path, rows) for name in names))
+        if set(wanted) <= set(names):
+            break
+    return names
 
 
 def text_table(files: Sequence[Path], names: Sequence[str], numbers: bool, folder: Path | None) -> Any:
@@ -144,12 +149,12 @@ def _is_csv(path: Path) -> bool:
     return path.suffix == ".csv"
 
 
-def _names(path: Path) -> Iterator[Iterable[str]]:
+def _names(path: Path, rows: int | None) -> Iterator[Iterable[str]]:
     if _is_csv(path):
         with _opened(path) as file:
             yield _header(path, csv.reader(file, strict=True))
     else:
-        yield from islice(_json_rows(path), _ROWS)
+        yield from islice(_json_rows(path), rows)
 
 
 @contextmanager

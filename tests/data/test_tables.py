@@ -534,3 +534,10 @@ def test_names_of_classes_tell_how_many_there_are(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"x": [0.5] * 4, "label": [0, 1, 1, 0]}, features=features).save_to_disk(str(tmp_path))
     assert opened(tmp_path, "data.fields=[x,label]").classes == 3
     assert opened(tmp_path, "data.fields=[x]").classes is None
+
+
+def test_a_key_may_come_late(tmp_path: Path) -> None:
+    rows = [{"a": "x"}] * 10_000 + [{"a": "x", "text": "abcdefgh"}]
+    path = lines(tmp_path / "a.jsonl", *rows)
+    for words in ((), ("data.column=text",)):
+        assert bytes(ids_of(opened(path, *words))) == b"abcdefgh\0"
