@@ -139,8 +139,8 @@ $(STAMPS)/packages: pyproject.toml | $(STAMPS)/venv
 	@$(PIP) install --quiet $$($(RUN) .ci/requirements.py dev hf data plot bench)
 	@touch $@
 
-# Again when the metadata or the list of packages changes; new modules inside them are found without it.
-$(STAMPS)/installed: $(STAMPS)/packages elaswave_fx/__init__.py
+# Again when the metadata or the packages change; new modules inside them are found without it.
+$(STAMPS)/installed: $(STAMPS)/packages $(shell find elaswave_fx passes -name __init__.py 2>/dev/null)
 	@echo "Installing elaswave_fx into $(VENV), native build included (minutes the first time)"
 	@$(ON_PATH) flock $(NATIVE_LOCK) $(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@

@@ -5,9 +5,9 @@ from typing import Any, final, overload
 
 from torch import Tensor
 
-from elaswave_fx.plan.box import BoxId
-from elaswave_fx.plan.engine_spec import EngineSpec
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.lower.engine_spec import EngineSpec
+from elaswave_fx.plan.work.box import BoxId
+from elaswave_fx.plan.work.topology import Rank
 
 Interval = tuple[int, int]
 

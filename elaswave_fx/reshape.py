@@ -9,7 +9,7 @@ from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import address_of
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.rank_news import Wish
+from elaswave_fx.plan.next.rank_news import Wish
 
 _HELP = """Give a running job other lanes.
 

@@ -38,7 +38,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     from elaswave_fx.launch.local import launch
     from elaswave_fx.launch.place import here
     from elaswave_fx.observe.run_directory import RunDirectory
-    from elaswave_fx.plan.topology import emulated_host
+    from elaswave_fx.plan.work.topology import emulated_host
 
     config = job.config
     _refuse_copies()

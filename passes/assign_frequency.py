@@ -3,8 +3,8 @@
     AssignFrequency(points, cap_w=900).apply(plan)  ->  plan.clocks == {0: 1500 MHz, 1: 1200 MHz, …}
 
 The bottleneck is raised while that shortens the step within the cap, or hands a unit to another stage where that is
-shorter (`plan/cuts_and_clocks.py`); ranks that wait are lowered while the step is as long. Plans after this one, of
-other ranks, get their clocks in the same way (`plan/replan.py`).
+shorter (`plan/make/cuts_and_clocks.py`); ranks that wait are lowered while the step is as long. Plans after this one,
+of other ranks, get their clocks in the same way (`plan/next/replan.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cuts_and_clocks import with_cuts_and_clocks
-from elaswave_fx.plan.frequency import clock_words
-from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.cuts_and_clocks import with_cuts_and_clocks
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.frequency import clock_words
+from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
 
 
 @dataclass(frozen=True)

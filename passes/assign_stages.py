@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import least_elements
-from elaswave_fx.plan.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.topology import Topology
+from elaswave_fx.plan.replicas.deal_boxes import least_elements
+from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Topology
 from elaswave_fx.program.artifact import Artifact, UnitSpec
 
 # These analytic rates, of a modest core, stand in for what was not measured. Only ratios of costs decide where stages

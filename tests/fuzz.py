@@ -40,9 +40,9 @@ from elaswave_fx.control.stream import Hello, Stream, answer, challenge
 from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.errors import CommError, ConfigError, DataError, PlanError
-from elaswave_fx.plan.box import Span
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from tests.checkpoint.test_refusals import make_checkpoint
 from tests.control.test_wire import MESSAGES

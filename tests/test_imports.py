@@ -31,6 +31,11 @@ ALLOWED: dict[str, set[str]] = {
 # What users call. Everything else is called by it.
 COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "timeline"}
 BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
+# The rooms of plan, each of which may import those before it in the same line, but not those beside it.
+ROOMS = (
+    ("work",), ("order",), ("plan",), ("predict",), ("lanes", "replicas"), ("make",), ("describe", "next", "lower"),
+    ("check",),
+)  # fmt: skip
 # Torch is an effect of a kind: who computes what is decided without it.
 NO_TORCH = {"plan", "control"}
 
@@ -40,8 +45,8 @@ def python_files() -> list[Path]:
 
 
 def module_parts(path: Path) -> tuple[str, ...]:
-    """elaswave_fx/plan/box.py -> ("elaswave_fx", "plan", "box"), passes/lower.py -> ("elaswave_fx", "passes", "lower");
-    a package's __init__ is the package itself."""
+    """elaswave_fx/plan/plan.py -> ("elaswave_fx", "plan", "plan"); a package's __init__ is the package itself, and
+    passes/lower.py stands for ("elaswave_fx", "passes", "lower")."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     if parts[0] == "passes":
         return ("elaswave_fx", *parts)
@@ -68,6 +73,12 @@ def layer_of(name: str) -> str | None:
     return parts[1] if parts[0] == "elaswave_fx" and len(parts) > 1 else None
 
 
+def _is_before(room: str, importing: str) -> bool:
+    """Whether one room of plan is another, or stands before it."""
+    floors = {name: floor for floor, names in enumerate(ROOMS) for name in names}
+    return room == importing or floors[room] < floors[importing]
+
+
 def violations(parts: tuple[str, ...], is_package: bool, source: str) -> list[str]:
     """Every import of module `parts` that its layer forbids, in words."""
     own = layer_of(".".join(parts))
@@ -79,6 +90,13 @@ def violations(parts: tuple[str, ...], is_package: bool, source: str) -> list[st
             found.append(f"{place}; {own} is decided without torch")
         if name.split(".")[0] == "passes":
             found.append(f"{place}; that is a user's, ours is elaswave_fx.passes")
+        if (
+            own == layer == "plan"
+            and name.startswith("elaswave_fx.plan.")
+            and len(parts) > 2
+            and not _is_before(name.split(".")[2], parts[2])
+        ):
+            found.append(f"{place}; rooms of plan import those before them")
         if layer is None or layer in {own, *LEAVES, "__version__"}:
             continue
         if own in ALLOWED and not any(f"{name}.".startswith(f"elaswave_fx.{each}.") for each in ALLOWED[own]):
@@ -135,11 +153,25 @@ def test_every_layer_of_the_rule_exists() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
-        ("elaswave_fx.plan.box", "import torch", "decided without torch"),
-        ("elaswave_fx.plan.box", "from torch.fx import Graph", "decided without torch"),
-        ("elaswave_fx.plan.box", "from ..worker import engine", "imports elaswave_fx.worker.engine"),
-        ("elaswave_fx.plan.box", "def f():\n    from elaswave_fx import launch", "box:2 imports elaswave_fx.launch"),
+        ("elaswave_fx.plan.work.box", "import torch", "decided without torch"),
+        ("elaswave_fx.plan.work.box", "from torch.fx import Graph", "decided without torch"),
+        ("elaswave_fx.plan.work.box", "from ...worker import engine", "imports elaswave_fx.worker.engine"),
+        (
+            "elaswave_fx.plan.work.box",
+            "def f():\n    from elaswave_fx import launch",
+            "box:2 imports elaswave_fx.launch",
+        ),
         ("elaswave_fx.program.ir", "import elaswave_fx.passes.lower", "imports elaswave_fx.passes.lower"),
+        (
+            "elaswave_fx.plan.order.hops",
+            "import elaswave_fx.plan.lanes.shares",
+            "rooms of plan import those before them",
+        ),
+        (
+            "elaswave_fx.plan.lanes.shares",
+            "from elaswave_fx.plan.replicas import ownership",
+            "import those before them",
+        ),
         ("elaswave_fx.build.compile", "from passes.lower import lower", "ours is elaswave_fx.passes"),
         ("elaswave_fx.worker.loop", "from ..train import main", "stands before the commands"),
         ("elaswave_fx.train", "from tools.bench import results", "tools are not in the wheel"),
@@ -155,6 +187,7 @@ def test_the_rule_sees(module: str, source: str, expected: str) -> None:
 
 def test_the_rule_allows_the_right_direction() -> None:
     source = (
-        "import torch\nfrom elaswave_fx.plan.box import Box\nfrom . import pipeline\nfrom elaswave_fx import errors"
+        "import torch\nfrom elaswave_fx.plan.work.box import Box\nfrom . import pipeline\n"
+        "from elaswave_fx import errors"
     )
     assert violations(("elaswave_fx", "passes", "lower"), False, source) == []

@@ -137,7 +137,7 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     from elaswave_fx.build.builder import build
     from elaswave_fx.config.compose import load_config
     from elaswave_fx.passes.assign_stages import make_workload
-    from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
+    from elaswave_fx.plan.lanes.partition import crossing_bytes, minimax, slowest_stage
 
     torch.set_num_threads(1)
     config = load_config(list(overrides))

@@ -19,9 +19,9 @@ from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
 from elaswave_fx.data import load_batch
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.errors import DataError, ExecError, SampleError
-from elaswave_fx.plan.engine_spec import key_stream
+from elaswave_fx.plan.lower.engine_spec import key_stream
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import Tile
+from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.program.count import Counter, cut_count
 from elaswave_fx.program.keys import sample_keys
 from elaswave_fx.worker.engine import vouched_inputs

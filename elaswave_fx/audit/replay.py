@@ -30,9 +30,9 @@ from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError, ElasWaveError
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
-from elaswave_fx.plan.box import numbered
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.engine import RankEngine, engine_job
 from elaswave_fx.worker.feed import InputFeed

@@ -59,10 +59,10 @@ from elaswave_fx.optim.optimizer import Optimizer, hyper_row, make_optimizer, tr
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages, make_workload
 from elaswave_fx.plan.describe import fatal_words, link_words, shape_words
-from elaswave_fx.plan.memory import per_parameter
-from elaswave_fx.plan.operating_points import OperatingPoint
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Host, HostLink, Link, Topology, local_topology
+from elaswave_fx.plan.predict.memory import per_parameter
+from elaswave_fx.plan.work.operating_points import OperatingPoint
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code

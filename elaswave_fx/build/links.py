@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.plan.topology import Link
+from elaswave_fx.plan.work.topology import Link
 
 _SMALL_BYTES, _SMALL_EXCHANGES = 64, 200
 _LARGE_BYTES, _LARGE_EXCHANGES = 4 << 20, 15

@@ -31,7 +31,7 @@ from elaswave_fx.errors import ConfigError, ExecError
 from elaswave_fx.files import replace_file
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.operators import import_modules
 from elaswave_fx.worker.engine import RankEngine, engine_job, input_names

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from elaswave_fx.errors import CommError
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 MESSAGE_BYTES_MAX = 64 << 20
 """An epoch's plan is the longest one; a longer frame ends the stream."""

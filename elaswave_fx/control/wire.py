@@ -52,8 +52,8 @@ from elaswave_fx.control.protocol.messages import (
 from elaswave_fx.control.protocol.sound import fault_of_wish
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.errors import CommError, PlanError
-from elaswave_fx.plan.rank_news import Wish
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.work.topology import Rank
 
 OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | Told
 """What ranks send, and the coordinator takes."""

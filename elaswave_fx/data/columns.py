@@ -121,6 +121,16 @@ def refuse_too_large(column: Any, place: str) -> None:
         )
 
 
+def refuse_foreign_ids(column: Any, vocab_size: int, place: str, may_be_ignored: bool) -> None:
+    """Raise `DataError` for a token id that is not of the vocabulary. `may_be_ignored`: -100 stands for none."""
+    ends = _compute().min_max(_values(column)).as_py()
+    least, most = ends["min"] or 0, ends["max"] or 0
+    if most >= vocab_size:
+        raise DataError(f"data.vocab_size={vocab_size}: {place} holds token {most}; nearest valid: {most + 1}")
+    if least < 0 and not (may_be_ignored and least == -100):
+        raise DataError(f"{place}: holds the negative token id {least}")
+
+
 def _values(column: Any) -> Any:
     column = _plain(column)
     while _is_list(column.type):

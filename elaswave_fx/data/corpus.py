@@ -3,8 +3,10 @@
 In: paths. Out: the documents' bytes in an order that depends on names only, never on the file system.
 """
 
+import fnmatch
 import glob
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -68,18 +70,24 @@ def _end_of_character(text: bytes, end: int) -> int:
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, hidden ones skipped."""
-    files: list[Path] = []
+    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, hidden ones skipped. A
+    file counts once, whatever links lead to it."""
+    files: dict[str, Path] = {}
+    places = [os.path.realpath(Path(pattern).expanduser()) for pattern in patterns]
     for pattern in patterns:
-        if list(patterns).count(pattern) > 1:
+        if places.count(os.path.realpath(Path(pattern).expanduser())) > 1:
             raise DataError(
                 f"data.paths={pattern}: is named twice, and files are read once; copy what is to count more"
             )
-        found = sorted(_matches(Path(pattern).expanduser()))
+        try:
+            found = sorted(_matches(Path(pattern).expanduser()))
+        except OSError as error:
+            raise DataError(f"data.paths={pattern[:60]}: cannot be read ({error.strerror})") from error
         if not found:
             raise DataError(f"data.paths={pattern}: no such file, folder or pattern{_near(Path(pattern).expanduser())}")
-        files += found
-    return list(dict.fromkeys(files))
+        for path in found:
+            files.setdefault(os.path.realpath(path), path)
+    return list(files.values())
 
 
 def _matches(path: Path) -> list[Path]:
@@ -87,7 +95,28 @@ def _matches(path: Path) -> list[Path]:
         return [path]
     if path.is_dir():
         return list(_below(path, frozenset()))
-    return [Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file()]
+    if "**" not in path.parts:
+        return [Path(found) for found in glob.glob(str(path)) if Path(found).is_file()]
+    # The library would go around in circles of links, and pass by folders that it may not read.
+    root = fixed_part(path)
+    form = re.compile(_regex(path.relative_to(root).parts))
+    return [found for found in _below(root, frozenset()) if form.fullmatch(found.relative_to(root).as_posix())]
+
+
+def fixed_part(path: Path) -> Path:
+    """The folder of a pattern in front of its first mark; a folder or a file itself."""
+    marked = next((place for place, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
+    return Path(*path.parts[:marked])
+
+
+def _regex(parts: Sequence[str]) -> str:
+    """The paths that a pattern of these parts matches: ** stands for any number of folders."""
+    words = ["(?:.*/)?" if part == "**" else _segment(part) + "/" for part in parts[:-1]]
+    return "".join(words) + (".*" if parts[-1] == "**" else _segment(parts[-1]))
+
+
+def _segment(part: str) -> str:
+    return fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z").replace(".*", "[^/]*")
 
 
 def _below(folder: Path, above: frozenset[str]) -> Iterator[Path]:

@@ -61,6 +61,11 @@ class Dataset(ABC):
         return None
 
     @property
+    def class_names(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of labels by field, where the data has them."""
+        return {}
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made tokens of text; None for ids that somebody else made."""
         return None
@@ -115,6 +120,10 @@ class WrappedDataset(Dataset):
     @property
     def classes(self) -> int | None:
         return self._wrapped.classes
+
+    @property
+    def class_names(self) -> Mapping[str, tuple[str, ...]]:
+        return self._wrapped.class_names
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -241,7 +250,10 @@ class MapDataset(Dataset):
                 item = self._wrapped.__getitem__(index, key_of(index) if key is None else key)
             else:
                 item = self._wrapped[index]
-        return self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
+        named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
+        if not named:
+            raise DataError(f"data._target_={self._name}: sample {index} has no fields")
+        return named
 
     def _from_dict(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._fields:

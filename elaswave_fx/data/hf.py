@@ -4,9 +4,11 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
+import json
+import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import (
     is_rounded,
     kind_of_values,
+    refuse_foreign_ids,
     refuse_no_numbers,
     refuse_numbers_as_text,
     refuse_ragged,
@@ -27,7 +30,7 @@ from elaswave_fx.data.columns import (
     tokens_of,
     type_in_words,
 )
-from elaswave_fx.data.corpus import matching_files
+from elaswave_fx.data.corpus import fixed_part, matching_files
 from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, notes_of_rounding
 from elaswave_fx.data.file_kinds import refuse_no_text
 from elaswave_fx.data.text_tables import column_names, text_table
@@ -38,11 +41,20 @@ _FORMATS = {
     ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
 
+_OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files of save_to_disk beside the tables."""
+
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }  # fmt: skip
 """The words by which the library, too, knows the split of a file."""
+
+_IDS = ("input_ids", "decoder_input_ids", "labels")
+"""Columns of token ids, where a vocabulary says so."""
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""Of the Arrow IPC format."""
 
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
@@ -61,6 +73,8 @@ class ColumnsDataset(Dataset):
                 column = _arrow(table, name)
                 refuse_no_numbers(column, f"data.fields: column {name}")
                 refuse_too_large(column, f"data.fields: column {name}")
+                if vocab_size is not None and name in _IDS:
+                    refuse_foreign_ids(column, vocab_size, f"data.fields: column {name}", name == "labels")
 
     def refuse_ragged(self) -> None:
         """Raise `DataError` if rows differ in shape."""
@@ -74,9 +88,13 @@ class ColumnsDataset(Dataset):
     @property
     def classes(self) -> int | None:
         """Those of the one column of labels with names."""
-        features = (self._table.features[name] for name in self._fields)
-        counts = [feature.num_classes for feature in features if type(feature).__name__ == "ClassLabel"]
+        counts = [len(names) for names in self.class_names.values()]
         return counts[0] if len(counts) == 1 else None
+
+    @property
+    def class_names(self) -> Mapping[str, tuple[str, ...]]:
+        features = {name: self._table.features[name] for name in self._fields}
+        return {name: tuple(each.names) for name, each in features.items() if type(each).__name__ == "ClassLabel"}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -103,7 +121,7 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         )
     is_saved = _is_saved_alone(config)
     if is_saved:
-        loaded = library.load_from_disk(str(Path(config.paths[0]).expanduser()))
+        loaded = _saved(library, Path(config.paths[0]).expanduser())
     else:
         loaded = _load_files(library, config, cache)
     if isinstance(loaded, dict):
@@ -116,6 +134,18 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: the split {config.split} is empty")
     _refuse_missing(config, loaded.column_names)
     return loaded
+
+
+def _saved(library: Any, folder: Path) -> Any:
+    """What save_to_disk wrote. Raises `DataError` if it is not whole."""
+    try:
+        for path in folder.glob("**/*.arrow"):
+            if not path.name.startswith("cache-"):
+                _of_arrow(path)
+        return library.load_from_disk(str(folder))
+    except Exception as error:  # The library fails in many ways.
+        reason = "it is empty, or files are missing" if isinstance(error, IndexError) else " ".join(str(error).split())
+        raise DataError(f"data.paths={folder}: is no whole folder of save_to_disk ({reason})") from error
 
 
 def _wanted(config: DataConfig) -> tuple[str, ...]:
@@ -162,6 +192,12 @@ def _arrow(table: Any, name: str) -> Any:
 
 def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     files = _of_split(config, matching_files(config.paths))
+    for path in files:
+        if path.name in _OF_SAVED or (path.suffix == ".arrow" and _is_saved(path.parent)):
+            raise DataError(
+                f"data.paths={path}: is a part of what save_to_disk writes; give its folder alone, whole (with its "
+                "state.json)"
+            )
     formats = {_format(path) for path in files}
     if len(formats) > 1:
         raise DataError(f"data.paths={show(config.paths)}: mixes files of {' and '.join(sorted(formats))}")
@@ -176,6 +212,7 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     options = {}
     if format == "parquet":
         options["columns"], files = _columns(config, files, _of_parquet)
+        options["features"] = _widest(library, options["columns"], files)
     elif format == "arrow":
         _, files = _columns(config, files, _of_arrow)
     elif not any(refuse_no_text(path).stat().st_size for path in files):
@@ -242,8 +279,37 @@ def _columns(
                     f"data.paths: column {name} holds {kinds[valued[0]]} in {valued[0].name} and {kinds[path]} in "
                     f"{path.name}; give all files one type"
                 )
+            if _class_names(schemas[path], name) != _class_names(schemas[valued[0]], name):
+                raise DataError(
+                    f"data.paths: column {name} has other classes in {path.name} than in {valued[0].name}, or in "
+                    "another order"
+                )
         schemas = {path: schemas[path] for path in valued or schemas}
     return list(wanted), list(schemas)
+
+
+def _widest(library: Any, columns: Sequence[str], files: Sequence[Path]) -> Any:
+    """The types that hold the values of all files, where these differ in width; None: the first file's do."""
+    import pyarrow as pa
+
+    schemas = [_of_parquet(path)[0] for path in files]
+    wide = {}
+    for name in columns:
+        kinds = list(dict.fromkeys(schema.field(name).type for schema in schemas))
+        if len(kinds) > 1:
+            merged = pa.unify_schemas([pa.schema([(name, kind)]) for kind in kinds], promote_options="permissive")
+            wide |= library.Features.from_arrow_schema(merged)
+    if not wide:
+        return None
+    first = schemas[0]
+    return library.Features({**library.Features.from_arrow_schema(
+        pa.schema([first.field(name) for name in columns], first.metadata)), **wide})  # fmt: skip
+
+
+def _class_names(schema: Any, name: str) -> list[str] | None:
+    """Those of a column of labels, as the library writes them beside the schema."""
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    return features.get(name, {}).get("names") if isinstance(features.get(name), dict) else None
 
 
 def _of_parquet(path: Path) -> tuple[Any, int]:
@@ -262,6 +328,9 @@ def _of_arrow(path: Path) -> tuple[Any, int]:
             reader = pa.ipc.open_file(file)
             parts = (reader.get_batch(number) for number in range(reader.num_record_batches))
         except pa.ArrowInvalid:
+            file.seek(file.size() - len(_END_OF_STREAM))
+            if file.read() != _END_OF_STREAM:
+                raise DataError(f"data.paths={path}: is cut off, the mark at its end is missing") from None
             file.seek(0)
             parts = reader = pa.ipc.open_stream(file)
         return reader.schema, int(any(len(part) for part in parts))
@@ -282,7 +351,7 @@ def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:
     """The files of `data.split`, where those of folders and patterns are named by splits, as on the Hugging Face Hub;
     beside files of other splits, those without a name of one are to train. Raises `DataError` if there are none."""
     named = [Path(each).expanduser() for each in config.paths]
-    roots = [_fixed(each) for each in named]
+    roots = [fixed_part(each) for each in named]
     told = {path: None if path in named else _split_of(path, roots) for path in files}
     unnamed = [path for path in files if told[path] is None and path not in named]
     splits = sorted({name for name in told.values() if name is not None})
@@ -299,12 +368,6 @@ def _of_split(config: DataConfig, files: list[Path]) -> list[Path]:
     if config.split not in (*splits, *(["train"] if unnamed else [])):
         raise DataError(f"data.split={config.split}: no such split; {hint(config.split, splits, 'value')}")
     return [path for path in files if path in named or (told[path] or "train") == config.split]
-
-
-def _fixed(path: Path) -> Path:
-    """The folder of a pattern in front of its first mark; a folder itself."""
-    marked = next((place for place, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
-    return Path(*path.parts[:marked])
 
 
 def _split_of(path: Path, roots: Sequence[Path]) -> str | None:
@@ -330,7 +393,7 @@ def _is_saved_alone(config: DataConfig) -> bool:
 
 
 def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    return any(os.path.isfile(folder / name) for name in ("state.json", "dataset_dict.json"))
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def _shares(samples: list[Sample]) -> tuple[float, float]:
     own = following = counted = 0
     for sample in samples:
         tokens, after = sample["input_ids"][..., :-1], sample["input_ids"][..., 1:]
-        labels = sample["labels"][..., :-1]
+        labels = sample["labels"][..., :-1].long()
         counts = (labels != IGNORED) & (tokens != after)
         own += int((counts & (labels == tokens)).sum())
         following += int((counts & (labels == after)).sum())
@@ -194,14 +194,15 @@ def _shares(samples: list[Sample]) -> tuple[float, float]:
 
 
 def _counted(sample: Sample) -> bool:
-    return bool((sample["labels"] != IGNORED).any())
+    return bool((sample["labels"].long() != IGNORED).any())
 
 
 def _equal_where_they_count(sample: Sample) -> bool:
-    counts = sample["labels"] != IGNORED
-    return torch.equal(sample["input_ids"][counts], sample["labels"][counts])
+    labels = sample["labels"].long()  # those of bytes have no -100
+    counts = labels != IGNORED
+    return torch.equal(sample["input_ids"][counts].long(), labels[counts])
 
 
 def _shifted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    labels = tensors["labels"]
+    labels = tensors["labels"].long()
     return {**tensors, "labels": torch.cat((labels[..., 1:], torch.full_like(labels[..., :1], IGNORED)), dim=-1)}

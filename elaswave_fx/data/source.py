@@ -72,6 +72,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
     if config.data.kind == "hf" and (line := hf.split_line(config.data)):
         lines = (*lines, line)
+    if config.eval.data is not None and config.eval.data.kind == "hf" and (line := hf.split_line(config.eval.data)):
+        lines = (*lines, f"eval.{line}")
     if evaluation.notes != dataset.notes:
         lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
@@ -111,6 +113,12 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
             raise DataError(
                 f"eval.data={data.kind}: {field} is {held_out.get(field, 'missing')}, and "
                 f"{train.get(field, 'missing')} in the samples that train"
+            )
+    for field, names in dataset.class_names.items():
+        if opened.class_names.get(field, names) != names:
+            raise DataError(
+                f"eval.data={data.kind}: {field} has other classes ({', '.join(opened.class_names[field])}) than the "
+                f"samples that train have ({', '.join(names)}), or in another order"
             )
     if opened.masked != dataset.masked:
         words = ["masked already (its labels are other tokens than input_ids)" if each.masked else "to be masked here"

@@ -25,8 +25,8 @@ _ROWS = 10_000
 _LARGEST_FIELD = 1 << 30
 """Characters of a value in a CSV file."""
 
-_MISSING = frozenset(("", "NA", "N/A", "#N/A", "n/a", "nan", "NaN", "null", "NULL", "None", "<NA>"))
-"""What stands for no value where numbers are wanted."""
+_MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>"))
+"""What stands for no value where numbers are wanted, in small letters."""
 
 _OTHER_MARKS = ";\t|"
 """What separates values in files that are called CSV, too."""
@@ -66,7 +66,7 @@ def _parts(files: Sequence[Path], names: Sequence[str], numbers: bool) -> Iterat
 
     first = 0
     for path in files:
-        rows, make = (_csv_rows(path, names), _of_csv) if _is_csv(path) else (_json_rows(path), _of_json)
+        rows, make = (_csv_rows(path, names), _of_csv) if _is_csv(path) else (_json_with(path, names), _of_json)
         while chunk := list(islice(rows, _ROWS)):
             values = {name: [row.get(name) for row in chunk] for name in names}
             yield pa.table({name: make(each, name, numbers, first) for name, each in values.items()})
@@ -82,7 +82,9 @@ def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) 
 
     if not numbers:
         return pa.array([text or None for text in values], pa.string())
-    texts = [None if text is None or text.strip() in _MISSING else text.strip().removeprefix("+") for text in values]
+    texts = [
+        None if text is None or text.strip().lower() in _MISSING else text.strip().removeprefix("+") for text in values
+    ]
     array = pa.array(texts, pa.string())
     if array.null_count == len(array):
         return pa.nulls(len(array))
@@ -99,7 +101,10 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
     import pyarrow as pa
 
     try:
-        return pa.array(values)
+        array = pa.array(values)
+        if pa.types.is_floating(array.type) and bool in map(type, values):
+            raise pa.ArrowTypeError("truth among numbers")
+        return array
     except UnicodeEncodeError as error:
         row = first + next(number for number, value in enumerate(values) if error.object in str(value))
         raise DataError(
@@ -193,7 +198,7 @@ def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
 
 
 def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    """The rows by name. Raises `DataError` for a row that has more values than the header has names."""
+    """The rows by name. Raises `DataError` for a row that has not as many values as the header has names."""
     limit = csv.field_size_limit(_LARGEST_FIELD)
     try:
         with _opened(path) as file:
@@ -204,16 +209,30 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
                     times = "no column" if name not in names else f"{names.count(name)} columns"
                     raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(names)}")
             for row in rows:
-                if len(row) > len(names):
+                if row and len(row) != len(names):
+                    why = "a text with commas that is not in quotes, a comma at the end, or a name of the row"
+                    if len(row) < len(names):
+                        why = "a text with line breaks that is not in quotes, or a row that was cut"
                     raise DataError(
                         f"data.paths={path}: line {rows.line_num} has {len(row)} values, and the header {len(names)} "
-                        f"names ({', '.join(names)}): a text with commas that is not in quotes, a comma at the end, or "
-                        "a name of the row; give every column a name, and put such texts in quotes"
+                        f"names ({', '.join(names)}): {why}; give every column a name, and put such texts in quotes"
                     )
                 if row:
-                    yield dict(zip(names, row, strict=False))
+                    yield dict(zip(names, row, strict=True))
     finally:
         csv.field_size_limit(limit)
+
+
+def _json_with(path: Path, names: Sequence[str]) -> Iterator[Row]:
+    """The objects of a file. Raises `DataError` where none of them has one of these keys."""
+    missing, seen = set(names), {}
+    for row in _json_rows(path):
+        if missing:
+            missing -= row.keys()
+            seen |= dict.fromkeys(row)
+        yield row
+    if missing and seen:
+        raise DataError(f"data.paths={path}: has no column {', '.join(sorted(missing))}; it has {', '.join(seen)}")
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -223,7 +242,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
         while start.isspace():
             start = file.read(1)
         file.seek(0)
-        values = json.load(file) if start == "[" else _json_lines(file)
+        values = json.load(file, parse_constant=_constant) if start == "[" else _json_lines(file)
         for number, value in enumerate(values):
             if isinstance(value, str):
                 value = {"text": value}
@@ -232,11 +251,16 @@ def _json_rows(path: Path) -> Iterator[Row]:
             yield value
 
 
+def _constant(name: str) -> float | None:
+    """NaN is no value, as in other tables."""
+    return None if name == "NaN" else float(name)
+
+
 def _json_lines(file: Iterable[str]) -> Iterator[Any]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield json.loads(line, parse_constant=_constant)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {number}: {error.msg}") from error
 

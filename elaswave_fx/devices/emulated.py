@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.devices.cpu import CpuDevice
-from elaswave_fx.plan.cost import UnitCost
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.work.cost import UnitCost
+from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact, Seconds
 
 Kernels = Mapping[int, tuple[float, float, float, float]]

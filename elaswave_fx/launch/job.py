@@ -35,7 +35,7 @@ from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.recorder import Recorder
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 _KEPT = 4096
 """So many of a rank's last reports are kept for the case that the launcher has not read them."""

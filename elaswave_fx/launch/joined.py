@@ -22,7 +22,7 @@ from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext
 from elaswave_fx.launch.place import Place
-from elaswave_fx.plan.topology import emulated_host
+from elaswave_fx.plan.work.topology import emulated_host
 
 _PROGRAM, _STATE = "program", "state.safetensors"
 

@@ -50,7 +50,7 @@ from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.observe.run_log import RunLog
-from elaswave_fx.plan.topology import Epoch
+from elaswave_fx.plan.work.topology import Epoch
 
 
 def launch(spec: JobSpec) -> int:

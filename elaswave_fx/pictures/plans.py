@@ -17,9 +17,9 @@ from typing import Any
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.pictures.drawing import pyplot, save
+from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import shape_name
-from elaswave_fx.plan.tiling import Lane, Tile, joined
+from elaswave_fx.plan.work.tiling import Lane, Tile, joined
 from elaswave_fx.words import size_text
 
 SKIPPED = 2

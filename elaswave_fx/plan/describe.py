@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import bucket_sharers, domain_words, fatal_domains, fatal_losses
-from elaswave_fx.plan.frequency import clock_words
-from elaswave_fx.plan.goal_copies import goal_words
-from elaswave_fx.plan.ownership import UNEVEN, deviation, owned_elements
+from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import shape_name
-from elaswave_fx.plan.topology import Link, Rank, Topology
+from elaswave_fx.plan.predict.frequency import clock_words
+from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers, domain_words, fatal_domains, fatal_losses
+from elaswave_fx.plan.replicas.goal_copies import goal_words
+from elaswave_fx.plan.replicas.ownership import UNEVEN, deviation, owned_elements
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
 
 HEADINGS = (

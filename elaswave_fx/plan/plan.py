@@ -19,13 +19,13 @@ from typing import NamedTuple
 import msgspec
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.hops import Hop, ValueRoutes, find_hops, rank_hops
-from elaswave_fx.plan.operating_points import OperatingPoint
-from elaswave_fx.plan.schedule import Action
-from elaswave_fx.plan.tiling import Lane, Tile, Tiling, tiles_of
-from elaswave_fx.plan.topology import Epoch, Rank, Topology
+from elaswave_fx.plan.order.hops import Hop, ValueRoutes, find_hops, rank_hops
+from elaswave_fx.plan.order.schedule import Action
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.operating_points import OperatingPoint
+from elaswave_fx.plan.work.tiling import Lane, Tile, Tiling, tiles_of
+from elaswave_fx.plan.work.topology import Epoch, Rank, Topology
 
 FORMAT = 7
 """Version of the JSON form; grows with every change that an old reader would misread."""

@@ -15,7 +15,7 @@ from elaswave_fx.devices.clocks import Targets, make_actuator
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 
 def rank_clock(config: Config, run_dir: Path, rank: int) -> RankClock | None:

@@ -17,7 +17,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source
 from elaswave_fx.data.sample_digest import SampleDigest
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 _SHOWN = 4
 """Samples that a message lists."""

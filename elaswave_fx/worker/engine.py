@@ -7,7 +7,7 @@
     rank_engine.native.step(...)
 
 Nothing of a step runs in Python: `native.step` releases the GIL between the step's first and last instruction. What the
-engine is told is made by plan/engine_spec.py; this module hands it over with the tensors that it names.
+engine is told is made by plan/lower/engine_spec.py; this module hands it over with the tensors that it names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices.emulated import Kernels
 from elaswave_fx.optim.optimizer import Optimizer
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.engine_spec import UPDATE, EngineJob, engine_spec
+from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineJob, engine_spec
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
-from elaswave_fx.plan.transition_memory import made_ahead
+from elaswave_fx.plan.predict.transition_memory import made_ahead
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.program.artifact import Artifact, Binding
 from elaswave_fx.program.operators import import_modules
 

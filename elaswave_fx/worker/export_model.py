@@ -19,9 +19,9 @@ from elaswave_fx.checkpoint.initial_state import (
     tensor_digest,
 )
 from elaswave_fx.control.store.ledger import digests_of_buckets, sum_of_digests
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.memory import per_parameter
+from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.model_file import write_model
 

@@ -22,7 +22,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.data import Prefetcher, Source, load_ranges
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.cross_check import checked_ranks, has_origins
 from elaswave_fx.worker.engine import input_names, vouched_inputs

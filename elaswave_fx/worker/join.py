@@ -33,7 +33,7 @@ from elaswave_fx.launch.joined import JoinedContext, build_here, place_in_job
 from elaswave_fx.launch.place import Place, here
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.words import size_text
 from elaswave_fx.worker.checkpoints import check_reach

@@ -38,8 +38,8 @@ from elaswave_fx.errors import (
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
-from elaswave_fx.plan.memory import memory_of
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.predict.memory import memory_of
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.cross_check import find_difference, message
 from elaswave_fx.worker.export_model import export_model

@@ -22,7 +22,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 _RECENT_STEPS = 1000
 _UPDATING = ("UPDATE", "SNAPSHOT")

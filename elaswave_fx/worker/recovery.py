@@ -35,7 +35,7 @@ from elaswave_fx.errors import (
     JobOver,
 )
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.worker import Worker, vote_of
 

@@ -32,9 +32,9 @@ from elaswave_fx.errors import Aborted, CommError, ConfigError, SampleError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
-from elaswave_fx.plan.box import BoxId
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank, Topology
+from elaswave_fx.plan.work.box import BoxId
+from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.scheduling import collect_rarely
 from elaswave_fx.worker.checkpoints import Checkpoints, check_opened_alike

@@ -1,4 +1,4 @@
-// The one value that an engine is made of: read from what elaswave_fx/plan/engine_spec.py writes, and checked. All
+// The one value that an engine is made of: read from what elaswave_fx/plan/lower/engine_spec.py writes, and checked. All
 // checks of declarations are here, but for the order of instructions, which is schedule.h's. Private to exec/.
 //
 // The encoding is plain data (data.h): the fields of the Python dataclasses by their names.

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, most_memory, plan_uniform
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain
 from tools.bench.staggered import staggered_step_s
 

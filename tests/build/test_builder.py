@@ -18,7 +18,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.optim.optimizer import AdamW, hyper_row
-from elaswave_fx.plan.topology import Link, Rank
+from elaswave_fx.plan.work.topology import Link, Rank
 
 _WARM = """
 import sys

@@ -12,12 +12,12 @@ import torch
 
 from elaswave_fx.checkpoint.initial_state import split_bucket
 from elaswave_fx.checkpoint.layout import Piece, key_paths, logical_tensors, owned_pieces, rectangles
-from elaswave_fx.plan.box import BoxId, Span, numbered
-from elaswave_fx.plan.cost import Bucket
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.work.box import BoxId, Span, numbered
+from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketParam, BucketSpec, FoldSpec, TensorInfo
 from tests.plan.samples import chain
 

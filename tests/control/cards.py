@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elaswave_fx.control.protocol.card import Card
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 
 def card_of(rank: int) -> Card:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.control.protocol.card import OWN_CODE, Card, Conditions, refusal
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tests.control.cards import card_of
 
 CODE = {"mine.py": "aa", "numpy": "2.4.6"}

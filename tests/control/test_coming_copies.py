@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elaswave_fx.control.protocol.coming_copies import ComingCopies
-from elaswave_fx.plan.box import BoxId
+from elaswave_fx.plan.work.box import BoxId
 
 ONE, TWO = BoxId(1), BoxId(2)
 NONE, FIRST, SECOND, BOTH = frozenset[BoxId](), frozenset({ONE}), frozenset({TWO}), frozenset({ONE, TWO})

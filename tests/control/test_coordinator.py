@@ -61,8 +61,8 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
-from elaswave_fx.plan.box import Span, numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment, replan
 
 TIMEOUTS = Timeouts(

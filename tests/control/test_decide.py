@@ -29,8 +29,8 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span, numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment, replan
 
 BASE, IN_FLIGHT = Stamp(Version(6), Epoch(3)), Stamp(Version(7), Epoch(3))

@@ -9,8 +9,8 @@ from elaswave_fx.control.protocol.events import Over
 from elaswave_fx.control.protocol.messages import Activate, Connected, Exited, Heartbeat, Prepare, Prepared, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Stamp, Term, Version
-from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.cards import card_of
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment

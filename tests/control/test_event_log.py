@@ -8,8 +8,8 @@ from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
 from elaswave_fx.control.protocol.messages import Connected, Exited, Heartbeat, Prepared, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 from tests.control.test_coordinator import WORLD, Driver, line
 
 

@@ -20,7 +20,7 @@ from elaswave_fx.control.protocol.failure_detector import (
 )
 from elaswave_fx.control.protocol.messages import Heartbeat
 from elaswave_fx.control.protocol.types import SEED, Report, Version
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 BEAT = Heartbeat(Rank(0), Epoch(0), Version(0), "F 1", None, None, False, True, ())
 

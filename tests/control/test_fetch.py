@@ -36,7 +36,7 @@ from elaswave_fx.control.stream import Hello
 from elaswave_fx.control.tcp import listen, port_of
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, RankSocket, encode
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tests.control.cards import card_of
 from tests.waiting import WAIT_S, await_true
 

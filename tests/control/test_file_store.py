@@ -34,8 +34,8 @@ from elaswave_fx.control.store.ledger import Payload, covers_once, first_break, 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment
 from tests.waiting import await_true
 

@@ -18,8 +18,8 @@ from elaswave_fx.control.store.ledger import (
     rollback_line,
     sum_of_digests,
 )
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 GOLDEN = bytes.fromhex((Path(__file__).parent.parent / "golden" / "vote.hex").read_text())
 SPANS = (WorkSpan(Span(2, 5), Span(8, 16)), WorkSpan(Span(7, 8), Span(0, 4)))

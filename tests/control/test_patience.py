@@ -10,8 +10,8 @@ from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.messages import Exited, Saved
 from elaswave_fx.control.protocol.types import Copy, Stamp, Version
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.test_coordinator import TIMEOUTS, Driver
 
 PATIENCE_S = 20.0

@@ -11,11 +11,11 @@ import pytest
 from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, PlanCache, Planned, Planner
 from elaswave_fx.control.protocol.types import BoxId
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.plan import Plan, plan_hash
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
 from tests.plan.samples import chain, even_lanes

@@ -23,7 +23,7 @@ from elaswave_fx.control.protocol.messages import Ended, Heartbeat, Refused, Tol
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import covers_once
 from elaswave_fx.control.wire import Message, RankSocket
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.cards import card_of
 from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
 from tests.control.toy_planner import BATCH
@@ -272,6 +272,6 @@ def test_numbers_that_were_given_outlive_every_coordinator(tmp_path: Path) -> No
 def test_the_service_needs_no_torch() -> None:
     code = (
         "import sys, elaswave_fx.control.coordinator.service, elaswave_fx.control.coordinator.plan_cache; "
-        "import elaswave_fx.coordinator, elaswave_fx.plan.replan; sys.exit('torch' in sys.modules)"
+        "import elaswave_fx.coordinator, elaswave_fx.plan.next.replan; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -62,8 +62,8 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 ME, PEER = Rank(0), Rank(1)
 MINE, THEIRS = BoxId(0), BoxId(1)

@@ -53,8 +53,8 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.cards import card_of
 from tests.control.test_wire import address, coordinator, heard, met  # noqa: F401 - two of them are fixtures
 from tests.control.toy_planner import first_assignment

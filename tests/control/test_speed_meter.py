@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from elaswave_fx.control.protocol.speed_meter import WINDOW, Expected, SpeedMeter
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 
 def ranks_of(count: int, alike: int, speed: float = 1.0) -> dict[Rank, Expected]:

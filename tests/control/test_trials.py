@@ -10,12 +10,12 @@ import pytest
 from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planner
 from elaswave_fx.control.protocol.speed_meter import WINDOW, Expected, SpeedMeter
 from elaswave_fx.control.protocol.trials import MOST_WAIT_S, WAIT_S, Drained, SlowRanks, Trials
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.check import check_plan
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.rank_news import RankNews
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain
 
 TWO = Rank(2)

@@ -63,8 +63,8 @@ from elaswave_fx.control.stream import GREETING_BYTES_MAX, WAITING_BYTES_MAX, He
 from elaswave_fx.control.tcp import is_dialed, listen, port_of
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message, RankSocket, decode, encode
 from elaswave_fx.errors import CommError, ConfigError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.cards import card_of
 from tests.control.toy_planner import first_assignment
 from tests.waiting import WAIT_S, await_true

@@ -56,9 +56,9 @@ from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.rank_news import RankNews
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control import toy_planner
 from tests.control.cards import card_of
 

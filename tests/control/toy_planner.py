@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elaswave_fx.control.protocol.types import Assignment
-from elaswave_fx.plan.box import Box, BoxId, Span, numbered
-from elaswave_fx.plan.tiling import Tile, consecutive, even_split
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.work.tiling import Tile, consecutive, even_split
+from elaswave_fx.plan.work.topology import Rank
 
 BATCH = 12
 """Samples of a step."""

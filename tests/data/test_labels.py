@@ -39,6 +39,8 @@ class Prepared:
         if self.kind == "noised":
             noise = np.random.default_rng((index, 2))
             ids = np.where(noise.random(TOKENS) < 0.15, noise.integers(1, VOCAB, TOKENS), ids)
+        if self.kind == "bytes":
+            labels = ids.astype(np.uint8)
         if self.kind == "few count" and index != 7:
             labels[:] = -100
         if self.kind == "nothing counts":
@@ -58,6 +60,11 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(*words: str, kind: str = "same") -> Source:
     return open_source(load_config(["data._target_=prepared.Prepared", f"data.what={kind}", *words]))
+
+
+def test_labels_of_bytes_have_ignored_ones_too() -> None:
+    found = opened(*GPT2, kind="bytes").dataset.sample(7)["labels"]
+    assert found.tolist() == [*Prepared("bytes")[7]["labels"][1:].tolist(), -100]
 
 
 def shifts(found: Source) -> bool:

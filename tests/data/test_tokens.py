@@ -129,6 +129,13 @@ def test_folders_are_read_behind_links(tmp_path: Path) -> None:
     (folder / "a" / "around").symlink_to(folder)
     names = [path.relative_to(folder).as_posix() for path in matching_files([str(folder)])]
     assert names == ["a/x.txt", "part/y.txt"]
+    (folder / "latest").symlink_to("a")
+    (folder / "b.txt").symlink_to(Path("a") / "x.txt")
+    for pattern in (str(folder), f"{folder}/**/*.txt"):
+        names = [path.name for path in matching_files([pattern])]
+        assert len(names) == 2, "a file counts once"
+    with pytest.raises(DataError, match="is named twice"):
+        matching_files([f"{folder}/a", f"{folder}/a/../latest"])
     (folder / "a" / "z.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"z.txt: is a link to .*nothing, which is not there"):
         matching_files([str(folder)])

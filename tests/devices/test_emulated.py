@@ -11,9 +11,9 @@ from elaswave_fx.build.builder import build, plan_of, topology_of
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, local_topology
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 from tests.plan.samples import chain, even_lanes
 from tests.runs import small_config
 

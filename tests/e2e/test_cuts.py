@@ -6,11 +6,11 @@ import pytest
 
 from elaswave_fx.config.types import Config
 from elaswave_fx.passes.assign_stages import make_workload
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.tiling import split_micro_batches
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.tiling import split_micro_batches
+from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from tests.e2e.test_training import run_with_plan
 from tests.plan.samples import lane

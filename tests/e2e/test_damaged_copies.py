@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
 from tests.waiting import await_true

@@ -10,7 +10,7 @@ import pytest
 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tests.runs import Run, run_job, small_config
 
 

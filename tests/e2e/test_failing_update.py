@@ -12,8 +12,8 @@ from torch import Tensor
 
 from elaswave_fx.config.types import Config
 from elaswave_fx.optim.optimizer import GROUPS
-from elaswave_fx.plan.box import Box
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.work.box import Box
 from elaswave_fx.worker.loop import Training
 from tests.recovery.harness import Finished, finish, job_config
 from tests.recovery.invariants import assert_survived

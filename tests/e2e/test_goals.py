@@ -9,10 +9,10 @@ import pytest
 
 from elaswave_fx.config.types import Config
 from elaswave_fx.passes.assign_stages import make_workload
+from elaswave_fx.plan.make.planner import plan_lanes, uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes, uniform
-from elaswave_fx.plan.topology import Link, local_topology
-from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.work.topology import Link, local_topology
 from elaswave_fx.program.artifact import Artifact
 from tests.e2e.test_training import run_with_plan
 from tests.runs import Run, run_job, small_config

@@ -14,7 +14,7 @@ import pytest
 
 from elaswave_fx.entry import run_command
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.transition_memory import transition_memory
+from elaswave_fx.plan.predict.transition_memory import transition_memory
 from elaswave_fx.reshape import main
 from tests.recovery.harness import Finished, Job, finish
 from tests.slow_job import slow_config

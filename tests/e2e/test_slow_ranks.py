@@ -18,7 +18,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.protocol import speed_meter, trials
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.train import train
 from elaswave_fx.worker.loop import run_worker
 from tests.runs import Run, run_job, small_config

@@ -10,7 +10,7 @@ import pytest
 
 from elaswave_fx.checkpoint.folder import complete, sweep
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan import replan
+from elaswave_fx.plan.next import replan
 from elaswave_fx.worker import checkpoints
 from tests.runs import run_job, small_config
 

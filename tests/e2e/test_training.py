@@ -16,12 +16,12 @@ from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch
 from elaswave_fx.passes.assign_stages import make_workload
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Widths, plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Widths, plan_lanes
-from elaswave_fx.plan.tiling import split_micro_batches
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.tiling import split_micro_batches
+from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.loop import run_worker
 from tests.marks import slow

@@ -18,8 +18,8 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.store.ledger import CHAIN_START, linked
 from elaswave_fx.data.order import SampleOrder
 from elaswave_fx.entry import run_command
-from elaswave_fx.plan import engine_spec
-from elaswave_fx.plan.box import numbered
+from elaswave_fx.plan.lower import engine_spec
+from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.worker.loop import Training
 from tests.recovery.harness import Finished, finish
 from tests.runs import small_config

@@ -26,7 +26,7 @@ from elaswave_fx.files import json_lines
 from elaswave_fx.launch import coordination, local
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.launch.local import launch
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.worker import listen_for_peers
 from tests.control.toy_job import ToyPlanning
 from tests.launch.fake_job import broken_builder, job, refusing_builder, three_free_ports

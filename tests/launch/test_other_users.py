@@ -28,7 +28,7 @@ from elaswave_fx.control.stream import Hello
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.ports import claimed_ports
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tests.recovery.harness import Finished, Job, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from elaswave_fx.control.protocol.card import member_of
 from elaswave_fx.launch.joined import place_in_job
 from elaswave_fx.launch.place import here
-from elaswave_fx.plan.topology import Host, Rank
+from elaswave_fx.plan.work.topology import Host, Rank
 from tests.control.cards import card_of
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineValue
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineBucket, EngineValue
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.topology import Rank
 from tests.native import tiny
 from tests.native.ranks import Ranks
 from tests.native.tiny import (

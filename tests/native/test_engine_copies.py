@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
-from elaswave_fx.plan.transition_memory import EXPECTED_RECORDS
+from elaswave_fx.plan.predict.transition_memory import EXPECTED_RECORDS
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, DeadlineExceeded, ExecError, PeerLost
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.engine_spec import UPDATE, EngineSpec, EngineValue
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineSpec, EngineValue
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
     ALONE,

@@ -13,10 +13,10 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
-from elaswave_fx.plan import box as plan_box
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineSpec
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineBucket, EngineSpec
+from elaswave_fx.plan.work import box as plan_box
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.test_engine_copies import kept, with_holders
 from tests.native.tiny import (

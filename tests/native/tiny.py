@@ -19,9 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import buffer_view
 from elaswave_fx.passes.unit_program import lower_graph
-from elaswave_fx.plan import box as plan_box
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.engine_spec import (
+from elaswave_fx.plan.lower.engine_spec import (
     UPDATE,
     EngineBucket,
     EngineBufferUpdate,
@@ -31,7 +29,9 @@ from elaswave_fx.plan.engine_spec import (
     EngineUnit,
     EngineValue,
 )
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work import box as plan_box
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.program.artifact import BucketBuffer
 
 ops = torch.ops.elaswave

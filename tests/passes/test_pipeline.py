@@ -19,7 +19,7 @@ from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, Pipeline, render, run_passes
 from elaswave_fx.passes.recompute import Policy, Recompute
 from elaswave_fx.passes.user_pass import load_pass_class
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.work.topology import local_topology
 from tests.passes.compiled import artifact_of, captured
 from tests.passes.models import Classifier, vectors
 from tests.passes.own_passes import Everything, Forgetful, Seen, Silent

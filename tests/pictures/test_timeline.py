@@ -11,10 +11,10 @@ import pytest
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.pictures.plans import before_and_after
 from elaswave_fx.pictures.recovery import parts_of
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import Epoch, local_topology
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.replan import replan
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, local_topology
 from elaswave_fx.timeline import render, render_plans
 from tests.plan.samples import chain
 

@@ -19,14 +19,14 @@ from functools import cache
 
 import numpy as np
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.lane_times import LaneTimes
-from elaswave_fx.plan.schedule import LaneKind, StageKind
-from elaswave_fx.plan.shares import deal
-from elaswave_fx.plan.sketches import Sketch
-from elaswave_fx.plan.tiling import Lane, split_micro_batches
-from elaswave_fx.plan.topology import Topology
+from elaswave_fx.plan.lanes.shares import deal
+from elaswave_fx.plan.lanes.sketches import Sketch
+from elaswave_fx.plan.order.schedule import LaneKind, StageKind
+from elaswave_fx.plan.predict.lane_times import LaneTimes
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.tiling import Lane, split_micro_batches
+from elaswave_fx.plan.work.topology import Topology
 
 Task = tuple[int, int, int]
 """(stage, 0 forward or 1 backward, micro-batch of the lane)."""

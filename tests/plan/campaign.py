@@ -27,18 +27,18 @@ from functools import cache
 from pathlib import Path
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.check import check_plan, plan_violations
-from elaswave_fx.plan.cost import ROUNDING, UnitCost, Value, Workload
-from elaswave_fx.plan.lane_candidates import lane_candidates, new_lanes
-from elaswave_fx.plan.lane_search import SIZES_TRIED
-from elaswave_fx.plan.partition import slowest_stage
+from elaswave_fx.plan.check.check_plan import check_plan, plan_violations
+from elaswave_fx.plan.lanes.partition import slowest_stage
+from elaswave_fx.plan.lanes.shape_lanes import LaneShaper, unit_seconds
+from elaswave_fx.plan.lanes.sketches import Sketch
+from elaswave_fx.plan.make.planner import plan_lanes
+from elaswave_fx.plan.next.lane_candidates import lane_candidates, new_lanes
+from elaswave_fx.plan.next.lane_search import SIZES_TRIED
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.shape_lanes import LaneShaper, unit_seconds
-from elaswave_fx.plan.sketches import Sketch
-from elaswave_fx.plan.topology import Topology, local_topology
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import ROUNDING, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Topology, local_topology
 from tests.plan import random_topologies
 from tests.plan.brute_force import BruteForce, all_borders, lane_seconds
 from tests.plan.random_topologies import history, random_ranks

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.make.planner import Widths, plan_lanes
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Widths, plan_lanes
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import Host, HostLink, Link, Member, Rank, Topology
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Member, Rank, Topology
 from tests.plan.samples import chain, two_towers
 
 MOST_CHANGES = 4

@@ -23,11 +23,11 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.devices import make_device
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import make_workload
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed, StepInputs
 from tests.runs import small_config

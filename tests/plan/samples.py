@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
+from elaswave_fx.plan.work.topology import Rank
 
 
 def chain(

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.balance import Timed, balanced
-from elaswave_fx.plan.shape_lanes import LaneShaper
-from elaswave_fx.plan.sketches import Part, Run, Sketch
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.lanes.balance import Timed, balanced
+from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
+from elaswave_fx.plan.lanes.sketches import Part, Run, Sketch
+from elaswave_fx.plan.work.topology import local_topology
 from tests.plan.brute_force import all_borders
 from tests.plan.campaign import random_topology, random_workload
 

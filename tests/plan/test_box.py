@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Box, Span, numbered
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import Box, Span, numbered
+from elaswave_fx.plan.work.topology import Rank
 
 ME, HOLDER, LATE, READER = map(Rank, range(4))
 

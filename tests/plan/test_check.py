@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.check import check_instructions, check_plan, plan_violations
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.check.check_plan import check_instructions, check_plan, plan_violations
+from elaswave_fx.plan.lower.step import Instruction, eval_program, step_program
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.next.replan import terminal_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replan import terminal_plan
-from elaswave_fx.plan.step import Instruction, eval_program, step_program
-from elaswave_fx.plan.tiling import Stage, Tile
-from elaswave_fx.plan.topology import Host, Member, Rank, local_topology
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.tiling import Stage, Tile
+from elaswave_fx.plan.work.topology import Host, Member, Rank, local_topology
 from tests.plan.samples import chain, even_lanes, lane, wide_lane
 
 

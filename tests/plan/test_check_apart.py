@@ -13,20 +13,22 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan import check, plan, planner
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.check import check_instructions, plan_violations
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan import plan
+from elaswave_fx.plan.check import check_plan as check
+from elaswave_fx.plan.check.check_plan import check_instructions, plan_violations
+from elaswave_fx.plan.lower.step import eval_program, step_program
+from elaswave_fx.plan.make import planner
+from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan, Predicted, RankCost
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.step import eval_program, step_program
-from elaswave_fx.plan.tiling import Lane, Stage, Tile
-from elaswave_fx.plan.topology import Member, Topology, local_topology
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.work.tiling import Lane, Stage, Tile
+from elaswave_fx.plan.work.topology import Member, Topology, local_topology
 from tests.plan.samples import chain
 
 CHECKER = sorted(Path(check.__file__).parent.glob("check*.py"))
-CHECKED = {"elaswave_fx.plan.step.step_program", "elaswave_fx.plan.step.eval_program"}
+CHECKED = {"elaswave_fx.plan.lower.step.step_program", "elaswave_fx.plan.lower.step.eval_program"}
 """What a check without lists begins with; it is the object of the check."""
 
 SHARED = (Box, Span, Workload, Plan, Predicted, RankCost, Lane, Stage, Tile, Member, Topology, Power, OperatingPoint)
@@ -64,7 +66,10 @@ def test_the_rule_sees_code() -> None:
     for name in ("hops.find_hops", "tiling.tiles_of", "schedule.levels", "cost.value_samples", "memory"):
         module, _, last = f"elaswave_fx.plan.{name}".rpartition(".")
         assert not_types(f"def f():\n    from {module} import {last}") == {f"elaswave_fx.plan.{name}"}
-    assert not_types("from elaswave_fx.plan.topology import Rank\nfrom elaswave_fx.plan.hops import Hop") == set()
+    assert (
+        not_types("from elaswave_fx.plan.work.topology import Rank\nfrom elaswave_fx.plan.order.hops import Hop")
+        == set()
+    )
 
 
 def derived_members(cls: type) -> list[str]:

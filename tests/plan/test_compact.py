@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.compact import CompactPlan, Fleet, plan_compact
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.step import eval_program, step_program
-from elaswave_fx.plan.topology import Host, Member, Rank, local_topology
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.lower.step import eval_program, step_program
+from elaswave_fx.plan.make.compact import CompactPlan, Fleet, plan_compact
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.topology import Host, Member, Rank, local_topology
 from tests.plan.samples import chain, two_towers
 
 

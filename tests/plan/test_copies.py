@@ -11,9 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.box import Box, Span
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import (
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.describe import fatal_words
+from elaswave_fx.plan.lower.step import step_program
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.memory import per_parameter
+from elaswave_fx.plan.replicas.deal_boxes import (
     ALIGNMENT,
     BOXES,
     cut_bucket,
@@ -22,15 +27,10 @@ from elaswave_fx.plan.copies import (
     least_elements,
     with_readers,
 )
-from elaswave_fx.plan.cost import Bucket
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.describe import fatal_words
-from elaswave_fx.plan.memory import per_parameter
-from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.step import step_program
-from elaswave_fx.plan.tiling import tiles_of
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.tiling import tiles_of
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain, even_lanes
 
 

@@ -9,19 +9,19 @@ from itertools import pairwise
 
 import pytest
 
-from elaswave_fx.plan.balance import near_cuts
-from elaswave_fx.plan.box import Span, numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import UnitCost, Workload
-from elaswave_fx.plan.cuts_and_clocks import with_cuts_and_clocks
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.frequency import clock_words, with_clocks
-from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.lanes.balance import near_cuts
+from elaswave_fx.plan.make.cuts_and_clocks import with_cuts_and_clocks
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, fits_memory, most_memory, plan_uniform
+from elaswave_fx.plan.next.replan import Copies, replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, fits_memory, most_memory, plan_uniform
-from elaswave_fx.plan.replan import Copies, replan
-from elaswave_fx.plan.tiling import Lane, Stage
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
+from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.cost import UnitCost, Workload
+from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.work.tiling import Lane, Stage
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.brute_force import all_borders
 from tests.plan.samples import chain
 

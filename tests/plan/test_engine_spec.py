@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from elaswave_fx.plan.engine_spec import UPDATE, EngineBucket, EngineBufferUpdate, EngineJob, EngineKeys, engine_spec
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.step import step_program
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.lower.engine_spec import (
+    UPDATE,
+    EngineBucket,
+    EngineBufferUpdate,
+    EngineJob,
+    EngineKeys,
+    engine_spec,
+)
+from elaswave_fx.plan.lower.step import step_program
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec, FoldSpec, UnitSpec, ValueSpec
 from tests.plan.samples import chain
 

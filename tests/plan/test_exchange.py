@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Bucket, UnitCost, Workload
-from elaswave_fx.plan.exchange import ExchangeEstimate
-from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, local_topology
+from elaswave_fx.plan.predict.exchange import ExchangeEstimate
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Workload
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 
 ELEMENTS, FAST, SLOW = 1_000_000, Link(0.0, 1e8), Link(0.0, 1e6)
 WORKLOAD = Workload(

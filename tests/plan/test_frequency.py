@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.passes.assign_frequency import AssignFrequency
-from elaswave_fx.plan.check import check_plan, plan_violations
-from elaswave_fx.plan.cost import ROUNDING
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.check.check_plan import check_plan, plan_violations
 from elaswave_fx.plan.describe import describe
-from elaswave_fx.plan.frequency import Clocks, choose_clocks, clock_words, with_clocks
-from elaswave_fx.plan.lane_times import LaneTimes, plan_work
-from elaswave_fx.plan.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.next.replan import replan, terminal_plan
+from elaswave_fx.plan.order.schedule import Schedule, Work, makespan_s
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replan import replan, terminal_plan
-from elaswave_fx.plan.schedule import Schedule, Work, makespan_s
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Link, Rank, Topology, local_topology
+from elaswave_fx.plan.predict.frequency import Clocks, choose_clocks, clock_words, with_clocks
+from elaswave_fx.plan.predict.lane_times import LaneTimes, plan_work
+from elaswave_fx.plan.work.cost import ROUNDING
+from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes
 
 LOW, NOMINAL, HIGH = OperatingPoint(900, 0.6, 120), OperatingPoint(1500, 1.0, 300), OperatingPoint(1800, 1.2, 480)

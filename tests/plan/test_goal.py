@@ -9,19 +9,19 @@ from itertools import groupby
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.goal import WORTH, goal, successor
-from elaswave_fx.plan.objective import AtOnce, InBackground, OnTheWay
-from elaswave_fx.plan.ownership import UNEVEN
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.next.goal import WORTH, goal, successor
+from elaswave_fx.plan.next.objective import AtOnce, InBackground, OnTheWay
+from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Goal, Plan
-from elaswave_fx.plan.planner import Parallel, most_memory, plan_uniform
-from elaswave_fx.plan.rank_news import RankNews
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Link, Rank, local_topology
-from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.replicas.ownership import UNEVEN
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Link, Rank, local_topology
 from tests.plan.test_ownership import deviation_of
 
 ELEMENTS = 2_000_000

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Topology, local_topology
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Topology, local_topology
 from tests.marks import slow
 from tests.plan.brute_force import BruteForce, lane_seconds
 from tests.plan.campaign import KINDS, Kind, minimax_cases, try_kind

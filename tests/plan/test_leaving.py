@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.goal import successor
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.next.goal import successor
+from elaswave_fx.plan.next.policies import POLICIES
+from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.policies import POLICIES
-from elaswave_fx.plan.rank_news import RankNews
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import Rank, local_topology
-from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.test_goal import job
 
 LAYOUTS = [(2, 2), (3, 2), (2, 3), (4, 1), (1, 3)]

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.loss_kinds import loss_kind
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.next.loss_kinds import loss_kind
+from elaswave_fx.plan.next.replan import Copies, replan, replan_like
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, most_memory, plan_uniform
-from elaswave_fx.plan.replan import Copies, replan, replan_like
-from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, local_topology
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 from tests.plan.samples import chain
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.box import Box, Span, numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import CopySources, bucket_sharers, reassign_boxes
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.ownership import UNEVEN, largest_deviation
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import plan_lanes
+from elaswave_fx.plan.next.replan import replan, wants_move
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.replan import replan, wants_move
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.replicas.deal_boxes import CopySources, bucket_sharers, reassign_boxes
+from elaswave_fx.plan.replicas.ownership import UNEVEN, largest_deviation
+from elaswave_fx.plan.work.box import Box, Span, numbered
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Rank, local_topology
 
 BOXES = 24
 """Of a bucket: enough for six ranks to share them."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elaswave_fx.plan.cost import UnitCost, Value, Workload
-from elaswave_fx.plan.partition import crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.lanes.partition import crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
 
 
 def all_borders(units: int, stages: int) -> list[tuple[int, ...]]:

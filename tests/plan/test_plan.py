@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import kept_elements
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.describe import describe
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan, plan_hash
-from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
-from elaswave_fx.plan.tiling import Lane, Tile
-from elaswave_fx.plan.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
+from elaswave_fx.plan.replicas.deal_boxes import kept_elements
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane, Tile
+from elaswave_fx.plan.work.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
 
 Golden = Callable[[str, str], None]

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import ConfigError, PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.memory import MemoryTable, UnitSums, tile_memory
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.lanes.shares import share_granules
+from elaswave_fx.plan.make.planner import Parallel, plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_lanes, plan_uniform
-from elaswave_fx.plan.shares import share_granules
-from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
+from elaswave_fx.plan.predict.memory import MemoryTable, UnitSums, tile_memory
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, two_towers
 
 

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Workload
+from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.describe import describe
-from elaswave_fx.plan.engine_spec import key_stream
+from elaswave_fx.plan.lower.engine_spec import key_stream
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.policies import POLICIES
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.policies import POLICIES
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.tiling import Lane, joined
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.tiling import Lane, joined
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.topology import local_topology
+from elaswave_fx.plan.make.planner import plan_lanes
+from elaswave_fx.plan.work.topology import local_topology
 from tests.plan.campaign import KINDS, tiny_job, try_kind
 
 

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId
+from elaswave_fx.plan.make.planner import plan_lanes
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, Topology
+from elaswave_fx.plan.work.box import BoxId
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, Topology
 from tests.plan.random_topologies import copies_left, first_plan, random_topology, random_widths, random_workload
 
 Numbers = Mapping[Rank, Rank]

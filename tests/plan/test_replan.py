@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Box, Span, numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.copies import bucket_sharers
-from elaswave_fx.plan.cost import Workload
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.lane_candidates import lane_candidates
-from elaswave_fx.plan.lane_search import FEW_RANKS
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_lanes, plan_uniform
+from elaswave_fx.plan.next.lane_candidates import lane_candidates
+from elaswave_fx.plan.next.lane_search import FEW_RANKS
+from elaswave_fx.plan.next.replan import replan, wants_move
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, most_memory, plan_lanes, plan_uniform
-from elaswave_fx.plan.replan import replan, wants_move
-from elaswave_fx.plan.shape_lanes import LaneShaper
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Member, Rank, Topology, local_topology
+from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers
+from elaswave_fx.plan.work.box import Box, Span, numbered
+from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, two_towers, uneven_lanes, world
 
 Have = dict[int, tuple[Rank, ...]]

@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import UnitCost, Value, Workload
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.hops import ValueRoutes
-from elaswave_fx.plan.lane_times import LaneTimes
-from elaswave_fx.plan.schedule import (
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.order.hops import ValueRoutes
+from elaswave_fx.plan.order.schedule import (
     Action,
     LaneKind,
     Work,
@@ -25,8 +22,11 @@ from elaswave_fx.plan.schedule import (
     makespan_s,
     most_in_flight,
 )
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Host, HostLink, Link, Rank, Topology, local_topology
+from elaswave_fx.plan.predict.lane_times import LaneTimes
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, lane, two_towers, uneven_lanes, world
 
 

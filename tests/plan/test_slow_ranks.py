@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.goal import successor
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.goal import successor
+from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.next.replan import Copies
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.rank_news import RankNews
-from elaswave_fx.plan.replan import Copies
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain
 
 

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import UnitCost, Value, Workload
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.hops import ValueRoutes
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.lower.step import step_program
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, fits_memory, plan_uniform
+from elaswave_fx.plan.next.replan import replan
+from elaswave_fx.plan.order.hops import ValueRoutes
+from elaswave_fx.plan.order.schedule import LaneKind, Work, lane_work, levels
+from elaswave_fx.plan.order.split_schedule import shortest_s
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, fits_memory, plan_uniform
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.schedule import LaneKind, Work, lane_work, levels
-from elaswave_fx.plan.split_schedule import shortest_s
-from elaswave_fx.plan.step import step_program
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
 
 

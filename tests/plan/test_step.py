@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.hops import Hop
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.step import StepProgram, eval_program, step_program, tag
-from elaswave_fx.plan.tiling import Lane
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.lower.step import StepProgram, eval_program, step_program, tag
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.order.hops import Hop
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, wide_lane, world
 
 

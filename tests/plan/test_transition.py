@@ -8,15 +8,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elaswave_fx.plan.box import Span
-from elaswave_fx.plan.copies import with_readers
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.tiling import split_micro_batches, tiles_of
-from elaswave_fx.plan.topology import Epoch, local_topology
-from elaswave_fx.plan.transition import CopyTask, Handover, Transition
+from elaswave_fx.plan.predict.transition import CopyTask, Handover, Transition
+from elaswave_fx.plan.replicas.deal_boxes import with_readers
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.tiling import split_micro_batches, tiles_of
+from elaswave_fx.plan.work.topology import Epoch, local_topology
 from tests.plan.samples import chain, lane
 
 

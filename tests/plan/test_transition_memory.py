@@ -9,16 +9,13 @@ from itertools import pairwise
 import pytest
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import Box, BoxId, Span, numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.cost import Bucket
-from elaswave_fx.plan.goal import successor, why_nothing_follows
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.next.goal import successor, why_nothing_follows
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.topology import Rank
-from elaswave_fx.plan.transition import Transition
-from elaswave_fx.plan.transition_memory import (
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.predict.transition_memory import (
     EXPECTED_RECORDS,
     LATE_RECORDS,
     UNDER_WAY_BYTES,
@@ -31,6 +28,9 @@ from elaswave_fx.plan.transition_memory import (
     transition_memory,
     without_room,
 )
+from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.topology import Rank
 from tests.plan.test_goal import change, job
 from tests.plan.test_wishes import shape
 

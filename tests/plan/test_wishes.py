@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.check import check_plan
-from elaswave_fx.plan.goal import successor, why_never
+from elaswave_fx.plan.check.check_plan import check_plan
+from elaswave_fx.plan.next.goal import successor, why_never
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Link
-from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Link
 from tests.plan.test_goal import change, job, with_goals
 
 SHAPES = [(4, 1), (2, 2), (1, 4), (3, 1), (1, 3), (2, 1)]

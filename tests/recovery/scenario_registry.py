@@ -11,7 +11,7 @@ import random
 import signal
 from collections.abc import Iterable, Sequence
 
-from elaswave_fx.plan.policies import POLICIES
+from elaswave_fx.plan.next.policies import POLICIES
 from tests.recovery import fault_matrix as cases
 from tests.recovery.churn import coming_and_going
 from tests.recovery.endurance import enduring

@@ -17,10 +17,10 @@ from elaswave_fx.data import Source
 from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset
 from elaswave_fx.data.sample_digest import SampleDigest
 from elaswave_fx.errors import InputsDiffer
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.cross_check import Difference, checked_ranks, find_difference, is_needed, message
 from elaswave_fx.worker.feed import InputFeed, reads_alike
 from tests.plan.real_steps import STEPS, TinyJob, by_rank

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine
 from elaswave_fx.worker.feed import InputFeed
 from elaswave_fx.worker.foresight import Foresight

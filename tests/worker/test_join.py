@@ -21,8 +21,8 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_newcomers, reaches_run_dir
 from elaswave_fx.launch.place import here
 from elaswave_fx.passes.assign_stages import make_workload
-from elaswave_fx.plan.planner import plan_lanes, uniform
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.make.planner import plan_lanes, uniform
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import check_reach
 from elaswave_fx.worker.join import outside

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from elaswave_fx.plan.derive import make_plan
+from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Epoch, Rank, local_topology
+from elaswave_fx.plan.work.topology import Epoch, Rank, local_topology
 from elaswave_fx.worker.predictions import Predictions
 from tests.plan.samples import chain, even_lanes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elaswave_fx.errors import Aborted, CommError, DeadlineExceeded, PeerLost
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.recovery import suspect_of
 
 

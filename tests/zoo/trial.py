@@ -20,7 +20,7 @@ from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
 from tests.plan.real_steps import TIMEOUT_S, by_rank

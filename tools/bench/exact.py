@@ -18,8 +18,8 @@ from functools import partial
 
 import torch
 
-from elaswave_fx.plan.memory import per_parameter
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.memory import per_parameter
 from tools.bench.own_job import Run, Variant, run_steps
 from tools.bench.paced_job import PacedJob, Turn
 from tools.bench.processes import BenchFailed

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from elaswave_fx.plan.cost import ROUNDING
-from elaswave_fx.plan.frequency import clock_words, with_clocks
-from elaswave_fx.plan.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
+from elaswave_fx.plan.work.cost import ROUNDING
+from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
 from tools.bench.whole_run import lines_of, run_folder
 from tools.bench.workload import EmulatedLanes

@@ -24,8 +24,8 @@ from typing import Any
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.plan.make.planner import are_uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import are_uniform
 from tools.bench.namespaces import Host, hosts, missing
 from tools.bench.own_job import FOREVER, OwnJob, Variant, Work, work_of
 from tools.bench.planned_stops import Step, next_step

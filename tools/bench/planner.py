@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.compact import CompactPlan, Fleet, plan_compact
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.lower.step import eval_program, step_program
+from elaswave_fx.plan.make.compact import CompactPlan, Fleet, plan_compact
+from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, most_memory, plan_uniform
-from elaswave_fx.plan.replan import replan
-from elaswave_fx.plan.step import eval_program, step_program
-from elaswave_fx.plan.topology import Rank, local_topology
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tools.bench.results import Entry, Options, Outcome, p95
 
 REPEATS = 9

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from elaswave_fx.plan.box import Box, numbered
-from elaswave_fx.plan.copies import choose_holders
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.derive import make_plan
-from elaswave_fx.plan.goal import successor
+from elaswave_fx.plan.make.derive import make_plan
+from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.next.goal import successor
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan import Copies, replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.planner import Parallel, plan_uniform
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.replan import Copies, replan
-from elaswave_fx.plan.topology import Rank, local_topology
-from elaswave_fx.plan.transition import Transition
+from elaswave_fx.plan.predict.transition import Transition
+from elaswave_fx.plan.replicas.deal_boxes import choose_holders
+from elaswave_fx.plan.work.box import Box, numbered
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Rank, local_topology
 from tools.bench.results import Entry, Options, Outcome, paired
 
 JOBS, SEED = 40, 16

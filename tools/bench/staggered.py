@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elaswave_fx.plan.copies import kept_elements
-from elaswave_fx.plan.lane_times import LaneTimes, fits, plan_work
-from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.schedule import (
+from elaswave_fx.plan.order.schedule import (
     Action,
     LaneKind,
     LinkOf,
@@ -26,8 +23,11 @@ from elaswave_fx.plan.schedule import (
     makespan_s,
     most_in_flight,
 )
-from elaswave_fx.plan.split_schedule import Room, split_schedules
-from elaswave_fx.plan.topology import Link, Rank
+from elaswave_fx.plan.order.split_schedule import Room, split_schedules
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.predict.lane_times import LaneTimes, fits, plan_work
+from elaswave_fx.plan.replicas.deal_boxes import kept_elements
+from elaswave_fx.plan.work.topology import Link, Rank
 
 BEFORE, COUNTED = 3, 4
 """Steps in a row: so many until they overlap as they do from then on, and so many more that are measured."""

@@ -5,7 +5,7 @@ the interpreter is started and ends when the first line stands in metrics.jsonl;
 prints. There is no peer: its column holds the most that is wanted, or the sum of the parts.
 
 Memory: the peak of a rank's resident set (VmHWM, reset after the fork) against that of an idle rank, one that trains
-next to nothing (interpreter, libraries, links), and what the plan expects beyond (`elaswave_fx/plan/memory.py`).
+next to nothing (interpreter, libraries, links), and what the plan expects beyond (`plan/predict/memory.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from elaswave_fx.plan.memory import memory_of
+from elaswave_fx.plan.predict.memory import memory_of
 from tools.bench.own_job import Variant, run_steps
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed
 from tools.bench.results import Entry, Options, Outcome, medians, p95

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.plan.next.rank_news import Wish
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.rank_news import Wish
 from tools.bench.own_job import FOREVER, OwnJob, Variant
 from tools.bench.planned_stops import Step, next_step, normal_s, stops
 from tools.bench.processes import BenchFailed

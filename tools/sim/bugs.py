@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from elaswave_fx.control.protocol.decide import Decide, Replan, Verdict, decide
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Report
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 
 
 def deaf_to_commits(

@@ -24,9 +24,9 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.box import Box, BoxId, Span, numbered
-from elaswave_fx.plan.tiling import Tile
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.work.tiling import Tile
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.frames import Frame
 from tools.sim.job import BATCH
 

@@ -16,7 +16,7 @@ from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol.coordinator_state import Following
 from elaswave_fx.control.protocol.messages import Connected, Disconnected, Leave, ProbeStore, ReshapeWanted
 from elaswave_fx.control.protocol.register import Register, StoreReply, Swap
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tools.sim.bugs import Rules
 from tools.sim.job import PLANNER, card_of
 

@@ -12,8 +12,8 @@ As in `native/exec/state_copies.cc`:
 from __future__ import annotations
 
 from elaswave_fx.control.protocol.types import BoxId
-from elaswave_fx.plan.topology import Rank
-from elaswave_fx.plan.transition_memory import EXPECTED_RECORDS, LATE_RECORDS
+from elaswave_fx.plan.predict.transition_memory import EXPECTED_RECORDS, LATE_RECORDS
+from elaswave_fx.plan.work.topology import Rank
 from tools.sim.frames import LateRecordOf, StateOf
 from tools.sim.surroundings import Surroundings
 

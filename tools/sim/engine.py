@@ -26,9 +26,9 @@ from elaswave_fx.control.protocol.types import (
     WorkSpan,
 )
 from elaswave_fx.control.store.ledger import Payload
-from elaswave_fx.plan.box import Span, numbered
-from elaswave_fx.plan.tiling import Tile
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.tiling import Tile
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.checker import Checker, seed_digest, updated_digest
 from tools.sim.copies import GivenCopies
 from tools.sim.frames import (

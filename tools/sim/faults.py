@@ -12,7 +12,7 @@ from random import Random
 
 from elaswave_fx.control.protocol.messages import Activate, Heartbeat, Prepare, Prepared
 from elaswave_fx.control.protocol.register import StoreReply
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tools.sim.frames import STEP_FRAMES, Abort, CopyClose, LateRecordOf, StateOf, Wishes
 from tools.sim.rank_process import Ran
 

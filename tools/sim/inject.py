@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from elaswave_fx.control.protocol.messages import ReshapeWanted
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Copy
-from elaswave_fx.plan.box import BoxId, numbered
-from elaswave_fx.plan.rank_news import Wish
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.topology import Rank
 from tools.sim.checker import WORD
 from tools.sim.faults import RESHAPE, SLOW, UNTOLD_S, Fault
 from tools.sim.job import host_of

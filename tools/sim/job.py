@@ -15,10 +15,10 @@ from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned,
 from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.speed_meter import Expected
 from elaswave_fx.control.protocol.trials import SlowRanks
-from elaswave_fx.plan.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.planner import plan_lanes
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Link, Rank, emulated_host, local_topology
+from elaswave_fx.plan.make.planner import plan_lanes
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.topology import Link, Rank, emulated_host, local_topology
 
 BATCH = 12
 """Samples of a step."""

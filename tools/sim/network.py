@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 GIVEN_UP_S = 2.0
 """A link whose other end acknowledges nothing for so long is down, as `native/comm/tcp_channel.cc` has it."""

@@ -45,8 +45,8 @@ from elaswave_fx.control.protocol.rank_state import (
     StepLeft,
 )
 from elaswave_fx.control.protocol.types import Activation
-from elaswave_fx.plan.box import Box, BoxId, numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.bugs import Rules
 from tools.sim.checker import Checker
 from tools.sim.engine import Engine

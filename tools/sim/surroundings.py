@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Protocol
 
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from tools.sim.frames import Frame
 
 Wait = Generator[None, None, None]

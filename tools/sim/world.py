@@ -35,8 +35,8 @@ from elaswave_fx.control.protocol.rank_state import STARTING, HeartbeatDue, Leav
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term
 from elaswave_fx.errors import ExecError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.bugs import SOUND, Rules
 from tools.sim.checker import Checker, Violation
 from tools.sim.coordinator_process import CoordinatorProcess

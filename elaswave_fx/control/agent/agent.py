@@ -70,7 +70,7 @@ from elaswave_fx.control.protocol.rank_state import (
 )
 from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, Certificate, Version
 from elaswave_fx.control.wire import ControlAddress, RankSocket
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.scheduling import answer_soon
 
 __all__ = ["LIMITS", "Agent", "ControlAddress", "Decision", "Excluded", "Go", "Holdings", "Left", "Over", "Progress"]

@@ -12,7 +12,7 @@ from elaswave_fx.control.agent.ask_to_join import asking
 from elaswave_fx.control.protocol.messages import Granted, Reshape
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.rank_news import Wish
+from elaswave_fx.plan.next.rank_news import Wish
 
 
 def ask_to_reshape(address: ControlAddress, wish: Wish, timeout_s: float) -> str:

@@ -13,7 +13,7 @@ from elaswave_fx.control.protocol.rank import report, step
 from elaswave_fx.control.protocol.rank_state import Holdings, RankState, StepLeft
 from elaswave_fx.control.protocol.types import Activation, Ballot, Copy, Term
 from elaswave_fx.control.wire import decode, encode
-from elaswave_fx.plan.topology import Epoch
+from elaswave_fx.plan.work.topology import Epoch
 
 ROUNDS = 16
 """After some calls the interpreter has specialized the code."""

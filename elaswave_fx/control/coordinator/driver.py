@@ -49,9 +49,9 @@ from elaswave_fx.control.protocol.trials import Trials
 from elaswave_fx.control.protocol.types import STOPPED, Assignment, BoxId, Certificate, Version
 from elaswave_fx.control.store.ledger import busy_seconds
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 TICK_S, IDLE_S = 0.05, 0.2
 """Between two looks at the clock: while something is under way, and else."""

@@ -17,9 +17,9 @@ from elaswave_fx.control.protocol.speed_meter import Expected
 from elaswave_fx.control.protocol.trials import Drained, SlowRanks
 from elaswave_fx.control.protocol.types import Assignment
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import BoxId
-from elaswave_fx.plan.rank_news import RankNews, Wish
-from elaswave_fx.plan.topology import Member, Rank
+from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.work.box import BoxId
+from elaswave_fx.plan.work.topology import Member, Rank
 
 if TYPE_CHECKING:
     from elaswave_fx.plan.plan import Plan
@@ -113,8 +113,8 @@ class Planner:
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
         newcomers: Newcomers | None = None,
     ) -> Planned:  # fmt: skip
-        from elaswave_fx.plan import replan
-        from elaswave_fx.plan.transition import Transition
+        from elaswave_fx.plan.next import replan
+        from elaswave_fx.plan.predict.transition import Transition
 
         choice = None if like is None else like.choice
         try:
@@ -125,14 +125,14 @@ class Planner:
         return replace(_planned(plan, plan.to_json(), lines), choice=choice)
 
     def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
-        from elaswave_fx.plan.loss_kinds import loss_kind
+        from elaswave_fx.plan.next.loss_kinds import loss_kind
 
         return loss_kind(before.plan, rank)
 
     def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
-        from elaswave_fx.plan import goal
         from elaswave_fx.plan.describe import shape_words
-        from elaswave_fx.plan.transition import Transition
+        from elaswave_fx.plan.next import goal
+        from elaswave_fx.plan.predict.transition import Transition
 
         plan = goal.successor(before.plan, held, self.copies, news)
         if plan is None:
@@ -151,7 +151,7 @@ class Planner:
         )
 
     def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
-        from elaswave_fx.plan import goal
+        from elaswave_fx.plan.next import goal
 
         plan: Plan = before.plan
         return goal.why_nothing_follows(plan, wish, self.copies) if was_tried else goal.why_never(plan, wish)

@@ -60,7 +60,7 @@ from elaswave_fx.control.protocol.types import Stamp, Version
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard, OfRank
 from elaswave_fx.errors import CommError, PlanError
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.scheduling import answer_soon, collect_rarely
 
 ALIVE_S = 0.5

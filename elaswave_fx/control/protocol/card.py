@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elaswave_fx.plan.topology import Member, Rank, host_named
+from elaswave_fx.plan.work.topology import Member, Rank, host_named
 
 CONTROL_VERSION = "6"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each

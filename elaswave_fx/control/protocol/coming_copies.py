@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elaswave_fx.plan.box import BoxId
+from elaswave_fx.plan.work.box import BoxId
 
 Boxes = frozenset[BoxId]
 

@@ -79,7 +79,7 @@ from elaswave_fx.control.protocol.transition import (
     review,
 )
 from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Report, Stamp, Term, Version, hands_back
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 __all__ = [
     "OVER", "PREPARING", "RETIRED", "STEADY", "TAKING", "Act", "Coordinator", "Event", "Result", "Timeouts", "end",

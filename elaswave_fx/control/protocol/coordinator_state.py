@@ -30,7 +30,7 @@ from elaswave_fx.control.protocol.messages import (
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
 from elaswave_fx.control.protocol.types import NO_BALLOT, Ballot, Report, Stamp, Version
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
 

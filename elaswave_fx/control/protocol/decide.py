@@ -28,8 +28,8 @@ from elaswave_fx.control.protocol.types import (
     Version,
 )
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.words import rank_words
 
 Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]

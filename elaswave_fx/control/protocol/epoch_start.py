@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from elaswave_fx.control.protocol.rank_state import Holdings
 from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version, Vote
-from elaswave_fx.plan.box import Box, BoxId, numbered
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 
 def holdings(

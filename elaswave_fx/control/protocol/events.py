@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.types import Ballot, BoxId, Term, Version
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 
 class CauseKind(StrEnum):

@@ -32,7 +32,7 @@ from elaswave_fx.control.protocol.decide import wait_graph_sinks, waiting_in_vai
 from elaswave_fx.control.protocol.events import CauseKind
 from elaswave_fx.control.protocol.messages import Heartbeat
 from elaswave_fx.control.protocol.types import Report, Version
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 HEARTBEAT_S = 0.2
 """Between two heartbeats of a rank."""

@@ -27,8 +27,8 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
 )
-from elaswave_fx.plan.rank_news import Wish
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 COORDINATOR = Rank(-1)
 """The address of whichever coordinator process is current."""

@@ -66,8 +66,8 @@ from elaswave_fx.control.protocol.types import (
     Stamp,
     Version,
 )
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 
 LINES_PER_HEARTBEAT = 256
 """Ledger lines that one heartbeat carries at most."""

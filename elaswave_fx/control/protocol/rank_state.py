@@ -38,7 +38,7 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 NO_EPOCH = Epoch(-1)
 """The epoch of a process that has never been a member."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from elaswave_fx.control.protocol.messages import ProbeStore
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Stamp, Term, Version
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 
 class Key(NamedTuple):

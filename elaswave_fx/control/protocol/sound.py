@@ -17,7 +17,7 @@ from elaswave_fx.control.protocol.messages import Ended, Gone, Heartbeat, Prepar
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Ballot, Certificate, Report, Stamp, Vote
 from elaswave_fx.control.store.ledger import fault_of_payload
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 AHEAD_MOST = 1 << 16
 """So many steps may be committed that the ledger does not have yet: it waits for a disk, ranks do not."""

@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.topology import Rank
 
 WINDOW = 15
 """Samples that are looked at; a change is known after as many at the latest."""

@@ -17,8 +17,8 @@ from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
 from elaswave_fx.control.protocol.types import SEED, STOPPED, Ballot, Certificate, Stamp, Version, hands_back
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.box import numbered
-from elaswave_fx.plan.topology import Rank
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.words import rank_words
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from elaswave_fx.plan.box import Box, BoxId, Span
-from elaswave_fx.plan.topology import Epoch, Rank
+from elaswave_fx.plan.work.box import Box, BoxId, Span
+from elaswave_fx.plan.work.topology import Epoch, Rank
 
 Version = NewType("Version", int)
 """Committed steps since the beginning: version v is the state after step v."""

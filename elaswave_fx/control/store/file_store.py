@@ -43,7 +43,7 @@ from elaswave_fx.control.store import ledger
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.files import open_new, others_may_change, replace_file, sync, write_at
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.plan.topology import Epoch
+from elaswave_fx.plan.work.topology import Epoch
 
 MEMORY, ELSE = Path("/dev/shm"), Path("/tmp")
 """Where a system keeps files in memory, and where the job's folder lies without that; a socket's path is short."""

@@ -25,7 +25,7 @@ from typing import Any
 from elaswave_fx.control.protocol.types import Certificate, WorkSpan
 from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
 from elaswave_fx.observe.metrics import coverage
-from elaswave_fx.plan.box import Span
+from elaswave_fx.plan.work.box import Span
 
 _HEAD = struct.Struct("<ddQQQQQQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")

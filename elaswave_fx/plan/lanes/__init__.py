@@ -1,0 +1,1 @@
+"""From ranks to lanes: where units are cut, and which samples each lane gets."""

@@ -1,0 +1,435 @@
+"""From ranks in places to lanes: where units are cut, which samples each lane gets, in which micro-batches.
+
+In: a workload, sketches of lanes (who is in which stage), a micro-batch size. Out: lanes whose last one to finish
+finishes first, or None where no cut fits the memory of the ranks. `planner.py` sketches what a user wants,
+`policies/` what could go on after a change.
+
+    LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from elaswave_fx.plan.lanes.balance import Timed, balanced
+from elaswave_fx.plan.lanes.lane_cuts import LaneCuts, lane_kind
+from elaswave_fx.plan.lanes.partition import Reach, crossing_bytes, minimax, slowest_stage
+from elaswave_fx.plan.lanes.shares import ShareKind, deal, piece_sizes, share_by_kind
+from elaswave_fx.plan.lanes.sketches import Cut, Outline, Part, Run, Sketch, Sketches
+from elaswave_fx.plan.order.schedule import LaneKind
+from elaswave_fx.plan.predict.lane_times import LaneTimes
+from elaswave_fx.plan.predict.memory import MemoryTable, UnitSums
+from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.cost import ROUNDING, Workload
+from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, split_micro_batches
+from elaswave_fx.plan.work.topology import Topology
+
+MICRO_BATCHES_PER_STAGE = 2
+"""A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
+
+
+FEW_TASKS = 128
+"""A lane with more forward and backward passes keeps its cut: they hide what it costs to fill it, and take longer to
+simulate."""
+
+WORTHWHILE = 1.01
+"""A lane that takes less than so many times what it would if all of its stages took equally long keeps its cut, too."""
+
+
+class LaneShaper:
+    """Cuts and shares for one workload and topology; runs of lanes, and cuts, are known once they have been found."""
+
+    def __init__(self, workload: Workload, topology: Topology, is_hurried: bool = False) -> None:
+        """`is_hurried`: lanes are not cut in every way where a program has few units."""
+        self._workload, self._topology = workload, topology
+        self._sums = UnitSums(workload)
+        self._crossing = crossing_bytes(workload)
+        # Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
+        whole = sum(u.forward_s + u.backward_s for u in workload.units)
+        forward = sum(u.forward_s for u in workload.units)
+        self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
+        speeds = [member.speed for member in topology.members]
+        self._strength = sum(speeds), max(speeds)
+        self._costs: dict[int, tuple[float, ...]] = {}
+        self._sums_of_costs: dict[int, float] = {}
+        self._cuts: dict[tuple[object, ...], tuple[int, ...] | None] = {}
+        self._tables: dict[tuple[int, int, int], MemoryTable] = {}
+        self._least_depths: dict[int, int] = {}
+        self.times = LaneTimes(workload, topology, self._sums)
+        self.cuts = LaneCuts(workload, self.times, is_hurried)
+
+    def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
+        """Of what tiles of such lanes need."""
+        outline = Outline.of(sketches)
+        shape = outline.owners, copies, outline.ranks
+        if shape not in self._tables:
+            self._tables[shape] = MemoryTable(self._sums, *shape)
+        return self._tables[shape]
+
+    def sizes(self, sketches: Sketches | Outline, most: int | None) -> Iterator[int]:
+        """Micro-batches to try with these lanes, in samples, largest first."""
+        outline = Outline.of(sketches)
+        across = -(-self._workload.granules // outline.across)
+        return micro_batch_sizes(self._workload, across, outline.deepest, most)
+
+    # --- Bounds, from the cheapest on
+
+    def bound_s(self, outline: Outline, size: int) -> float:
+        """About the fewest seconds of any lanes of all ranks with such an outline: at most what `least_s` says."""
+        strength, fastest = self._strength
+        per_micro_batch = size / self._workload.granule
+        idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
+        return (self._workload.granules + idle) * self._through_s(size) / per_micro_batch / strength
+
+    def cannot_fit(self, outline: Outline, size: int) -> bool:
+        """Whether a lane has fewer stages than could ever hold the program."""
+        return outline.shallowest < self._least_depth(size)
+
+    def least_s(self, sketches: Sketches, size: int) -> float:
+        """About the fewest seconds that lanes of these ranks can take: each is cut perfectly, and granules are shared
+        like water, so that all end at once."""
+        granules, rate = float(self._workload.granules), 0.0
+        for sketch in sketches:
+            pace_s, fill_s = self._perfectly_cut(sketch, size)
+            granules += fill_s / pace_s
+            rate += 1 / pace_s
+        return granules / rate
+
+    def _perfectly_cut(self, sketch: Sketch, size: int) -> tuple[float, float]:
+        """Seconds of a granule, and of filling the lane, if all of its stages took equally long."""
+        micro_batch_s, strength = self._through_s(size), sum(sketch.strengths)
+        fill_s = 0.0
+        if len(sketch.stages) > 1:
+            fastest = max(member.speed for stage in sketch.stages for member in stage)
+            fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
+        return micro_batch_s * self._workload.granule / size / strength, fill_s
+
+    def least_cut_s(self, cut: Cut) -> float:
+        """The same of lanes whose cuts are known, and stay: no stage ends before the stages in front of it have taken a
+        micro-batch, which may be a smaller one, and it has taken all of its own."""
+        granules, rate = float(self._workload.granules), 0.0
+        runs, borders, size, shares = cut
+        for run, own, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
+            if self.may_be_cut_better(Part(run, own, share, 1), size):
+                pace_s, fill_s = self._perfectly_cut(run.sketch, size)
+            granules += run.count * fill_s / pace_s
+            rate += run.count / pace_s
+        first = Part(runs[0], borders[0], self._workload.granules, 1)
+        is_alone = len(runs) == 1 and runs[0].count == 1 and not self.may_be_cut_better(first, size)
+        return max(granules / rate, self._least_wide_s(first, size) if is_alone else 0.0)
+
+    def may_end_by(self, cut: Cut, limit_s: float) -> bool:
+        """Whether lanes cut so might all end by then, as far as a run of each with wide stages tells, which is left
+        what the slowest stages of the others have no time for. Of backward passes in halves it tells nothing."""
+        runs, borders, size, shares = cut
+        if self.cuts.tries_all:
+            granules = self._workload.granules
+            return sum(r.count * self.cuts.most_granules(r, size, limit_s, granules) for r in runs) >= granules
+        if self._workload.schedule != "1f1b":
+            return True
+        most: list[int] = []
+        for run, own, (share, _) in zip(runs, borders, shares, strict=True):
+            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
+            most.append(max(0, int((limit_s - fill_s) / pace_s)))
+        left = self._workload.granules - sum(run.count * each for run, each in zip(runs, most, strict=True))
+        for run, own, each in zip(runs, borders, most, strict=True):
+            part = Part(run, own, max(left + each, run.sketch.width), 1)
+            is_wide = run.sketch.width > 1 and not self.may_be_cut_better(part, size)
+            if is_wide and self._ends_later(self.kind(part, size), limit_s):
+                return False
+        return True
+
+    def _ends_later(self, kind: LaneKind, limit_s: float) -> bool:
+        """With whole backward passes; a run of the lane is made only where the bound does not tell."""
+        return self.times.least_whole_of(kind) > limit_s or self.times.whole_of(kind).seconds > limit_s
+
+    def _least_wide_s(self, part: Part, size: int) -> float:
+        """No more than `seconds`, about: whole micro-batches are dealt to the ranks of a stage, and the one that has
+        most work has the smallest of them."""
+        sketch, stages = part.run.sketch, itertools.pairwise(part.borders)
+        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
+        small, large = min(sizes), max(sizes)
+        smallest = sizes.count(small)
+        before_s = latest_s = 0.0
+        for (lo, hi), stage in zip(stages, sketch.stages, strict=True):
+            small_s, large_s = sum(self.costs(small)[lo:hi]), sum(self.costs(large)[lo:hi])
+            for count, member in zip(deal(len(sizes), stage), stage, strict=True):
+                taken_s = small_s * min(count, smallest) + large_s * max(0, count - smallest)
+                latest_s = max(latest_s, before_s + taken_s / member.speed)
+            before_s += self._waits * small_s / max(member.speed for member in stage)
+        return latest_s
+
+    def _latest_stage(self, sketch: Sketch, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
+        """Of the stage of a lane that ends last, at least: seconds of a granule, and seconds before the first one."""
+        whole = share * self._workload.granule // size
+        part = whole / (whole + 1)
+        costs, per_micro_batch = self.costs(size), max(1, size // self._workload.granule)
+        before_s = latest_s = 0.0
+        found = (1.0, 0.0)
+        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
+            taken_s = sum(costs[lo:hi])
+            pace_s = taken_s / sum(member.speed for member in stage) / per_micro_batch
+            if before_s + share * pace_s > latest_s:
+                found, latest_s = (pace_s, before_s), before_s + share * pace_s
+            before_s += self._waits * part * taken_s / max(member.speed for member in stage)
+        return found
+
+    # --- Shapes
+
+    def shape(
+        self, sketches: Sketches, size: int, table: MemoryTable, shares: Sequence[int] | None = None
+    ) -> tuple[Lane, ...] | None:
+        """Lanes with micro-batches of at most `size`, and `shares` granules each, or as many as is best; None if units
+        do not fit, or samples do not suffice."""
+        runs = self.runs(sketches, shares)
+        cut = self.cut(runs, size, table)
+        if cut is None:
+            return None
+        parts = self.parts(cut, table, shares)
+        return None if parts is None else self.lanes(sketches, parts, size)
+
+    def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
+        """Sketches that are alike, and have equal shares, together."""
+        found: list[Run] = []
+        last: object = None
+        for number, sketch in enumerate(sketches):
+            links = self._topology.links_among([member.rank for member in sketch.members])
+            stages = [[(member.speed, member.memory_bytes) for member in stage] for stage in sketch.stages]
+            alike = (stages, sketch.borders, links, shares and shares[number])
+            if found and alike == last:
+                found[-1] = found[-1]._replace(count=found[-1].count + 1)
+            else:
+                found.append(Run(sketch, 1, links))
+            last = alike
+        return found
+
+    def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> Cut | None:
+        """Where their units are cut, and what each lane gets; None if units do not fit, or samples do not suffice."""
+        if sum(run.count * run.sketch.width for run in runs) > self._workload.granules:
+            return None
+        found: list[tuple[int, ...]] = []
+        for run in runs:
+            borders = self.borders(run.sketch, size, table)
+            if borders is None and self.cuts.tries_all and len(run.sketch.stages) <= len(self._workload.units):
+                # With few micro-batches there may be room, though there is none for as many as there are stages.
+                borders = minimax(self.costs(size), run.sketch.strengths, None, self._crossing)
+            if borders is None:
+                return None
+            found.append(borders)
+        return Cut(runs, found, size, self._shares(runs, found, size))
+
+    def parts(self, cut: Cut, table: MemoryTable, shares: Sequence[int] | None = None) -> list[Part] | None:
+        """Lanes that are alike, with as many granules as are best, and cut better where there are few micro-batches;
+        None if given `shares` are too few."""
+        runs, borders, size, best = cut
+        if shares is not None:
+            firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
+            given = [shares[first] for first in firsts]
+            if any(share < run.sketch.width for share, run in zip(given, runs, strict=True)):
+                return None
+            fixed = [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
+            return balanced(fixed, (), _LanesOfSize(self, size, table, tries_all=False))
+        found: list[Part] = []
+        for run, own, (share, more) in zip(runs, borders, best, strict=True):
+            found += [
+                Part(run, own, granules, count)
+                for granules, count in ((share + 1, more), (share, run.count - more))
+                if count
+            ]
+        amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
+        return balanced(found, amounts, _LanesOfSize(self, size, table, self.cuts.tries_all))
+
+    def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
+        """Of these sketches, as the parts say."""
+        each = [part for part in parts for _ in range(part.count)]
+        samples = consecutive([part.granules * self._workload.granule for part in each])
+        return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(sketches, each, samples, strict=True))
+
+    def kind(self, part: Part, size: int) -> LaneKind:
+        """Of its lanes."""
+        return lane_kind(self._workload, part, size)
+
+    def borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
+        """Those given, or of the cut whose slowest stage is fastest; None if none fits with as many micro-batches as
+        there are stages."""
+        if sketch.borders is not None:
+            return sketch.borders
+        limits, strengths = _limits(sketch), sketch.strengths
+        free = (None, strengths, (), size)
+        if free not in self._cuts:
+            self._cuts[free] = minimax(self.costs(size), strengths, None, self._crossing)
+        found = self._cuts[free]
+        if found is None or _has_room(found, limits, table, size):
+            return found  # how far units fit need not be known: that cut is the best of those that do, too
+        kind = (table, strengths, limits, size)
+        if kind not in self._cuts:
+            self._cuts[kind] = minimax(self.costs(size), strengths, self._reach(limits, table, size), self._crossing)
+        return self._cuts[kind]
+
+    def costs(self, size: int) -> tuple[float, ...]:
+        """Seconds of a micro-batch of so many samples through each unit."""
+        if size not in self._costs:
+            self._costs[size] = unit_seconds(self._workload, size)
+        return self._costs[size]
+
+    def _through_s(self, size: int) -> float:
+        """Seconds of a micro-batch of so many samples through all units."""
+        if size not in self._sums_of_costs:
+            self._sums_of_costs[size] = sum(self.costs(size))
+        return self._sums_of_costs[size]
+
+    def _reach(self, limits: Sequence[int | None], table: MemoryTable, size: int) -> Reach | None:
+        """How far units fit the smallest rank of a stage; None if memory bounds nobody."""
+        bounds = [limit for limit in limits if limit is not None]
+        whole = Span(0, len(self._workload.units))
+        if not bounds or table.total(whole, size, len(limits)) <= min(bounds):
+            return None
+        return [
+            None if limit is None else table.reach(size, len(limits) - stage, limit)
+            for stage, limit in enumerate(limits)
+        ]
+
+    def _least_depth(self, size: int) -> int:
+        """The fewest stages that could hold all units in ranks like the largest, if each kept a share of one rank in
+        all and received nothing: from the last stage on, which holds one micro-batch, as many units as fit."""
+        if size in self._least_depths:
+            return self._least_depths[size]
+        limits = [member.memory_bytes for member in self._topology.members]
+        most = None if None in limits else max(limit for limit in limits if limit is not None)
+        depth, end = 0, len(self._workload.units)
+        while end > 0 and depth <= len(self._workload.units):
+            depth, lo = depth + 1, end
+            while lo > 0 and (most is None or self._sums.least_bytes(lo - 1, end, depth * size, len(limits)) <= most):
+                lo -= 1
+            end = lo
+        self._least_depths[size] = depth
+        return depth
+
+    def _paces(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[float, float]]:
+        """By run: seconds of a granule through the slowest stage, and those that a lane fills and drains for."""
+        costs = self.costs(size)
+        per_micro_batch = max(1, size // self._workload.granule)
+        found = []
+        for run, cut in zip(runs, borders, strict=True):
+            sketch = run.sketch
+            slowest = slowest_stage(costs, sketch.strengths, cut)
+            through = sum(
+                sum(costs[lo:hi]) / max(member.speed for member in stage)
+                for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True)
+            )
+            found.append((slowest / per_micro_batch, max(0.0, through - slowest * sketch.width)))
+        return found
+
+    def _shares(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, int]]:
+        """Granules by run, of each lane, and how many of its lanes have one more: the slowest stage sets the pace, all
+        stages how long a lane fills and drains."""
+        paces = self._paces(runs, borders, size)
+        kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
+        return share_by_kind(self._workload.granules, kinds)
+
+    def seconds(self, part: Part, size: int) -> float:
+        """Of a step of a lane of the part, with whole backward passes."""
+        return self.times.whole_of(self.kind(part, size)).seconds
+
+    def least_part_s(self, part: Part, size: int) -> float:
+        """No more than `seconds`, about: what the stage that ends last has to do, and what it waits for."""
+        is_narrow = part.run.sketch.width == 1
+        return self.times.least_of(self.kind(part, size)) if is_narrow else self._least_wide_s(part, size)
+
+    def may_be_cut_better(self, part: Part, size: int, seconds: float = math.inf) -> bool:
+        """Whether other cuts are tried of a lane of the part, which takes so long."""
+        sketch = part.run.sketch
+        pieces = len(piece_sizes(part.granules, size, self._workload.granule, sketch.width))
+        if sketch.borders is not None or 2 * len(sketch.stages) * pieces > FEW_TASKS:
+            return False
+        pace_s, fill_s = self._perfectly_cut(sketch, size)
+        return seconds > WORTHWHILE * (fill_s + part.granules * pace_s)
+
+    def may_become(self, part: Part, other: Part, size: int, table: MemoryTable) -> bool:
+        """Whether units cut as in `other` have room in the ranks of every stage; and, where backward passes may be
+        split, which hides what it costs to fill a lane, whether the slowest stage is no slower."""
+        sketch = other.run.sketch
+        if self._workload.schedule != "1f1b":
+            slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
+            if slowest > before * (1 + ROUNDING):
+                return False
+        return _has_room(other.borders, _limits(sketch), table, size)
+
+    def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
+        """Of its members, for these samples."""
+        pieces = split_micro_batches(samples, size, self._workload.granule, sketch.width)
+        stages = tuple(
+            Stage(Span(lo, hi), tuple(m.rank for m in members), deal(len(pieces), members))
+            for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True)
+        )
+        return Lane(stages, pieces)
+
+
+class _LanesOfSize:
+    """What `balance.py` asks, for micro-batches of a size."""
+
+    def __init__(self, shaper: LaneShaper, size: int, table: MemoryTable, tries_all: bool) -> None:
+        """`tries_all`: shares, too."""
+        self._shaper, self._size, self._table, self.tries_all = shaper, size, table, tries_all
+
+    def timed(self, part: Part) -> Timed:
+        cuts = self._shaper.cuts
+        if cuts.tries_all:
+            return cuts.best(part, self._size, self._table)
+        return Timed(part, self._shaper.seconds(part, self._size))
+
+    def most_granules(self, part: Part, limit_s: float, most: int) -> int:
+        return self._shaper.cuts.most_granules(part.run, self._size, limit_s, most)
+
+    def least_s(self, part: Part) -> float:
+        return self._shaper.least_part_s(part, self._size)
+
+    def may_be_cut_better(self, part: Part, seconds: float) -> bool:
+        return not self._shaper.cuts.tries_all and self._shaper.may_be_cut_better(part, self._size, seconds)
+
+    def may_become(self, part: Part, other: Part) -> bool:
+        return self._shaper.may_become(part, other, self._size, self._table)
+
+
+def _limits(sketch: Sketch) -> tuple[int | None, ...]:
+    """Memory of the smallest rank of every stage; None: it is not bounded."""
+    return tuple(
+        min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
+    )
+
+
+def _has_room(borders: Sequence[int], limits: Sequence[int | None], table: MemoryTable, size: int) -> bool:
+    """Whether each stage fits its smallest rank, with as many micro-batches in flight as stages from it on."""
+    stages = zip(itertools.pairwise(borders), limits, range(len(limits), 0, -1), strict=True)
+    return all(
+        limit is None or table.total(Span(lo, hi), size, in_flight) <= limit for (lo, hi), limit, in_flight in stages
+    )
+
+
+def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
+    """Seconds of forward and backward of one micro-batch through each unit at speed 1."""
+    return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
+
+
+def micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:
+    """Micro-batches to try, in samples, largest first: the wanted one, then what less memory needs.
+
+    `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
+    """
+    if workload.single_granules:
+        yield workload.granule
+        return
+    count = 1 if depth == 1 else min(granules, MICRO_BATCHES_PER_STAGE * depth)
+    largest = granules if most is None else max(1, most // workload.granule)
+    last = None
+    while count <= granules:
+        size = -(-granules // count)
+        if size <= largest and size != last:
+            last = size
+            yield size * workload.granule
+        if size == 1:
+            return
+        count = max(count + 1, -(-granules // (size - 1)))

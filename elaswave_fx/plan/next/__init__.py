@@ -1,0 +1,1 @@
+"""The next plan of a job whose ranks, speeds or wishes have changed."""

@@ -1,0 +1,435 @@
+"""The best lanes for the ranks that there are: candidates become ideas, then drafts, and a few of these plans.
+
+In: the plan before, the topology now, who has a copy of which box. Out: `Found`, the best candidate as a plan.
+
+    LaneSearch(plan, topology, have).best_lanes(copies=1)
+    ideas, those first that promise most -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
+from elaswave_fx.plan.lanes.sketches import Cut, Outline, Part, SideBySide, Sketches
+from elaswave_fx.plan.make.cuts_and_clocks import cut_for_clocks
+from elaswave_fx.plan.make.derive import make_plan, needed_bytes
+from elaswave_fx.plan.make.planner import fits_memory, has_memory
+from elaswave_fx.plan.next.lane_candidates import Candidate, places
+from elaswave_fx.plan.next.objective import AtOnce, Objective
+from elaswave_fx.plan.next.policies import candidates
+from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.predict.exchange import ExchangeEstimate
+from elaswave_fx.plan.predict.frequency import with_clocks
+from elaswave_fx.plan.predict.transition_memory import (
+    first_wave,
+    room_for_copies,
+    wave_words,
+    without_copies,
+    without_room,
+)
+from elaswave_fx.plan.replicas.deal_boxes import CopySources, bucket_sharers, reassign_boxes, with_readers
+from elaswave_fx.plan.replicas.goal_copies import copies_for, copies_read_anew
+from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.tiling import Lane, tiles_of
+from elaswave_fx.plan.work.topology import Rank, Topology
+from elaswave_fx.words import size_text
+
+SIZES_TRIED = 2
+"""Of micro-batches, for each candidate: those of before, and what its depth asks for."""
+
+SLACK = 0.98
+"""Of the shortest step that an idea could have: uneven micro-batches can be a little faster than that."""
+
+WORTHWHILE = 1.01
+"""A draft must promise so many times the steps of a plan that there is, or no plan is made of it: what drafts do not
+know is about as much, and every plan takes milliseconds, in which everybody waits."""
+
+BEATEN = 3
+"""Candidates that the reason of a plan names besides the one that was taken."""
+
+
+FEW_RANKS = 6
+"""Of more of them there are so many candidates that cutting each in every way would take seconds, and everybody
+waits."""
+
+
+class Choice(NamedTuple):
+    """What a search has found to be worth a plan: `ideas`, candidates by their names and the sizes of their
+    micro-batches, most of which is one; `step_s` of the one that was taken; `beaten`: the others, in words.
+    `on_the_way`: the same of lanes that are taken first."""
+
+    ideas: frozenset[tuple[str, int]]
+    step_s: float
+    beaten: str
+    on_the_way: Choice | None = None
+
+
+@dataclass(frozen=True)
+class _Idea:
+    """A candidate, of such an outline, with micro-batches of a size. `least_s`: about the shortest step that it could
+    have, infinite once none can be better than one that is known; `floor_s`: none is shorter; `place`: among all
+    ideas. `cut`: where its units are cut, once the idea has been looked at."""
+
+    candidate: Candidate
+    outline: Outline
+    micro_batch: int
+    least_s: float
+    floor_s: float
+    place: int
+    cut: Cut | None = None
+
+    def __lt__(self, other: _Idea) -> bool:
+        return (self.least_s, self.floor_s, -self.place) < (other.least_s, other.floor_s, -other.place)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """An idea in parts, with their predicted step, as far as it is known before boxes are handed out; and with what
+    they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
+    waits for its own. `is_bound`: the step is at least that long, which is worse than another draft, so that not all
+    lanes were timed. `plan`: once there is one; the step is its own then."""
+
+    idea: _Idea
+    parts: Sequence[Part]
+    step_s: float
+    moved_bytes: int
+    stall_s: float
+    least_s: float
+    is_bound: bool = False
+    plan: Plan | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the candidate."""
+        return self.idea.candidate.name
+
+    def steps(self, objective: Objective) -> float:
+        """By the objective; to four digits, as what differs by less is alike."""
+        return float(f"{objective.steps(self.step_s, self.stall_s):.4g}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, `because` of what it was taken; `stall_s`: seconds in which everybody waits before its first step;
+    `choice`: what was looked at, where that was a search."""
+
+    plan: Plan
+    because: tuple[str, ...]
+    stall_s: float = 0.0
+    choice: Choice | None = None
+
+
+class LaneSearch:
+    """The candidate by which most steps are committed while this topology is expected to last, and of equal ones the
+    one that moves least; at nominal clocks. `plan`: that of before, with what a step is from now on."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        have: Sequence[tuple[Rank, ...]],
+        objective: Objective | None = None,
+        shaper: LaneShaper | None = None,
+        among: Sequence[Candidate] | None = None,
+    ) -> None:
+        """`have`: by box, who has a copy. `objective`: by default of plans that stay. `among`: the candidates, where
+        they are not those of the job's policy."""
+        self._plan = plan
+        self._topology = topology = replace(topology, power=None)  # clocks are chosen for what is found
+        self._have = have
+        self._places = places(plan, topology)
+        self._among = among
+        self._objective = objective or AtOnce(topology.life_s)
+        is_hurried = len(topology.members) > FEW_RANKS
+        self._shaper = shaper or LaneShaper(plan.workload, topology, is_hurried)
+        self._exchange = ExchangeEstimate(plan.workload, topology)
+        self._had = {rank: stage.units for lane in plan.lanes for stage in lane.stages for rank in stage.ranks}
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Those of the topology."""
+        return self._topology.ranks
+
+    @property
+    def leaving(self) -> tuple[Rank, ...]:
+        """Those that are to get nothing to do."""
+        return self._topology.leaving
+
+    def toward(self, objective: Objective) -> LaneSearch:
+        """The same by another objective."""
+        return LaneSearch(self._plan, self._topology, self._have, objective, self._shaper, self._among)
+
+    def without(self, names: Collection[str]) -> LaneSearch:
+        """The same without the candidates of these names, which are what `Found.because` begins with."""
+        if not names:
+            return self
+        among = candidates(self._plan, self._topology) if self._among is None else self._among
+        rest = tuple(candidate for candidate in among if candidate.name not in names)
+        return LaneSearch(self._plan, self._topology, self._have, self._objective, self._shaper, rest)
+
+    def as_it_is(self, copies: int, keeps: bool = False) -> Found | None:
+        """The lanes of before; None if they do not fit. `keeps`: copies that are there stay, if they have room, though
+        they are more."""
+        plan = self.fitting(self._plan.lanes, copies, keeps=keeps)
+        return None if plan is None else Found(plan, ("lanes as before",))
+
+    def best_lanes(self, copies: int) -> Found | None:
+        """Of all candidates, also for the same ranks."""
+        for sizes in (SIZES_TRIED, None):
+            found = self._best_of(self._ideas(copies, sizes), copies)
+            if found is not None:
+                return found
+        return None
+
+    def with_clocks(self, found: Found, copies: int) -> Found:
+        """The same with clocks, where there are any to choose from; and with lanes cut near where they are for nominal
+        ones, where units may be moved."""
+        workload, power = self._plan.workload, self._plan.topology.power
+        if power is None:
+            return found
+        plan = with_clocks(replace(found.plan, topology=replace(self._topology, power=power)))
+        if found.choice is None or workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes):
+            return replace(found, plan=plan)
+        make = partial(self.fitting, copies=copies, goal=found.plan.goal)
+        return replace(found, plan=cut_for_clocks(plan, make, self._stall_s))
+
+    def _stall_s(self, lanes: Sequence[Lane]) -> float:
+        """Until the last rank has the parameters of units that are new to it."""
+        units = ((rank, stage.units) for lane in lanes for stage in lane.stages for rank in stage.ranks)
+        return self._exchange.stall_s(self._had, units)
+
+    def alike(self, copies: int, like: Choice) -> Found | None:
+        """What was found for another rank of the kind; None if it does not fit here, or takes longer."""
+        found = self._best_of(self._ideas(copies, None, like), copies)
+        if found is None or found.plan.predicted.step_s >= WORTHWHILE * like.step_s:
+            return None
+        name, verdict, *_ = found.because
+        return replace(found, because=(name, verdict, *filter(None, (like.beaten,))), choice=like)
+
+    def _best_of(self, ideas: list[_Idea], copies: int) -> Found | None:
+        """The best draft that is still about the best as a plan, in which every rank has the room that its boxes leave.
+        Ideas are looked at, and then shaped and timed, as long as they promise more than what has been found: those
+        first that promise most."""
+        heapq.heapify(ideas)
+        drafts: list[_Draft] = []  # the best one first
+        planned: set[tuple[str, int]] = set()
+        while ideas or drafts:
+            best = drafts[0] if drafts else None
+            if ideas and (best is None or self._promises(ideas[0], best)):
+                idea = heapq.heappop(ideas)
+                better_known = self._look(idea, copies) if idea.cut is None else self._look_closer(idea, idea.cut, best)
+                if better_known is not idea:
+                    if better_known is not None:
+                        heapq.heappush(ideas, better_known)
+                    continue
+                draft = self._draft(idea, copies, best)
+                if draft is not None:
+                    bisect.insort(drafts, draft, key=self._worth)
+                continue
+            if best is None:
+                return None
+            taken = next((draft for draft in drafts if draft.plan is not None), None)
+            if taken is not None and taken.plan is not None and not self._is_worthwhile(best, taken):
+                drafts.remove(taken)
+                beaten = self._beaten(taken, drafts, ideas)
+                choice = Choice(frozenset(planned), taken.plan.predicted.step_s, beaten)
+                words = (taken.name, self._verdict(taken.plan, taken), *filter(None, (beaten,)))
+                return Found(taken.plan, words, taken.stall_s, choice)
+            del drafts[0]
+            if best.is_bound:  # those that seemed better do not fit
+                draft = self._draft(best.idea, copies, drafts[0] if drafts else None)
+                if draft is not None:
+                    bisect.insort(drafts, draft, key=self._worth)
+                continue
+            planned.add((best.name, best.idea.micro_batch))
+            plan = self.fitting(self._lanes(best), copies)
+            if plan is not None:
+                known = replace(best, plan=plan, step_s=plan.predicted.step_s, is_bound=False)
+                bisect.insort(drafts, known, key=self._worth)
+        return None
+
+    def _is_worthwhile(self, draft: _Draft, known: _Draft) -> bool:
+        return draft.steps(self._objective) >= WORTHWHILE * known.steps(self._objective)
+
+    def _worth(self, draft: _Draft) -> tuple[float, int, float, float, int]:
+        """The least is best; of those alike that move as much the one of the shortest step, then what promised most."""
+        step_s = round(draft.step_s, 9)
+        return -draft.steps(self._objective), draft.moved_bytes, step_s, draft.least_s, -draft.idea.place
+
+    def _promises(self, idea: _Idea, best: _Draft) -> bool:
+        return idea.floor_s < self._objective.longest_s(best.steps(self._objective))
+
+    def _ideas(self, copies: int, most: int | None, like: Choice | None = None) -> list[_Idea]:
+        """Every candidate in at most so many sizes of micro-batches; all of them for None, where memory is short.
+        `like`: those only that have its name and size."""
+        before = _largest(self._plan.lanes)
+        found: list[_Idea] = []
+        among = candidates(self._plan, self._topology) if self._among is None else self._among
+        for candidate in among:
+            if like is not None and all(candidate.name != name for name, _ in like.ideas):
+                continue
+            outline = Outline.of(candidate.sketches)
+            sizes = [before, *self._shaper.sizes(outline, self._plan.workload.micro_batch)]
+            for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
+                if like is not None and (candidate.name, size) not in like.ideas:
+                    continue
+                least_s = self._shaper.bound_s(outline, size)
+                found.append(_Idea(candidate, outline, size, least_s, self._floor_s(least_s), len(found)))
+        return found
+
+    def _floor_s(self, least_s: float) -> float:
+        """What no step is shorter than, of lanes of which the shortest is about `least_s`; where all cuts are tried,
+        how soon lanes can end is asked of each idea by itself."""
+        return 0.0 if self._shaper.cuts.tries_all else SLACK * least_s
+
+    def _look(self, idea: _Idea, copies: int) -> _Idea | None:
+        """The same with its cuts, and with a better bound; None if units do not fit, or samples do not suffice."""
+        candidate, size, shaper = idea.candidate, idea.micro_batch, self._shaper
+        cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(idea.outline, size)
+        if cannot_fit and _is_cut_anew(candidate):
+            return None
+        runs = shaper.runs(candidate.sketches, candidate.shares)
+        cut = shaper.cut(runs, size, shaper.table(idea.outline, copies))
+        if cut is None:
+            return None
+        least_s = max(idea.least_s, 0.0 if candidate.shares else shaper.least_cut_s(cut))
+        return replace(idea, cut=cut, least_s=least_s, floor_s=self._floor_s(least_s))
+
+    def _look_closer(self, idea: _Idea, cut: Cut, best: _Draft | None) -> _Idea:
+        """The same, or one that promises too little, if it cannot be better than the best draft so far."""
+        steps = 0.0 if best is None else best.steps(self._objective)
+        limit_s = self._objective.longest_s(steps) if steps else math.inf
+        if math.isinf(limit_s):
+            return idea
+        if idea.candidate.shares or self._shaper.may_end_by(cut, limit_s):
+            return idea
+        return replace(idea, least_s=math.inf, floor_s=limit_s)
+
+    def _draft(self, idea: _Idea, copies: int, best: _Draft | None) -> _Draft | None:
+        """None if samples do not suffice. Lanes are timed, those first that take longest with whole backward passes, as
+        long as the draft may be as good as the best one so far."""
+        size, shaper = idea.micro_batch, self._shaper
+        sketches, shares = idea.candidate.sketches, idea.candidate.shares
+        assert idea.cut is not None, "an idea is looked at first"
+        parts = shaper.parts(idea.cut, shaper.table(idea.outline, copies), shares)
+        if parts is None:
+            return None
+        stages = [
+            (Span(lo, hi), part.count * len(members))
+            for part in parts
+            for (lo, hi), members in zip(itertools.pairwise(part.borders), part.run.sketch.stages, strict=True)
+        ]
+        ranks = sum(count for _, count in stages)
+        kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
+        besides_s = self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
+        moved = self._exchange.moved(self._had, _units_of(sketches, parts))
+        stall_s = self._exchange.stall_s(self._had, _units_of(sketches, parts))
+        least_s = shaper.least_s(sketches, size)
+        draft = _Draft(idea, parts, besides_s, sum(moved.values()), stall_s, least_s)
+        kinds = [(shaper.kind(part, size), part.run.sketch.members) for part in parts]
+        kinds.sort(key=lambda each: -shaper.times.whole_of(each[0]).seconds)
+        known_s = besides_s + max(shaper.times.least_about(kind) for kind, _ in kinds)
+        if self._is_worse(replace(draft, step_s=known_s), best):
+            return replace(draft, step_s=known_s, is_bound=True)
+        for kind, members in kinds:
+            if self._is_worse(draft, best):
+                return replace(draft, is_bound=True)
+            taken_s = besides_s + shaper.times.about(kind, members, kept).seconds
+            draft = replace(draft, step_s=max(draft.step_s, taken_s))
+        return draft
+
+    def _is_worse(self, draft: _Draft, best: _Draft | None) -> bool:
+        """Than the best one so far, however much less it moves."""
+        if best is None or draft.step_s <= best.step_s:
+            return False
+        return draft.steps(self._objective) < best.steps(self._objective)
+
+    def _lanes(self, draft: _Draft) -> tuple[Lane, ...]:
+        return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
+
+    def _verdict(self, plan: Plan, taken: _Draft) -> str:
+        """The predicted step, and what it costs to begin with."""
+        moved = f", after {size_text(taken.moved_bytes)} have moved" if taken.moved_bytes else ""
+        return f"predicted step {_ms(plan.predicted.step_s)}{moved}"
+
+    def _beaten(self, taken: _Draft, drafts: Sequence[_Draft], ideas: Sequence[_Idea]) -> str:
+        """What it was better than: drafts of other names, the best first, then what was not even timed."""
+        beaten: dict[str, str] = {}
+        for other in drafts:
+            if other.name != taken.name:
+                seems_shorter = other.step_s < taken.step_s and _ms(other.step_s) != _ms(taken.step_s)
+                about = "at least " if other.is_bound else "about " if seems_shorter else ""
+                words = f"{other.name} ({about}{_ms(other.step_s)}, moves {size_text(other.moved_bytes)})"
+                beaten.setdefault(other.name, words)
+        named = list(beaten.values())[:BEATEN]
+        others = [idea for idea in ideas if idea.candidate.name not in (taken.name, *beaten)]
+        rest = [idea.floor_s if math.isinf(idea.least_s) else idea.least_s for idea in others]
+        if rest:
+            named.append(f"{len(rest)} more, of at least {_ms(min(rest))}")
+        return f"beaten: {', '.join(named)}" if named else ""
+
+    def fitting(self, lanes: Sequence[Lane], copies: int, goal: Goal | None = None, keeps: bool = False) -> Plan | None:
+        """The plan of these lanes at nominal clocks, None if it does not fit. Its goal is that one if ranks get copies
+        for it, as many of those that are missing as have room. `keeps`: see `as_it_is`."""
+        workload, tiles = self._plan.workload, tiles_of(lanes)
+        boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
+        by = CopySources(self._topology, self._have, copies, self._places, sharers=sharers)
+        if goal is None:
+            kept = dict(enumerate(self._have)) if keeps else copies_read_anew(self._plan.boxes, boxes, self._have)
+            plan = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept))
+            return self._with_boxes(lanes, boxes, by) if plan is None and kept else plan
+        plan = self._with_boxes(lanes, boxes, by)
+        kept = {} if plan is None else copies_for(goal, plan, self._have)
+        if not kept:
+            return plan
+        more = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept, is_interim=True))
+        is_nearer = more is not None and any(box.catching_up for box in more.boxes)
+        return replace(more, goal=goal) if more is not None and is_nearer else plan
+
+    def _with_boxes(self, lanes: Sequence[Lane], boxes: Sequence[Box], by: CopySources) -> Plan | None:
+        """`boxes`: with the readers that these lanes make of ranks, to be handed out; with as many of the copies that
+        are to be made as ranks have room for at once."""
+        dealt = reassign_boxes(boxes, by)
+        topology, workload = self._topology, self._plan.workload
+        needed = needed_bytes(topology, workload, lanes, dealt, self._shaper.times)
+        # Copies for a goal need not all be there at once: with each wave others are dropped.
+        if not by.is_interim and not has_memory(topology, needed):
+            return None
+        room = room_for_copies(topology, without_copies(needed, dealt, workload))
+        wave = first_wave(dealt, workload, room)
+        reason = "" if wave == dealt else wave_words(dealt, wave, without_room(dealt, workload, room))
+        plan = make_plan(topology, workload, lanes, reason, boxes=wave, times=self._shaper.times)
+        return plan if fits_memory(plan) else None
+
+
+def _is_cut_anew(candidate: Candidate) -> bool:
+    """Whether all of its lanes are."""
+    sketches = candidate.sketches
+    return isinstance(sketches, SideBySide) or all(sketch.borders is None for sketch in sketches)
+
+
+def _units_of(sketches: Sketches, parts: Sequence[Part]) -> Iterator[tuple[Rank, Span]]:
+    """Rank by rank."""
+    cuts = (part.borders for part in parts for _ in range(part.count))
+    for sketch, borders in zip(sketches, cuts, strict=True):
+        for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True):
+            units = Span(lo, hi)
+            for member in members:
+                yield member.rank, units
+
+
+def _largest(lanes: Sequence[Lane]) -> int:
+    """Samples of the largest micro-batch."""
+    return max((len(m) for lane in lanes for m in lane.micro_batches), default=0)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

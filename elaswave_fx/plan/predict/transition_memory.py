@@ -1,0 +1,224 @@
+"""Bytes that copies on their way need beside what ranks have anyway, and waves of copies that keep to a bound.
+
+In: boxes with ranks that catch up. Out: by rank what it takes to get them there; or the boxes of a first wave, in which
+as many copies are made as have room, and all who have a copy keep it. The plans that follow make what is left.
+
+    transition_memory(plan)[3]                      ->  Needs(copies=98304, records=294912, in_flight=0, parameters=0)
+    first_wave(boxes, workload, {3: 2000000, ...})  ->  boxes 0-1 with rank 3 among their holders, boxes 2-4 without it
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Workload
+from elaswave_fx.plan.work.topology import Rank, Topology
+from elaswave_fx.words import size_text
+
+EXPECTED_RECORDS = 2
+"""Records of a box that a rank expects at once while it catches up (`kExpectedAhead` in native/commit/machine.h)."""
+
+LATE_RECORDS = 4
+"""Records of a box that an owner has sent behind its state may be so many steps late at its vote (`kLateSteps` in
+native/exec/state_copies.cc). That of the next step is made before the next vote."""
+
+UNDER_WAY_BYTES = 4 << 20
+"""States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in native/exec/state_copies.cc). An
+update leaves them alone and writes new ones, so that there are two of each meanwhile."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a rank needs beside what it had before: `copies` that come to it, the `records` behind them, states
+    and records `in_flight` to others; and `parameters` that it computes with from now on, in the stop in which
+    it still has those of before."""
+
+    copies: int = 0
+    records: int = 0
+    in_flight: int = 0
+    parameters: int = 0
+
+    @property
+    def behind(self) -> int:
+        """What goes on behind steps; this is what is bounded, for parameters are part of what the plan itself needs."""
+        return self.copies + self.records + self.in_flight
+
+
+@dataclass(frozen=True)
+class Short:
+    """A copy for which a rank has no room, not even alone."""
+
+    box: BoxId
+    rank: Rank
+    needs: int
+    has: int
+
+    @property
+    def words(self) -> str:
+        """Who has not enough of what."""
+        return (
+            f"a copy of box {self.box} takes {size_text(self.needs)} of rank {self.rank}, which has "
+            f"{size_text(self.has)} for copies on their way (by switch.memory, and by what its plan leaves): "
+            f"{self.needs - self.has} bytes short"
+        )
+
+
+Room = Mapping[Rank, int]
+"""By rank the bytes that there are for copies on their way; a rank that is not in it has no bound."""
+
+
+def transition_memory(plan: Plan, before: Plan | None = None) -> dict[Rank, Needs]:
+    """By rank, ascending, what its copies on their way need at most, and parameters that it did not have `before`."""
+    account = _Account(plan.workload)
+    for box in plan.boxes:
+        for rank in box.catching_up:
+            account.add(box, rank, {})
+    return {
+        rank: account.needs(rank, 0 if before is None else _new_parameters(before, plan, rank)) for rank in plan.ranks
+    }
+
+
+def copy_bytes(workload: Workload, box: Box) -> int:
+    """What a rank needs that gets a copy of the box: its state, records that it expects, and one that is applied."""
+    return state_bytes(workload, box) + (EXPECTED_RECORDS + 1) * _record_bytes(workload, box)
+
+
+def state_bytes(workload: Workload, box: Box) -> int:
+    """What travels of a box: a record needs no copy, for the next step makes one."""
+    return (workload.state_bytes_per_element - GRADIENT_BYTES) * len(box.span)
+
+
+def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank, int]:
+    """What ranks have beside the bytes that they need anyway, at most what the topology allows for a transition."""
+    found: dict[Rank, int] = {}
+    for member in topology.members:
+        bounds = [] if topology.switch_bytes is None else [topology.switch_bytes]
+        if member.memory_bytes is not None:
+            bounds.append(max(0, member.memory_bytes - needed.get(member.rank, 0)))
+        if bounds:
+            found[member.rank] = min(bounds)
+    return found
+
+
+def needed_without_copies(plan: Plan) -> dict[Rank, int]:
+    """By rank, the bytes of the plan but for the copies that have yet to come."""
+    needed = {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()}
+    return without_copies(needed, plan.boxes, plan.workload)
+
+
+def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: Workload) -> dict[Rank, int]:
+    """The bytes that ranks need, less those of copies that have yet to come."""
+    left = dict(needed)
+    for box in boxes:
+        for rank in box.catching_up:
+            left[rank] -= workload.state_bytes_per_element * len(box.span)
+    return left
+
+
+def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Box, ...]:
+    """The same boxes with as many of the copies on their way as there is room for: those first of boxes that have the
+    fewest, then in order. The same boxes, if all fit."""
+    account, found = _Account(workload), list(boxes)
+    behind = [number for number, box in enumerate(boxes) if box.catching_up]
+    for number in sorted(behind, key=lambda number: (len(boxes[number].local_materializers), number)):
+        box = boxes[number]
+        refused = {rank for rank in box.catching_up if not account.add(box, rank, room)}
+        if refused:
+            holders, catching_up = ([r for r in ranks if r not in refused] for ranks in (box.holders, box.catching_up))
+            found[number] = replace(box, holders=tuple(holders), catching_up=tuple(catching_up))
+    return tuple(found)
+
+
+def without_room(boxes: Sequence[Box], workload: Workload, room: Room) -> Short | None:
+    """The first copy that will have no room in any wave; None if there is none."""
+    for number, box in numbered(boxes):
+        for rank in box.catching_up:
+            sent = state_bytes(workload, box) + _late_bytes(workload, box)
+            needs = {rank: copy_bytes(workload, box), box.owner: sent}
+            for who, size in needs.items():
+                if size > room.get(who, size):
+                    return Short(number, who, size, room[who])
+    return None
+
+
+class _Account:
+    """What copies need that were added so far."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._copies: Counter[Rank] = Counter()
+        self._records: Counter[Rank] = Counter()
+        self._sent: Counter[Rank] = Counter()
+        self._late: Counter[Rank] = Counter()  # records that follow what is sent
+        self._largest: defaultdict[Rank, int] = defaultdict(int)  # by owner, of the states that it sends
+
+    def add(self, box: Box, target: Rank, room: Room) -> bool:
+        """A copy for `target`, if it has the room, and the owner; returns whether they have."""
+        state = state_bytes(self._workload, box)
+        comes = self.needs(target).behind + copy_bytes(self._workload, box)
+        sent, largest = self._sent[box.owner] + state, max(self._largest[box.owner], state)
+        late = self._late[box.owner] + _late_bytes(self._workload, box)
+        goes = self._copies[box.owner] + self._records[box.owner] + _in_flight(sent, largest) + late
+        if comes > room.get(target, comes) or goes > room.get(box.owner, goes):
+            return False
+        self._copies[target] += state
+        self._records[target] += copy_bytes(self._workload, box) - state
+        self._sent[box.owner], self._largest[box.owner], self._late[box.owner] = sent, largest, late
+        return True
+
+    def needs(self, rank: Rank, parameters: int = 0) -> Needs:
+        """Of a rank, so far."""
+        in_flight = _in_flight(self._sent[rank], self._largest[rank]) + self._late[rank]
+        return Needs(self._copies[rank], self._records[rank], in_flight, parameters)
+
+
+def _in_flight(sent: int, largest: int) -> int:
+    """Of an owner that sends so many bytes of states in all."""
+    return min(sent, UNDER_WAY_BYTES + largest)
+
+
+def _late_bytes(workload: Workload, box: Box) -> int:
+    """At the owner, of the records that follow a state at most at once."""
+    return (LATE_RECORDS + 1) * _record_bytes(workload, box)
+
+
+def _record_bytes(workload: Workload, box: Box) -> int:
+    """Of buffers, which are whole buckets, what every granule has yielded."""
+    times = workload.granules if workload.buckets[box.bucket].whole else 1
+    return GRADIENT_BYTES * len(box.span) * times
+
+
+def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
+    """Buckets of parameters that a rank comes to compute with, for which there is memory, gradients included, beside
+    all that it has `before`: all of them or none. Of buffers there is little."""
+    work = plan.workload
+    new = [number for number in _new_buckets(before, plan, rank) if not work.buckets[number].whole]
+    more = sum(work.buckets[number].work_bytes + work.sum_bytes * work.buckets[number].numel for number in new)
+    limit = before.topology.member(rank).memory_bytes
+    return new if limit is None or before.predicted.ranks[rank].memory_bytes + more <= limit else []
+
+
+def _new_parameters(before: Plan, plan: Plan, rank: Rank) -> int:
+    """Bytes of the working copies of what a rank reads for the first time."""
+    buckets = plan.workload.buckets
+    return sum(buckets[n].work_bytes for n in _new_buckets(before, plan, rank))
+
+
+def _new_buckets(before: Plan, plan: Plan, rank: Rank) -> list[int]:
+    return [
+        number for number, bucket in enumerate(plan.workload.buckets)
+        if rank in plan.groups[bucket.name] and rank not in before.groups[bucket.name]
+    ]  # fmt: skip
+
+
+def wave_words(planned: Sequence[Box], made: Sequence[Box], short: Short | None) -> str:
+    """How many of the planned copies are made now; nothing if all are. `short`: one that has no room at all."""
+    wanted, now = (sum(len(box.catching_up) for box in boxes) for boxes in (planned, made))
+    if wanted == now:
+        return ""
+    words = f"of {wanted} copies of boxes {now} are made now, for which there is room"
+    return words if short is None else f"{words}; {short.words}"

@@ -1,0 +1,1 @@
+"""Who owns which box of the state, and who keeps its copies."""

@@ -1,0 +1,82 @@
+"""Which copies a goal needs: those of what its ranks will compute with, and do not compute with yet.
+
+In: a plan, its goal, who has a copy of which box. Out: box -> the ranks that are to have a copy. They get them in
+waves, as there is room (`transition_memory.py`). What has none at all travels as parameters when the goal's lanes are
+taken.
+
+    copies_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.predict.transition_memory import Short, needed_without_copies, room_for_copies, without_room
+from elaswave_fx.plan.replicas.deal_boxes import with_readers
+from elaswave_fx.plan.work.box import Box, numbered
+from elaswave_fx.plan.work.cost import GRADIENT_BYTES
+from elaswave_fx.plan.work.tiling import tiles_of
+from elaswave_fx.plan.work.topology import Rank
+
+LEAST_FREE = 0.1
+"""Copies are reckoned to get so much of a link at least."""
+
+ByBox = Mapping[int, tuple[Rank, ...]]
+
+
+def copies_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
+    """What ranks are to have for `goal` while they compute as `plan` says; nothing if no copy has to be made."""
+    after = with_readers(plan.boxes, plan.workload, tiles_of(goal.lanes))
+    found: defaultdict[int, list[Rank]] = defaultdict(list)
+    is_complete = True
+    for number, (now, then) in enumerate(zip(plan.boxes, after, strict=True)):
+        for rank in then.readers:
+            if rank in now.readers:
+                continue
+            is_complete = is_complete and rank in have[number]
+            found[number].append(rank)
+    return {} if is_complete else {number: tuple(ranks) for number, ranks in found.items()}
+
+
+def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence[tuple[Rank, ...]]) -> ByBox:
+    """Copies of what ranks compute with for the first time: they make its parameters from them."""
+    found: dict[int, tuple[Rank, ...]] = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old.readers != new.readers:
+            ranks = tuple(r for r in new.readers if r not in old.readers and r in have[number])
+            if ranks:
+                found[number] = ranks
+    return found
+
+
+def copies_per_stall(plan: Plan) -> float:
+    """How long copies of a state need behind the steps of a plan, over how long its parameters would need alone."""
+    work, predicted = plan.workload, plan.predicted
+    free = 1.0 - predicted.exchange_s / predicted.step_s if predicted.step_s else 1.0
+    states = (work.state_bytes_per_element - GRADIENT_BYTES) * sum(bucket.numel for bucket in work.buckets)
+    return states / max(1, sum(bucket.work_bytes for bucket in work.buckets)) / max(free, LEAST_FREE)
+
+
+def goal_words(plan: Plan) -> Iterator[str]:
+    """What comes next, and what for."""
+    if plan.goal is not None:
+        behind = sum(len(box.catching_up) for _, box in numbered(plan.boxes))
+        yield (
+            f"the goal is another: {plan.goal.reason}, a step of {plan.goal.step_s * 1e3:.3g} ms, once {behind} copies "
+            "of boxes have caught up"
+        )
+
+
+def copy_without_room(goal: Goal, plan: Plan) -> Short | None:
+    """A copy that the goal needs of a plan whose copies are all there, and for which there is no room; None if all can
+    be made, in one wave or more."""
+    missing = copies_for(goal, plan, [box.replica_ranks for box in plan.boxes])
+    boxes: list[Box] = []
+    for number, box in numbered(plan.boxes):
+        behind = tuple(rank for rank in missing.get(number, ()) if rank not in box.replica_ranks)
+        boxes.append(replace(box, holders=(*box.holders, *behind), catching_up=behind))
+    room = room_for_copies(plan.topology, needed_without_copies(plan))
+    return without_room(boxes, plan.workload, room)

@@ -1,0 +1,88 @@
+"""Spans of one axis, and boxes: the pieces in which the state of a job is kept, copied and handed from rank to rank.
+
+Box(bucket=3, span=[0, 500), owner=0, holders=(2,), catching_up=(), readers=(0, 2))
+    rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a copy of them, ranks 0 and 2 compute with them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NewType, cast
+
+from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.work.topology import Rank
+
+BoxId = NewType("BoxId", int)
+"""The place of a box in `Plan.boxes`, which it keeps for the whole job."""
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A half-open range [lo, hi) of one axis."""
+
+    lo: int
+    hi: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lo <= self.hi:
+            raise PlanError(f"span [{self.lo}, {self.hi}) is not a range; 0 <= lo <= hi")
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+    def __bool__(self) -> bool:
+        return self.hi > self.lo
+
+    def __contains__(self, position: object) -> bool:
+        return isinstance(position, int) and self.lo <= position < self.hi
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.lo, self.hi))
+
+    def __str__(self) -> str:
+        return f"[{self.lo}, {self.hi})"
+
+    def intersect(self, other: Span) -> Span | None:
+        """The common part, None if there is none."""
+        lo, hi = max(self.lo, other.lo), min(self.hi, other.hi)
+        return Span(lo, hi) if lo < hi else None
+
+    def relative_to(self, origin: Span) -> Span:
+        """This span in coordinates in which `origin` starts at 0; this must lie within `origin`."""
+        if not (origin.lo <= self.lo and self.hi <= origin.hi):
+            raise PlanError(f"span {self} does not lie within {origin}")
+        return Span(self.lo - origin.lo, self.hi - origin.lo)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A piece of a bucket that is kept, copied and handed over whole; plan, control, engine and checkpoint name it so.
+
+    `bucket`: an index into the workload's buckets; `span`: its flat elements. The `owner` sums the gradient, updates
+    and publishes. The `holders` keep state and record too, and apply the same update; those that are `catching_up`
+    have no state yet. The `readers` are the ranks whose units compute with these elements, ascending; the owner need
+    not be one of them.
+    """
+
+    bucket: int
+    span: Span
+    owner: Rank
+    holders: tuple[Rank, ...] = ()
+    catching_up: tuple[Rank, ...] = ()
+    readers: tuple[Rank, ...] = ()
+
+    @property
+    def replica_ranks(self) -> tuple[Rank, ...]:
+        """The ranks that have a copy of its state, or are to get one: the owner first."""
+        return (self.owner, *self.holders)
+
+    @property
+    def local_materializers(self) -> frozenset[Rank]:
+        """The ranks that make its working parameters from a copy of their own; other readers get the owner's."""
+        return frozenset(self.replica_ranks) - frozenset(self.catching_up)
+
+
+def numbered(boxes: Iterable[Box]) -> Iterator[tuple[BoxId, Box]]:
+    """Every box of a plan with its id."""
+    return cast("Iterator[tuple[BoxId, Box]]", enumerate(boxes))
