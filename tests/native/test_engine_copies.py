@@ -505,7 +505,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
         came = held.votes
         with pytest.raises(ExecError, match="install while its step is pending; it comes when it is between steps"):
             engine.install(make_spec(model, tiling, rank, boxes=boxes))
-        with pytest.raises(ExecError, match="the vote of rank 2 is missing"):
+        with pytest.raises(ExecError, match="the vote of rank [12] is missing"):
             engine.finish(came)
         if rank == 1:
             engine.drop()

@@ -63,7 +63,10 @@ def test_the_checker_imports_types_alone(path: Path) -> None:
 
 def test_the_rule_sees_code() -> None:
     assert len(CHECKER) == 3
-    for name in ("hops.find_hops", "tiling.tiles_of", "schedule.levels", "cost.value_samples", "memory"):
+    for name in (
+        "order.hops.find_hops", "work.tiling.tiles_of", "order.schedule.levels", "work.cost.value_samples",
+        "predict.memory",
+    ):  # fmt: skip
         module, _, last = f"elaswave_fx.plan.{name}".rpartition(".")
         assert not_types(f"def f():\n    from {module} import {last}") == {f"elaswave_fx.plan.{name}"}
     assert (
