@@ -36,7 +36,7 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
     Raises `DataError` for lists of numbers that were written as text, as pandas writes them to CSV."""
     import pyarrow as pa
 
-    column = _plain(column)
+    column = plain(column)
     types = pa.types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
         return None
@@ -68,7 +68,7 @@ def tokens_of(column: Any, place: str) -> np.ndarray | None:
     Raises `DataError` for a null among the ids, with its row."""
     import pyarrow as pa
 
-    column = _plain(column)
+    column = plain(column)
     if not _is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         return None
     ids = _compute().list_flatten(column)
@@ -83,7 +83,7 @@ def refuse_no_numbers(column: Any, place: str) -> None:
     """Raise `DataError` for what is neither a number nor nested lists of them, or has a null, with its row."""
     import pyarrow as pa
 
-    column = _plain(column)
+    column = plain(column)
     kind = column.type
     while _is_list(kind):
         kind = kind.value_type
@@ -132,7 +132,7 @@ def refuse_foreign_ids(column: Any, vocab_size: int, place: str, may_be_ignored:
 
 
 def _values(column: Any) -> Any:
-    column = _plain(column)
+    column = plain(column)
     while _is_list(column.type):
         column = _compute().list_flatten(column)
     return column
@@ -145,7 +145,7 @@ def _largest(values: Any) -> float | int:
 
 def refuse_ragged(column: Any, place: str) -> None:
     """Raise `DataError` if lists differ in length, with the first row whose list has another length than row 0."""
-    column = _plain(column).combine_chunks()
+    column = plain(column).combine_chunks()
     rows = np.arange(len(column))
     while _is_list(column.type) and len(column):
         lengths = _compute().list_value_length(column).to_numpy(zero_copy_only=False)
@@ -171,37 +171,19 @@ def type_in_words(kind: Any) -> str:
     return "values of several types" if _JSON in str(kind) else str(kind)
 
 
-def kind_of_values(kind: Any) -> str:
-    """What values of an Arrow type are, whatever their width: those of one kind can be made of each other."""
-    import pyarrow as pa
-
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind_of_values(kind.storage_type)
-    if types.is_dictionary(kind):
-        return kind_of_values(kind.value_type)
-    if _is_list(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
-        return f"lists of {kind_of_values(kind.value_type)}"
-    if types.is_integer(kind):
-        return "whole numbers"
-    if types.is_float32(kind) or types.is_float64(kind):
-        return "numbers"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return "text"
-    return str(kind)
-
-
-def _plain(column: Any) -> Any:
+def plain(column: Any) -> Any:
     """The column without what only says how it is stored: extension types, dictionaries, views."""
     import pyarrow as pa
 
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != _JSON:
-        return _plain(pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
+        return plain(pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
     if pa.types.is_dictionary(kind):
-        return _plain(column.cast(kind.value_type))
+        return plain(column.cast(kind.value_type))
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.string())
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return _plain(column.cast(pa.large_list(kind.value_type)))
+        return plain(column.cast(pa.large_list(kind.value_type)))
     return column
 
 

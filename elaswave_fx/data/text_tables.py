@@ -1,25 +1,21 @@
-"""Tables that are written as text, CSV and JSON: chosen columns, whose types follow from all of their values.
+"""Tables that are written as text: CSV, JSON, lines. Chosen columns, in parts whose types follow from all their values.
 
 {"text": "a", "meta": 1}
 {"text": "2024-05-01", "meta": {"by": "x"}}     names ["text"]  ->  one column of strings, as they are written
-
-Rows are read in parts. Those lie in Arrow files under the cache folder, from which ranks and later runs map them.
 """
 
 import csv
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.data.file_kinds import TEXT, kind_of
-from elaswave_fx.errors import ConfigError, DataError
+from elaswave_fx.data.file_kinds import TEXT, kind_of, refuse_no_text
+from elaswave_fx.errors import DataError
 
-_ROWS = 10_000
+ROWS = 10_000
 """So many are Python objects at a time."""
 
 _LARGEST_FIELD = 1 << 30
@@ -36,43 +32,38 @@ _TOO_LARGE = "whole numbers of 2**63 and more"
 Row = Mapping[str, Any]
 
 
-def column_names(files: Sequence[Path], wanted: Sequence[str]) -> list[str]:
-    """The names that headers have, and objects of JSON files: the first ones, if they have what is wanted, else all.
-    Raises `DataError` for a file that is none."""
-    for rows in (_ROWS, None):
-        names = list(dict.fromkeys(name for path in files for names in _names(path, rows) for name in names))
-        if set(wanted) <= set(names):
-            break
-    return names
+def names_in_text(path: Path, rows: int | None) -> list[str]:
+    """The names that a header has, or the first objects of a JSON file; `rows` None: all of them. Raises `DataError`
+    for a file that is none."""
+    if path.suffix == ".csv":
+        with _opened(path) as file:
+            return _header(path, csv.reader(file, strict=True))
+    if path.suffix == ".txt":
+        return ["text"]
+    return list(dict.fromkeys(name for row in islice(_json_rows(path), rows) for name in row))
 
 
-def text_table(files: Sequence[Path], names: Sequence[str], numbers: bool, folder: Path | None) -> Any:
-    """The `pyarrow.Table` of those columns; what is missing in a row is null.
+def parts_of_text(path: Path, names: Sequence[str], numbers: bool, first: int) -> Iterator[Any]:
+    """The rows of a file as `pyarrow.Table`s of those columns; what is missing in a row is null.
 
-    `numbers`: values of CSV files are numbers, and not texts. `folder`: for its parts; None keeps them in memory.
-    Raises `DataError` for a file that cannot be read, and for a column whose values are of several types.
+    `numbers`: values of CSV files are numbers, and not texts. `first`: number of the first row, for messages.
+    Raises `DataError` for a file that cannot be read.
     """
     import pyarrow as pa
 
-    parts = _stored(folder, lambda: _parts(files, names, numbers)) if folder else list(_parts(files, names, numbers))
-    try:
-        return pa.concat_tables(parts, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(_difference(parts, names) or _not_one_type(names, error)) from error
+    kinds: dict[str, tuple[Iterator[Row], Callable[..., Any]]] = {
+        ".csv": (_csv_rows(path, names), _of_csv),
+        ".txt": (_lines(path), _of_json),
+    }
+    rows, make = kinds.get(path.suffix) or (_json_with(path, names), _of_json)
+    while chunk := list(islice(rows, ROWS)):
+        values = {name: [row.get(name) for row in chunk] for name in names}
+        yield pa.table({name: make(each, name, numbers, first) for name, each in values.items()})
+        first += len(chunk)
 
 
-def _parts(files: Sequence[Path], names: Sequence[str], numbers: bool) -> Iterator[Any]:
-    import pyarrow as pa
-
-    first = 0
-    for path in files:
-        rows, make = (_csv_rows(path, names), _of_csv) if _is_csv(path) else (_json_with(path, names), _of_json)
-        while chunk := list(islice(rows, _ROWS)):
-            values = {name: [row.get(name) for row in chunk] for name in names}
-            yield pa.table({name: make(each, name, numbers, first) for name, each in values.items()})
-            first += len(chunk)
-    if not first:
-        yield pa.table({name: pa.nulls(0) for name in names})
+def several_types(name: str, seen: str, row: int) -> str:
+    return f"data.paths: column {name} holds values of several types, such as {seen} in row {row}"
 
 
 def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) -> Any:
@@ -117,49 +108,7 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
         first_kind = next((type(value) for value in values if value is not None), None)
         others = (number for number, value in enumerate(values) if type(value) not in (first_kind, type(None)))
         number = next(others, 0)
-        raise DataError(_several_types(name, f"{values[number]!r:.40}", first + number)) from error
-
-
-def _several_types(name: str, seen: str, row: int) -> str:
-    return f"data.paths: column {name} holds values of several types, such as {seen} in row {row}"
-
-
-def _difference(parts: Sequence[Any], names: Sequence[str]) -> str | None:
-    """The first part whose column is of another type than those before it, in words."""
-    import pyarrow as pa
-
-    for name in names:
-        row, seen = 0, None
-        for part in parts:
-            kind = part.schema.field(name).type
-            if seen is None and not pa.types.is_null(kind):
-                seen = kind
-            if seen is not None:
-                try:
-                    merged = pa.unify_schemas(
-                        [pa.schema([(name, seen)]), pa.schema([(name, kind)])], promote_options="permissive"
-                    )
-                    seen = merged.field(name).type
-                except (pa.ArrowInvalid, pa.ArrowTypeError):
-                    return _several_types(name, f"{kind} after {seen}", row)
-            row += len(part)
-    return None
-
-
-def _not_one_type(names: Sequence[str], error: Exception) -> str:
-    return f"data.paths: columns {', '.join(names)}: values of one type cannot be made ({' '.join(str(error).split())})"
-
-
-def _is_csv(path: Path) -> bool:
-    return path.suffix == ".csv"
-
-
-def _names(path: Path, rows: int | None) -> Iterator[Iterable[str]]:
-    if _is_csv(path):
-        with _opened(path) as file:
-            yield _header(path, csv.reader(file, strict=True))
-    else:
-        yield from islice(_json_rows(path), rows)
+        raise DataError(several_types(name, f"{values[number]!r:.40}", first + number)) from error
 
 
 @contextmanager
@@ -170,7 +119,7 @@ def _opened(path: Path) -> Iterator[Any]:
         named = f"; {kind.cure}" if "data=hf" not in kind.cure else f", and is named {path.suffix}; rename it"
         raise DataError(f"data.paths={path}: is {kind.name}{named}")
     try:
-        with path.open(encoding="utf-8-sig", newline="" if _is_csv(path) else None) as file:
+        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             yield file
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
@@ -223,6 +172,11 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(limit)
 
 
+def _lines(path: Path) -> Iterator[Row]:
+    with _opened(refuse_no_text(path)) as file:
+        yield from ({"text": line.removesuffix("\n")} for line in file)
+
+
 def _json_with(path: Path, names: Sequence[str]) -> Iterator[Row]:
     """The objects of a file. Raises `DataError` where none of them has one of these keys."""
     missing, seen = set(names), {}
@@ -263,53 +217,3 @@ def _json_lines(file: Iterable[str]) -> Iterator[Any]:
                 yield json.loads(line, parse_constant=_constant)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {number}: {error.msg}") from error
-
-
-def _stored(folder: Path, parts: Any) -> list[Any]:
-    """The parts from their files, which are written first if they are not there; whole, or not at all."""
-    try:
-        return _mapped(folder)
-    except (OSError, ValueError):  # pyarrow's errors are of these two kinds
-        pass
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-            _write(Path(aside) / "parts", parts())
-            if not folder.exists():  # another process may have been as fast
-                os.replace(Path(aside) / "parts", folder)
-        return _mapped(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"cache.dir={folder.parent.parent}: cannot be written ({error.strerror or error}); nearest valid: "
-            "cache.enabled=false"
-        ) from error
-
-
-def _mapped(folder: Path) -> list[Any]:
-    import pyarrow as pa
-
-    files = sorted(folder.glob("*.arrow"), key=lambda path: int(path.stem))
-    if not files:
-        raise FileNotFoundError(folder)
-    return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files]
-
-
-def _write(folder: Path, parts: Iterator[Any]) -> None:
-    """One file for parts in a row that have the same types."""
-    import pyarrow as pa
-
-    folder.mkdir()
-    writer, schema, count = None, None, 0
-    try:
-        for part in parts:
-            if part.schema != schema:
-                if writer is not None:
-                    writer.close()
-                schema = part.schema
-                writer = pa.ipc.new_file(str(folder / f"{count}.arrow"), schema)
-                count += 1
-            assert writer is not None
-            writer.write_table(part)
-    finally:
-        if writer is not None:
-            writer.close()

@@ -349,12 +349,10 @@ def test_truth_is_no_number_of_another_file(kind: str, values: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (pa.array([1.5, 2], pa.float16()), pa.array([70000.0, 1.0001], pa.float32())),
         (pa.array([1, 2]), pa.array([0, 1], pa.timestamp("ms"))),
         (pa.array(["a", "b"]), pa.array([1, 2])),
         (pa.array([1, 2]), pa.array(["5", "0x10"])),
-        (pa.array([[1.5]], pa.list_(pa.float16())), pa.array([[70000.0]], pa.list_(pa.float32()))),
-        (pa.array([1, 2]), pa.array([1.5, 2.5])),
+        (pa.array([[1, 2]]), pa.array([1, 2])),
     ],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -363,9 +361,7 @@ def test_values_of_later_files_are_of_one_kind_with_the_first(
 ) -> None:
     paths = [table_file(tmp_path / f"{number}.{kind}", x=column) for number, column in enumerate((first, second))]
     for words in (("data.fields=[x]",), ("data.column=x",)):
-        with pytest.raises(
-            DataError, match=rf"column x holds .* in 0.{kind} and .* in 1.{kind}; give all files one type"
-        ):
+        with pytest.raises(DataError, match="column x holds values of several types, such as .* after .* in row [12]"):
             opened(paths, *words, "global_batch=1")
 
 
@@ -381,10 +377,30 @@ def table_file(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_a_later_file_may_have_wider_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["parquet", "arrow"])
+@pytest.mark.parametrize("number", [1, -1])
+def test_numbers_are_as_wide_as_any_file_has_them(number: int, file: str, tmp_path: Path) -> None:
+    columns = [(pa.float16(), 1.5), (pa.float32(), 70_000.0), (pa.int16(), 7), (pa.float64(), 0.25)][::number]
+    paths = [table_file(tmp_path / f"{place}.{file}", y=pa.array([0]), x=pa.array([value], kind), **{f"z{place}": [0]})
+             for place, (kind, value) in enumerate(columns)]  # fmt: skip
+    dataset = opened(paths, "data.fields=[x]", "global_batch=1")
+    assert [dataset.sample(row)["x"].item() for row in range(4)] == [value for _, value in columns]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("file", ["parquet", "arrow"])
+def test_texts_are_texts_however_they_are_stored(kind: Any, file: str, tmp_path: Path) -> None:
+    texts = pa.array(["abcd", "ef"]).dictionary_encode(), pa.array(["gh", None]).cast(kind)
+    for order in (texts, texts[::-1]):
+        paths = [table_file(tmp_path / f"{place}.{file}", x=text) for place, text in enumerate(order)]
+        assert sorted(bytes(ids_of(opened(paths, "seq_len=5"))).split(b"\0")) == [b"", b"abcd", b"ef", b"gh"]
+
+
+@pytest.mark.parametrize("file", ["parquet", "arrow"])
+def test_a_later_file_may_have_wider_numbers(file: str, tmp_path: Path) -> None:
     for narrow, wide in ((pa.uint16(), pa.int64()), (pa.int8(), pa.int32()), (pa.int32(), pa.uint32())):
         paths = [
-            table_file(tmp_path / f"{number}.parquet", x=pa.array([[1, 2, top]], pa.list_(kind)), y=pa.array([0.5]))
+            table_file(tmp_path / f"{number}.{file}", x=pa.array([[1, 2, top]], pa.list_(kind)), y=pa.array([0.5]))
             for number, (kind, top) in enumerate(((narrow, 100), (wide, 70_000)))
         ]
         assert sorted(ids_of(opened(paths, "data.column=x"))) == [1, 1, 2, 2, 100]
@@ -430,7 +446,7 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.json", '{\n "text": ["abcdefgh"]\n}\n', "neither JSON Lines nor a list of JSON objects .line 1: "),
         ("a.jsonl", "", "has no rows"),
         ("a.csv", "", "has no rows"),
-        ("a.txt", "", "has no rows"),
+        ("a.txt", "", "the split train is empty"),
         ("a.txt", "abcdefgh\0" * 9, "is no text, it has bytes of 0"),
         ("a.csv", "id,text\n1,the first\nand the second\n2,a row\n", "line 3 has 1 values, .* line breaks that"),
         ("a.csv", "x\n0.5\nNAN\n", "column x: row 1 has a null"),
@@ -497,7 +513,8 @@ def test_a_field_is_named_once(tmp_path: Path) -> None:
         opened(text_file(tmp_path / "a.csv", x=[1, 2]), "data.fields=[x,x]")
 
 
-def test_images_are_colors_or_grays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_images_are_colors_or_grays(kind: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     colors = np.random.default_rng(0).integers(0, 4, (8, 8, 3), np.uint8) * 80
     drawn = image.fromarray(colors)
@@ -505,8 +522,9 @@ def test_images_are_colors_or_grays(tmp_path: Path) -> None:
     table = datasets.Dataset.from_dict(
         {"image": [drawn.convert(mode) for mode in modes]}, features=datasets.Features({"image": datasets.Image()})
     )
-    table.save_to_disk(str(tmp_path / "saved"))
-    dataset = opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1", "data.transform=null")
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "saved")
+    table.to_parquet(str(path)) if kind == "parquet" else table.save_to_disk(str(path))
+    dataset = opened(path, "data.fields=[image]", "global_batch=1", cache=tmp_path / "cache")
     for row, (mode, read) in enumerate(modes.items()):
         expected = np.asarray(drawn.convert(mode).convert(read))
         found = dataset.sample(row)["image"].numpy()

@@ -1,0 +1,157 @@
+"""One table of the chosen columns of many files, each column of the one type that holds all of its values.
+
+a.parquet {"x": int32}  b.parquet {"x": int64}    ->  x: int64        a.csv "x" 1 2  b.csv "x" 0.5    ->  x: double
+
+Rows are read in parts. Those lie in Arrow files under the cache folder, from which ranks and later runs map them.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from elaswave_fx.data.binary_tables import class_names, parts_of_binary, schema_of
+from elaswave_fx.data.text_tables import ROWS, names_in_text, parts_of_text, several_types
+from elaswave_fx.errors import ConfigError, DataError
+
+VERSION = "1"
+"""Another one when the same files give another table."""
+
+BINARY = (".parquet", ".arrow")
+
+
+def column_names(files: Sequence[Path], wanted: Sequence[str]) -> list[str]:
+    """The names that the files' columns have; of JSON those of the first objects, if they are what is wanted, else of
+    all. Raises `DataError` for a file that cannot be read."""
+    if files[0].suffix in BINARY:
+        return list(schema_of(files[0]).names)
+    for rows in (ROWS, None):
+        names = list(dict.fromkeys(name for path in files for name in names_in_text(path, rows)))
+        if set(wanted) <= set(names):
+            break
+    return names
+
+
+def read_files(files: Sequence[Path], columns: Sequence[str], numbers: bool, folder: Path | None) -> Any:
+    """The `pyarrow.Table` of those columns; what is missing in a row is null.
+
+    `numbers`: values of CSV files are numbers, and not texts. `folder`: for its parts; None keeps them in memory.
+    Raises `DataError` for a file that cannot be read, and for a column whose values are of several types.
+    """
+    import pyarrow as pa
+
+    metadata = _one_metadata(files, columns) if files[0].suffix in BINARY else None
+    if files[0].suffix == ".arrow":
+        folder = None  # such files are mapped themselves
+    parts = (
+        _stored(folder, lambda: _parts(files, columns, numbers)) if folder else list(_parts(files, columns, numbers))
+    )
+    try:
+        return pa.concat_tables(parts, promote_options="permissive").replace_schema_metadata(metadata)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(_difference(parts, columns) or _not_one_type(columns, error)) from error
+
+
+def _one_metadata(files: Sequence[Path], columns: Sequence[str]) -> Any:
+    """What stands beside the first file's schema. Raises `DataError` if labels have other names in another file."""
+    schemas = {path: schema_of(path) for path in files}
+    first = files[0]
+    for name in columns:
+        for path, schema in schemas.items():
+            if class_names(schema).get(name) != class_names(schemas[first]).get(name):
+                raise DataError(
+                    f"data.paths: column {name} has other classes in {path.name} than in {first.name}, or in another "
+                    "order"
+                )
+    return schemas[first].metadata
+
+
+def _parts(files: Sequence[Path], columns: Sequence[str], numbers: bool) -> Iterator[Any]:
+    import pyarrow as pa
+
+    first = 0
+    for path in files:
+        binary = path.suffix in BINARY
+        for part in parts_of_binary(path, columns) if binary else parts_of_text(path, columns, numbers, first):
+            if len(part):
+                yield part
+            first += len(part)
+    if not first:
+        yield pa.table({name: pa.nulls(0) for name in columns})
+
+
+def _difference(parts: Sequence[Any], names: Sequence[str]) -> str | None:
+    """The first part whose column is of another type than those before it, in words."""
+    import pyarrow as pa
+
+    for name in names:
+        row, seen = 0, None
+        for part in parts:
+            kind = part.schema.field(name).type
+            if seen is None and not pa.types.is_null(kind):
+                seen = kind
+            if seen is not None:
+                try:
+                    merged = pa.unify_schemas(
+                        [pa.schema([(name, seen)]), pa.schema([(name, kind)])], promote_options="permissive"
+                    )
+                    seen = merged.field(name).type
+                except (pa.ArrowInvalid, pa.ArrowTypeError):
+                    return several_types(name, f"{kind} after {seen}", row)
+            row += len(part)
+    return None
+
+
+def _not_one_type(names: Sequence[str], error: Exception) -> str:
+    return f"data.paths: columns {', '.join(names)}: values of one type cannot be made ({' '.join(str(error).split())})"
+
+
+def _stored(folder: Path, parts: Callable[[], Iterator[Any]]) -> list[Any]:
+    """The parts from their files, which are written first if they are not there; whole, or not at all."""
+    try:
+        return _mapped(folder)
+    except (OSError, ValueError):  # pyarrow's errors are of these two kinds
+        pass
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+            _write(Path(aside) / "parts", parts())
+            if not folder.exists():  # another process may have been as fast
+                os.replace(Path(aside) / "parts", folder)
+        return _mapped(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cache.dir={folder.parent.parent}: cannot be written ({error.strerror or error}); nearest valid: "
+            "cache.enabled=false"
+        ) from error
+
+
+def _mapped(folder: Path) -> list[Any]:
+    import pyarrow as pa
+
+    files = sorted(folder.glob("*.arrow"), key=lambda path: int(path.stem))
+    if not files:
+        raise FileNotFoundError(folder)
+    return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files]
+
+
+def _write(folder: Path, parts: Iterator[Any]) -> None:
+    """One file for parts in a row that have the same types."""
+    import pyarrow as pa
+
+    folder.mkdir()
+    writer, schema, count = None, None, 0
+    try:
+        for part in parts:
+            if part.schema != schema:
+                if writer is not None:
+                    writer.close()
+                schema = part.schema
+                writer = pa.ipc.new_file(str(folder / f"{count}.arrow"), schema)
+                count += 1
+            assert writer is not None
+            writer.write_table(part)
+    finally:
+        if writer is not None:
+            writer.close()
