@@ -1,4 +1,4 @@
-"""The native runtime; sources and contracts in `native/` (comm/endpoint.h, comm/group.h, exec/engine.h)."""
+"""The native runtime; sources and contracts in `native/` (comm/endpoint.h, comm/group.h, exec/step/engine.h)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final, overload
@@ -308,7 +308,7 @@ class BoxState:
     def state(self) -> list[Tensor]: ...
     @property
     def digest(self) -> tuple[int, int]:
-        """Of the bytes as the last update wrote them, low and high 64 bits; see exec/digest.h."""
+        """Of the bytes as the last update wrote them, low and high 64 bits; see exec/exact/digest.h."""
 
 @final
 class HeldBox:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
 from elaswave_fx.data.global_draws import again
@@ -22,24 +23,46 @@ _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
 """So many reads later; as for modules, a power of two gets into the next phase."""
 
 
-def refuse_counters(read: Callable[[], dict[str, torch.Tensor]], owner: object, place: str, cure: str) -> None:
-    """Raise DataError where what `read` gives depends on a number of `owner` that it changes, or on one of the globals
-    that its code names."""
+def refuse_counters(
+    read: Callable[[int], dict[str, torch.Tensor]], count: int, owner: object, place: str, cure: str
+) -> None:
+    """Raise DataError where samples depend on a number of `owner` that reading them changes, or on one of the globals
+    that its code names. `read` gives one of `count` samples.
+
+    What is as it was when the same samples have been read again is no counter: a cache of what was read last."""
+    other = 1 % count
+    for index in (0, other, 0):
+        first = read(index)
     before = [(space, name, space[name], numbers_in(space[name])) for space, name in _names(owner)]
-    first = {field: tensor.clone() for field, tensor in read().items()}
-    for space, name, value, numbers in before:
-        now = numbers_in(space.get(name))
-        changed = frozenset(path for path in now if plain_text(numbers.get(path)) != plain_text(now[path]))
+    moved: list[set[Any]] = [set() for _ in before]
+    for indices in ((0,), (other, 0)):
+        for index in indices:
+            read(index)
+        for (space, name, _, numbers), paths in zip(before, moved, strict=True):
+            now = numbers_in(space.get(name))
+            paths |= {path for path in now if plain_text(numbers.get(path)) != plain_text(now[path])}
+    for (space, name, value, _), paths in zip(before, moved, strict=True):
+        changed = frozenset(paths)
         for more in _FURTHER if changed else ():
-            space[name] = with_changed(value, changed, lambda number, by=more: number + by)
+            space[name] = with_changed(value, changed, lambda number, by=more: _sum(number, by))
             try:
-                later = read()
+                later = read(0)
             except DataError:  # Not for this number.
                 continue
             finally:
                 space[name] = value
             if not all(field in later and same_bits(tensor, later[field]) for field, tensor in first.items()):
                 raise DataError(f"{place}: its samples depend on {name}, which reading them changes, {again(cure)}")
+
+
+def _sum(number: Any, by: int) -> Any:
+    """The sum, which goes around where the number has few bits."""
+    if isinstance(number, (np.ndarray, np.generic)):
+        return np.add(number, np.asarray(by).astype(number.dtype))
+    try:
+        return number + by
+    except (OverflowError, NotImplementedError):  # torch adds no numbers of some types
+        return number
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -247,7 +247,7 @@ def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) ->
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
     _refuse_unsteady(dataset)
-    refuse_counters(lambda: dataset.sample(0), made, dataset.place, dataset.cure)
+    refuse_counters(dataset.sample, len(dataset), made, dataset.place, dataset.cure)
     return dataset
 
 
@@ -257,7 +257,7 @@ def _transformed(config: Config, dataset: Dataset, transform: Transform, code: U
         "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes",
     )  # fmt: skip
     _refuse_unsteady(transformed)
-    refuse_counters(lambda: transformed.sample(0), transform.call, transformed.place, transformed.cure)
+    refuse_counters(transformed.sample, len(transformed), transform.call, transformed.place, transformed.cure)
     if config.eval.every:
         _refuse_unsteady(transformed.for_evaluation())
         _refuse_other_held_out(transformed, transform.name)

@@ -18,7 +18,7 @@ from torch import nn
 
 from elaswave_fx.config.targets import instantiate, parameters_of
 from elaswave_fx.config.types import Options
-from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, as_tensor
+from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, as_tensor, rounded_notes
 from elaswave_fx.data.order import key_of
 from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
@@ -54,10 +54,17 @@ class TransformedDataset(WrappedDataset):
         super().__init__(wrapped)
         self._transform, self._code, self._held_out = transform, code, held_out
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        rounded = rounded_notes(self._made(0, None))
+        return (*self._wrapped.notes, *(line for line in rounded if line not in self._wrapped.notes))
+
     def sample(self, index: int, key: int | None = None) -> Sample:
-        given = {
-            name: tensor.clone() for name, tensor in self._wrapped.sample(index, key).items()
-        }  # it may write there
+        made = self._made(index, key)
+        return {str(name): as_tensor(value, f"{self._transform.name}: field {name}") for name, value in made.items()}
+
+    def _made(self, index: int, key: int | None) -> Mapping[str, Any]:
+        given = self._wrapped.sample(index, key)
         drawn = {_RNG: self._generator(index, key)} if self._transform.draws else {}
         with self._code.watched(self._transform.name, f"sample {index}"):
             made = self._transform.call(given, **drawn)
@@ -66,7 +73,7 @@ class TransformedDataset(WrappedDataset):
                 f"{self._transform.name}: gives a {type(made).__name__} for sample {index}; it is called with a dict "
                 "of tensors by name, and must give one"
             )
-        return {str(name): as_tensor(value, f"{self._transform.name}: field {name}") for name, value in made.items()}
+        return made
 
     def for_evaluation(self) -> Dataset:
         held_out = self._wrapped.for_evaluation()

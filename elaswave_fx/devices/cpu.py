@@ -41,7 +41,6 @@ class CpuDevice:
     """A CPU; see `Device`."""
 
     name = "cpu"
-    torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
         self._kept = _AT_FIRST
@@ -59,9 +58,6 @@ class CpuDevice:
             _CLEAR_REFS.write_text(_RESET_PEAK)
         except OSError:
             return  # Some containers have no such file: the peak is then an upper bound.
-
-    def synchronize(self) -> None:
-        """Operators on a CPU are done when they return."""
 
     def memory_peak_bytes(self) -> int:
         return _kibibytes(_STATUS, "VmHWM") * 1024

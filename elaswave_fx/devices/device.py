@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
-
 
 class Device(Protocol):
     """One device of one rank. A worker calls `set_up` once, after its fork and before any other method."""
@@ -14,20 +12,11 @@ class Device(Protocol):
         """The name in the configuration, `cpu` for one."""
         ...
 
-    @property
-    def torch_device(self) -> torch.device:
-        """The torch device on which the rank's tensors live."""
-        ...
-
     def set_up(self, threads: int, deterministic: bool = False) -> None:
         """Make the device this process's own; `threads` is the number of threads of one operator on a CPU.
 
         `deterministic`: operators of which torch says that they are not are errors that name them.
         """
-        ...
-
-    def synchronize(self) -> None:
-        """Return when all work given to the device is done."""
         ...
 
     def memory_peak_bytes(self) -> int:

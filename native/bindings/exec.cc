@@ -15,9 +15,9 @@
 
 #include "bindings/bindings.h"
 #include "bindings/plain_data.h"
-#include "exec/engine.h"
-#include "exec/names.h"
-#include "exec/read_program.h"
+#include "exec/program/read_program.h"
+#include "exec/spec/names.h"
+#include "exec/step/engine.h"
 
 namespace py = pybind11;
 
@@ -194,7 +194,7 @@ void bind_step(py::module_& module) {
       .def_readonly("kernels", &exec::EmulatedTimes::kernels)
       .def_readonly("modelled_s", &exec::EmulatedTimes::modelled_s)
       .def_readonly("overslept_s", &exec::EmulatedTimes::overslept_s);
-  py::class_<exec::StepResult>(module, "StepResult", "A committed step; see exec/engine.h.")
+  py::class_<exec::StepResult>(module, "StepResult", "A committed step; see exec/step/engine.h.")
       .def_readonly("step", &exec::StepResult::step)
       .def_readonly("loss", &exec::StepResult::loss)
       .def_readonly("count", &exec::StepResult::count)
@@ -217,7 +217,7 @@ void bind_step(py::module_& module) {
 }
 
 std::pair<std::uint64_t, std::uint64_t> digest_of_words(std::int64_t bucket, const at::Tensor& words) {
-  const exec::BoxSpec box{BucketId(bucket), 0, words.numel(), {}, {}, {}};
+  const exec::BoxSpec box{{BucketId(bucket), {}, {}, {}}, 0, words.numel()};
   const exec::Digest digest = exec::make_state(box, {words}).digest;
   return {digest.lo, digest.hi};
 }
@@ -236,7 +236,7 @@ void bind_state(py::module_& module) {
       .def_readonly("box", &Box::box)
       .def_property_readonly("digest", [](const Box& self) { return self.digest.lo; })
       .def_readonly("recorded", &Box::recorded);
-  py::class_<exec::Holdings>(module, "Holdings", "What a rank has; see exec/engine.h.")
+  py::class_<exec::Holdings>(module, "Holdings", "What a rank has; see exec/step/engine.h.")
       .def_readonly("version", &exec::Holdings::version)
       .def_readonly("boxes", &exec::Holdings::boxes)
       .def_readonly("catching_up", &exec::Holdings::catching_up)
@@ -273,7 +273,7 @@ void bind_engine(py::module_& module) {
            py::arg("numel"), py::arg("dtype"), py::arg("exact"), Released());
   py::class_<Engine>(
       module, "Engine",
-      "One rank's state and the interpreter of its step program. One thread at a time; see exec/engine.h.")
+      "One rank's state and the interpreter of its step program. One thread at a time; see exec/step/engine.h.")
       .def(py::init(&make_engine), py::arg("spec"), py::arg("endpoint").none(true), py::arg("programs"),
            py::arg("tensors"), py::arg("version") = 0)
       .def("prepare", &prepare, py::arg("spec"), py::arg("tensors") = exec::Tensors())

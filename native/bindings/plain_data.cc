@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "exec/program.h"
+#include "exec/program/program.h"
 
 namespace py = pybind11;
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "exec/data.h"
+#include "exec/spec/data.h"
 
 namespace elaswave {
 

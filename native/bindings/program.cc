@@ -10,11 +10,11 @@
 
 #include "bindings/bindings.h"
 #include "bindings/plain_data.h"
-#include "exec/below_autograd_guard.h"
-#include "exec/memory.h"
-#include "exec/optimizer.h"
-#include "exec/read_program.h"
-#include "exec/unit_sequence.h"
+#include "exec/device/memory.h"
+#include "exec/program/below_autograd_guard.h"
+#include "exec/program/read_program.h"
+#include "exec/program/unit_sequence.h"
+#include "exec/state/optimizer.h"
 
 namespace py = pybind11;
 

@@ -17,7 +17,7 @@ set(torch_libraries "${torch}/lib/libc10.so" "${torch}/lib/libtorch_cpu.so" "${t
 
 file(GLOB module_sources CONFIGURE_DEPENDS
   "${CMAKE_CURRENT_SOURCE_DIR}/commit/*.cc"
-  "${CMAKE_CURRENT_SOURCE_DIR}/exec/*.cc"
+  "${CMAKE_CURRENT_SOURCE_DIR}/exec/*/*.cc"
   "${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cc"
   "${CMAKE_CURRENT_SOURCE_DIR}/bindings/*.cc")
 

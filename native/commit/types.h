@@ -19,7 +19,7 @@ class ProtocolError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A sum over the bytes of a state; see exec/digest.h. Equal bytes have equal digests, and sums of parts add up.
+// A sum over the bytes of a state; see exec/exact/digest.h. Equal bytes have equal digests, and sums of parts add up.
 struct Digest {
   std::uint64_t lo = 0, hi = 0;
   bool operator==(const Digest&) const = default;

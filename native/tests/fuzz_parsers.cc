@@ -4,7 +4,7 @@
 #include <cstring>
 #include <exception>
 
-#include "exec/vote.h"
+#include "exec/exact/vote.h"
 #include "fuzz.h"
 
 namespace elaswave::tests {

@@ -1,5 +1,5 @@
 // Digests: the sums that digest.h promises, whatever instructions compute them; parts add up.
-#include "exec/digest.h"
+#include "exec/exact/digest.h"
 
 #include <cstdint>
 #include <vector>

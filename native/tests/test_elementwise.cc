@@ -1,5 +1,5 @@
 // Elementwise programs: the arithmetic of each operator, in bits, whatever an element's place; what is not known.
-#include "exec/elementwise.h"
+#include "exec/program/elementwise.h"
 
 #include <bit>
 #include <cmath>

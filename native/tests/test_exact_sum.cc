@@ -1,5 +1,5 @@
 // Exact sums against a reference that counts, bit by bit, how often each power of two was added.
-#include "exec/exact_sum.h"
+#include "exec/exact/exact_sum.h"
 
 #include <algorithm>
 #include <bit>

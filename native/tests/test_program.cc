@@ -1,6 +1,6 @@
 // The rules about slots, each with the message that a broken one gives.
 #include "check.h"
-#include "exec/program.h"
+#include "exec/program/program.h"
 
 using namespace elaswave::exec;
 

@@ -1,5 +1,5 @@
 // Votes: what a rank consumed as rectangles, and the bytes that control/store/ledger.py reads.
-#include "exec/vote.h"
+#include "exec/exact/vote.h"
 
 #include <cstdio>
 #include <fstream>

@@ -512,6 +512,54 @@ def test_items_that_depend_on_how_often_they_were_read_are_refused() -> None:
     assert len(drawn("Counting", by="nothing").dataset) == 8
 
 
+class Cached(Drawn):
+    """Keeps what it read last: a shard, some of them, a memo, small integers that are filled again."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.kept: dict[int, Any] = {}
+        self.chunk, self.shard = -1, np.zeros(4, np.uint8)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        chunk = index // (1 if self.by == "memo" else 4)
+        if self.by == "several":
+            if chunk not in self.kept:
+                self.kept[chunk] = np.arange(chunk * 4, chunk * 4 + 4)
+                while len(self.kept) > 2:
+                    self.kept.pop(next(iter(self.kept)))
+            return {"x": self.kept[chunk][index % 4]}
+        if self.by == "filled":
+            self.shard[:] = index
+        elif chunk != self.chunk:
+            self.chunk, self.shard = chunk, np.arange(chunk * 4, chunk * 4 + 4).astype(np.uint8)
+        return {"x": self.shard[index % 4].copy()}
+
+
+@pytest.mark.parametrize("by", ["one", "several", "memo", "filled"])
+def test_items_may_be_kept_for_the_next_time(by: str) -> None:
+    dataset = drawn("Cached", by=by).dataset
+    assert dataset.sample(5)["x"] == {"memo": 21, "filled": 5}.get(by, 5)
+
+
+class Turning(Drawn):
+    """A number that is as before every second time."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.turn = np.uint8(0)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.turn = np.uint8(1) - self.turn if self.by == "turns" else self.turn + np.uint8(1)
+        phase = self.turn if self.by == "turns" else self.turn // 64 % 2
+        return {"x": np.float32(index + (100 if phase else 0))}
+
+
+@pytest.mark.parametrize("by", ["turns", "small"])
+def test_small_counters_and_those_that_turn_are_refused(by: str) -> None:
+    with pytest.raises(DataError, match="another one when it is read again|its samples depend on turn"):
+        drawn("Turning", by=by)
+
+
 class Buffers(Drawn):
     """Fills the same memory for every second sample, as loaders of videos and of shared memory do."""
 

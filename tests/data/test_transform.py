@@ -134,3 +134,8 @@ def test_a_transform_needs_an_import_path(data: str) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config([data, word])
         assert str(caught.value).startswith(message)
+
+
+def test_that_what_a_transform_makes_is_rounded_is_said() -> None:
+    assert [line for line in source("finer").lines if "float64 is read as float32, in image" in line]
+    assert not [line for line in source("Noise").lines if "float64" in line]

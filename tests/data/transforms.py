@@ -103,3 +103,7 @@ class Pictures:
 
 def doubled(image: Tensor) -> Tensor:
     return 2 * image
+
+
+def finer(sample: Sample) -> Sample:
+    return {**sample, "image": sample["image"].double() * 1e5 + 0.123}

@@ -16,9 +16,7 @@ def test_cpu_memory_is_within_the_machine():
     device = make_device("cpu")
     device.set_up(threads=torch.get_num_threads())
     held = torch.ones(8 * 2**20, dtype=torch.float32)
-    device.synchronize()
     assert held.nbytes < device.memory_peak_bytes() < device.memory_total_bytes()
-    assert device.torch_device == held.device
 
 
 def test_memory_beyond_what_a_step_takes_goes_back_to_the_system():

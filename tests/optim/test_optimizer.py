@@ -189,7 +189,7 @@ def torch_counterpart(ours, parameters, lr):
 
 
 def test_adamw_has_the_form_that_the_native_library_has_compiled():
-    """Another form is right too, but slower: then `native/exec/compiled.cc` and its test have to follow."""
+    """Another form is right too, but slower: then `native/exec/program/compiled.cc` and its test have to follow."""
     graph = trace_update(AdamW()).graph
     calls = [node.target._schema.name.removeprefix("aten::") for node in graph.nodes if node.op == "call_function"]
     assert calls == ["mul", "lerp", "mul", "addcmul", "sqrt", "div", "add", "mul", "div", "mul", "sub"]

@@ -2,7 +2,7 @@
 
     ExactTotal.of(0.1) + ExactTotal.of(0.2)  ->  their exact sum;  .value is it, rounded once
 
-The layout is that of `ExactTotal` in `native/exec/exact_sum.h`.
+The layout is that of `ExactTotal` in `native/exec/exact/exact_sum.h`.
 """
 
 from __future__ import annotations

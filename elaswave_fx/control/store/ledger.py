@@ -64,7 +64,7 @@ class Payload:
     it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
     of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
     as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `places`: the sum of the low halves of
-    the samples' hashes times their positions, modulo 2^64. The layout is that of `native/exec/vote.h`.
+    the samples' hashes times their positions, modulo 2^64. The layout is that of `native/exec/exact/vote.h`.
     """
 
     memory_bytes: float = 0.0

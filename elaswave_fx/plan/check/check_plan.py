@@ -28,7 +28,7 @@ from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Rank
 
 MOST_SPANS = 8
-"""Of samples that adjoin, in a tile; kMostSpans of native/exec/vote.h."""
+"""Of samples that adjoin, in a tile; kMostSpans of native/exec/exact/vote.h."""
 
 
 def check_plan(plan: Plan) -> None:

@@ -1,6 +1,6 @@
 """The one value that a rank's engine is made of: who computes what, with what, in which order.
 
-In: the artifact, a plan, a rank. Out: `EngineSpec`, which `native/exec/spec.cc` reads field by field, by name, and
+In: the artifact, a plan, a rank. Out: `EngineSpec`, which `native/exec/spec/spec.cc` reads field by field, by name, and
 checks; what these classes are called here is therefore the encoding. Programs and tensors travel beside it by name.
 
     spec = engine_spec(job, plan, rank)          job: what stays the same in every plan
