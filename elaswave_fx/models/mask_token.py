@@ -49,7 +49,8 @@ def _text(token: Any) -> Any:
 def _ids(files: Mapping[str, Mapping[str, Any]], lines: Path) -> Iterator[tuple[str, int]]:
     """(token, id) of all files; of two, the later one counts."""
     if lines.is_file():
-        yield from ((line, number) for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines()))
+        with lines.open(encoding="utf-8") as file:  # a token may be what else ends lines
+            yield from ((line.removesuffix("\n"), number) for number, line in enumerate(file))
     yield from files["vocab.json"].items()
     model = files["tokenizer.json"].get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

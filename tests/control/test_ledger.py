@@ -1,4 +1,4 @@
-"""The payload of a vote is read as `native/exec/exact/vote.h` writes it: `native/tests/test_vote.cc` has the same golden."""
+"""The payload of a vote is read as `exec/exact/vote.h` writes it: `native/tests/test_vote.cc` has the same golden."""
 
 from __future__ import annotations
 

@@ -404,6 +404,7 @@ TOKENIZERS = {
     ),
     "special tokens": ({"special_tokens_map.json": {"mask_token": "[M]"}, "vocab.txt": "a\n[MASK]\nb\n[M]\n"}, 3),
     "words": ({"vocab.txt": "a\nb\n[MASK]\n"}, 2),
+    "line ends": ({"vocab.txt": "a\n\u2028\n\x85\n\x0b\n[MASK]\n"}, 4),
     "nothing": ({"tokenizer.json": {"added_tokens": [], "model": {"vocab": {"a": 0}}}}, None),
 }
 
