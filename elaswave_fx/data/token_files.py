@@ -79,6 +79,11 @@ def _array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"data.paths={path}: is {NUMPY.name} that cannot be read ({error})") from error
+    end = array.offset + array.nbytes if isinstance(array, np.memmap) else path.stat().st_size
+    if end != path.stat().st_size:
+        raise DataError(
+            f"data.paths={path}: is {NUMPY.name} of {array.size} values, and something follows it; save one array a file"
+        )
     if array.dtype.kind not in "iu":
         raise DataError(f"data.paths={path}: is {NUMPY.name} of {array.dtype}; token ids are integers")
     if array.ndim != 1:

@@ -63,8 +63,9 @@ class BpeTokenizer:
 
     def __init__(self, serialized: str) -> None:
         self._tokenizer: Any = _library().Tokenizer.from_str(serialized)
+        self._tokenizer.encode_special_tokens = True  # the end mark in a text is text
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self.key = digest("bpe", serialized)
+        self.key = digest("bpe", "marks are text", serialized)
 
     @staticmethod
     def train(documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
@@ -109,14 +110,12 @@ def make_tokenizer(config: TokenizerConfig, documents: Sequence[bytes], cache: P
 
 def _text(document: bytes) -> str:
     try:
-        text = document.decode("utf-8")
+        return document.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"tokenizer=bpe: a text is not UTF-8, it has the byte {document[error.start]:#04x} at {error.start}; "
             "convert it, as iconv -t UTF-8 does, or set tokenizer=bytes"
         ) from error
-    # The end mark in a text would be taken for the end: split it, as GPT-2's users do.
-    return text.replace(_END_TEXT, "<| end|>")
 
 
 def _library() -> Any:

@@ -347,6 +347,14 @@ def test_a_large_vocabulary_in_32_bits_is_not_read_as_16(tmp_path: Path) -> None
         opened("memmap", tmp_path / "x.bin")
 
 
+def test_arrays_in_one_file_are_not_read_in_part(tmp_path: Path) -> None:
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.save(file, TOKENS)
+        np.save(file, TOKENS)
+    with pytest.raises(DataError, match="x.npy: is a NumPy array .npy. of .* values, and something follows it"):
+        opened("memmap", tmp_path / "x.npy")
+
+
 @pytest.mark.parametrize("name", ["x.npy", "rows.jsonl"])
 def test_ids_beyond_a_vocabulary_that_was_given_are_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", TOKENS)
