@@ -82,7 +82,8 @@ def _array(path: Path) -> np.ndarray:
     end = array.offset + array.nbytes if isinstance(array, np.memmap) else path.stat().st_size
     if end != path.stat().st_size:
         raise DataError(
-            f"data.paths={path}: is {NUMPY.name} of {array.size} values, and something follows it; save one array a file"
+            f"data.paths={path}: is {NUMPY.name} of {array.size} values, and something follows them; save one array "
+            "a file"
         )
     if array.dtype.kind not in "iu":
         raise DataError(f"data.paths={path}: is {NUMPY.name} of {array.dtype}; token ids are integers")
