@@ -6,6 +6,7 @@ refuse_no_numbers   numbers and lists of them   ->  nothing, or a `DataError` th
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -145,19 +146,30 @@ def _largest(values: Any) -> float | int:
 
 def refuse_ragged(column: Any, place: str) -> None:
     """Raise `DataError` if lists differ in length, with the first row whose list has another length than row 0."""
-    column = plain(column).combine_chunks()
-    rows = np.arange(len(column))
-    while _is_list(column.type) and len(column):
-        lengths = _compute().list_value_length(column).to_numpy(zero_copy_only=False)
-        (others,) = np.nonzero(lengths != lengths[0])
-        if len(others):
-            raise DataError(
-                f"{place}: has {lengths[others[0]]} values in row {rows[others[0]]} and {lengths[0]} in row {rows[0]}; "
-                "all samples must have one shape: pad them (with labels of -100 and an attention_mask), or have "
-                "data.transform do so"
-            )
-        rows = rows[_compute().list_parent_indices(column).to_numpy()]
-        column = column.flatten()
+    wanted: list[int] = []
+    for first, part in _chunks(column):
+        rows, depth = np.arange(first, first + len(part)), 0
+        while _is_list(part.type) and len(part):
+            lengths = _compute().list_value_length(part).to_numpy(zero_copy_only=False)
+            if depth == len(wanted):
+                wanted.append(int(lengths[0]))
+            (others,) = np.nonzero(lengths != wanted[depth])
+            if len(others):
+                raise DataError(
+                    f"{place}: has {lengths[others[0]]} values in row {rows[others[0]]} and {wanted[depth]} in row 0; "
+                    "all samples must have one shape: pad them (with labels of -100 and an attention_mask), or have "
+                    "data.transform do so"
+                )
+            rows, depth = rows[_compute().list_parent_indices(part).to_numpy()], depth + 1
+            part = part.flatten()
+
+
+def _chunks(column: Any) -> Iterator[tuple[int, Any]]:
+    """(first row, array) of each part: together they may have more values than an array can count."""
+    first = 0
+    for chunk in plain(column).chunks:
+        yield first, chunk
+        first += len(chunk)
 
 
 def _compute() -> Any:
@@ -195,12 +207,15 @@ def _is_list(kind: Any) -> bool:
 
 def _row_of_null(column: Any, of_rows: bool = True) -> int | None:
     """The first row that has a null somewhere in its lists, or (`of_rows`) is null; None: there is none."""
-    column = column.combine_chunks()
-    rows, found = np.arange(len(column)), []
-    while True:
-        if column.null_count and of_rows:
-            found.append(int(rows[column.is_null().to_numpy(zero_copy_only=False)][0]))
-        if not _is_list(column.type):
-            return min(found, default=None)
-        rows = rows[_compute().list_parent_indices(column).to_numpy()]
-        column, of_rows = column.flatten(), True
+    for first, part in _chunks(column):
+        rows, found, counts = np.arange(first, first + len(part)), [], of_rows
+        while True:
+            if part.null_count and counts:
+                found.append(int(rows[part.is_null().to_numpy(zero_copy_only=False)][0]))
+            if not _is_list(part.type):
+                break
+            rows = rows[_compute().list_parent_indices(part).to_numpy()]
+            part, counts = part.flatten(), True
+        if found:
+            return min(found)
+    return None

@@ -130,7 +130,8 @@ def _below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     except OSError as error:
         raise DataError(f"data.paths={folder}: cannot be read ({error.strerror})") from error
     for found in inside:
-        if found.name.startswith((".", "#")) or found.name.endswith(("~", ".swp")):
+        left_by_an_editor = found.name.endswith(("~", ".swp")) or (found.name[0] == found.name[-1] == "#")
+        if found.name.startswith(".") or left_by_an_editor:
             continue
         if found.is_dir():
             yield from _below(found, above | {here})

@@ -647,3 +647,17 @@ def test_ids_of_columns_are_of_the_vocabulary(tmp_path: Path) -> None:
     path = table_file(tmp_path / "a.parquet", input_ids=pa.array([[1, -100], [3, 9]]), labels=rows["labels"])
     with pytest.raises(DataError, match="column input_ids: holds the negative token id -100"):
         opened(path, *words, "data.vocab_size=10")
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_rows_are_found_in_any_part_of_a_table(place: int, tmp_path: Path) -> None:
+    values: list[Any] = [[[1, 2], [3, 4]] for _ in range(8)]
+    paths = []
+    for number in range(4):
+        paths.append(table_file(tmp_path / f"{number}.arrow", x=pa.array(values[2 * number : 2 * number + 2])))
+    assert len(opened(paths, "data.fields=[x]", "global_batch=1")) == 8
+    for odd, words in (([[1, 2], [3]], "has [12] values in row"), ([[1, None], [3, 4]], f"row {place} has a null")):
+        changed = [*values[:place], odd, *values[place + 1 :]]
+        table_file(paths[place // 2], x=pa.array(changed[place // 2 * 2 : place // 2 * 2 + 2]))
+        with pytest.raises(DataError, match=f"column x: {words}"):
+            opened(paths, "data.fields=[x]", "global_batch=1")
