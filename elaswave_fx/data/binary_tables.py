@@ -25,6 +25,14 @@ def schema_of(path: Path) -> Any:
         return file.schema_arrow if path.suffix == ".parquet" else file.schema
 
 
+def has_rows(path: Path) -> bool:
+    """Whether there are any. Raises `DataError` as `schema_of` does."""
+    with _opened(path) as file:
+        if path.suffix == ".parquet":
+            return file.metadata.num_rows > 0
+        return any(len(batch) for batch in _batches(file))
+
+
 def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
     """The rows of a file as `pyarrow.Table`s of those columns, without extension types, dictionaries and views.
 
@@ -33,8 +41,9 @@ def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
 
     there = schema_of(path).names
     for name in names:
-        if name not in there:
-            raise DataError(f"data.paths={path}: has no column {name}; it has {', '.join(there)}")
+        if there.count(name) != 1:
+            times = f"{there.count(name)} columns" if name in there else "no column"
+            raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(there)}")
     with _opened(path) as file:
         batches = file.iter_batches(_ROWS, columns=list(names)) if path.suffix == ".parquet" else _batches(file)
         for batch in batches:

@@ -230,6 +230,12 @@ class MapDataset(Dataset):
         self._code = code
         self._keyed = _takes_key(wrapped)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """That of the dataset's own attribute, if it has one."""
+        size = getattr(self._wrapped, "vocab_size", None)
+        return size if isinstance(size, int) and size > 1 else None
+
     def __len__(self) -> int:
         with self._code.watched(f"data._target_={self._name}", "its length"):
             return len(self._wrapped)

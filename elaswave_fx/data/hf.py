@@ -13,7 +13,7 @@ import numpy as np
 
 from elaswave_fx.config.schema import hint, show
 from elaswave_fx.config.types import DataConfig
-from elaswave_fx.data.binary_tables import schema_of
+from elaswave_fx.data.binary_tables import has_rows, schema_of
 from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import (
     is_rounded,
@@ -204,6 +204,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     # Copies and archives keep the time of change, but not the inode.
     marks = [(found.st_size, found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in files)]
     kept = cache and cache / "datasets" / digest(str(marks))
+    if format in ("parquet", "arrow"):  # an empty part says nothing of the others
+        files = [path for path in files if has_rows(path)] or files[:1]
     names = column_names(files, config.fields or (config.column or "text",))
     if not names:
         raise DataError(f"data.paths={show(config.paths)}: has no rows")

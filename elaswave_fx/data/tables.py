@@ -5,7 +5,9 @@ a.parquet {"x": int32}  b.parquet {"x": int64}    ->  x: int64        a.csv "x" 
 Rows are read in parts. Those lie in Arrow files under the cache folder, from which ranks and later runs map them.
 """
 
+import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,9 @@ from elaswave_fx.errors import ConfigError, DataError
 
 VERSION = "1"
 """Another one when the same files give another table."""
+
+_COUNT = "count"
+"""The file that says how many parts there are."""
 
 BINARY = (".parquet", ".arrow")
 
@@ -117,8 +122,10 @@ def _stored(folder: Path, parts: Callable[[], Iterator[Any]]) -> list[Any]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
             _write(Path(aside) / "parts", parts())
-            if not folder.exists():  # another process may have been as fast
-                os.replace(Path(aside) / "parts", folder)
+            with contextlib.suppress(OSError, ValueError):
+                return _mapped(folder)  # another process was as fast
+            shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
+            os.replace(Path(aside) / "parts", folder)
         return _mapped(folder)
     except OSError as error:
         raise ConfigError(
@@ -130,10 +137,8 @@ def _stored(folder: Path, parts: Callable[[], Iterator[Any]]) -> list[Any]:
 def _mapped(folder: Path) -> list[Any]:
     import pyarrow as pa
 
-    files = sorted(folder.glob("*.arrow"), key=lambda path: int(path.stem))
-    if not files:
-        raise FileNotFoundError(folder)
-    return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files]
+    count = int((folder / _COUNT).read_text())
+    return [pa.ipc.open_file(pa.memory_map(str(folder / f"{part}.arrow"))).read_all() for part in range(count)]
 
 
 def _write(folder: Path, parts: Iterator[Any]) -> None:
@@ -155,3 +160,4 @@ def _write(folder: Path, parts: Iterator[Any]) -> None:
     finally:
         if writer is not None:
             writer.close()
+    (folder / _COUNT).write_text(str(count))

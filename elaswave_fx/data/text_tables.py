@@ -153,7 +153,7 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         with _opened(path) as file:
             rows = csv.reader(file, strict=True)
             names = _header(path, rows)
-            for name in wanted:
+            for name in wanted if names else ():
                 if names.count(name) != 1:
                     times = "no column" if name not in names else f"{names.count(name)} columns"
                     raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(names)}")

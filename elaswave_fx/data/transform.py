@@ -64,7 +64,8 @@ class TransformedDataset(WrappedDataset):
         return {str(name): as_tensor(value, f"{self._transform.name}: field {name}") for name, value in made.items()}
 
     def _made(self, index: int, key: int | None) -> Mapping[str, Any]:
-        given = self._wrapped.sample(index, key)
+        # It may write there, and fields of a sample may share memory.
+        given = {name: tensor.clone() for name, tensor in self._wrapped.sample(index, key).items()}
         drawn = {_RNG: self._generator(index, key)} if self._transform.draws else {}
         with self._code.watched(self._transform.name, f"sample {index}"):
             made = self._transform.call(given, **drawn)

@@ -114,7 +114,10 @@ def _build_own(kind: str, options: Mapping[str, Any], sizes: DataSizes) -> nn.Mo
                 "data.vocab_size"
             )
         if sizes.vocab_size is None:
-            raise ConfigError("model=gpt: the data does not say how many tokens there are; data.vocab_size does")
+            raise ConfigError(
+                "model=gpt: the data does not say how many tokens there are; data.vocab_size does, or "
+                "an attribute vocab_size of a dataset of yours"
+            )
         return GPT(vocab_size=sizes.vocab_size, seq_len=sizes.seq_len, **options)
     if sizes.classes is not None and options.get("classes", sizes.classes) < sizes.classes:
         raise ConfigError(f"model.classes={options['classes']}: the data has {sizes.classes} classes")

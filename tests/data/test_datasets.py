@@ -431,6 +431,15 @@ class Curriculum(Keyed):
         raise AssertionError("never called")
 
 
+class Sized(Keyed):
+    vocab_size = 300
+
+
+def test_a_dataset_may_say_how_many_tokens_there_are() -> None:
+    assert drawn("Sized").dataset.vocab_size == 300
+    assert drawn("Keyed").dataset.vocab_size is None
+
+
 def test_that_methods_of_loops_are_not_called_is_said() -> None:
     assert "data: set_epoch of test_datasets.Curriculum is not called" in [
         line.replace("tests.data.", "") for line in drawn("Curriculum").lines

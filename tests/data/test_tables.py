@@ -661,3 +661,47 @@ def test_rows_are_found_in_any_part_of_a_table(place: int, tmp_path: Path) -> No
         table_file(paths[place // 2], x=pa.array(changed[place // 2 * 2 : place // 2 * 2 + 2]))
         with pytest.raises(DataError, match=f"column x: {words}"):
             opened(paths, "data.fields=[x]", "global_batch=1")
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "gone", "second gone"])
+def test_a_damaged_table_in_the_cache_is_made_again(damage: str, tmp_path: Path) -> None:
+    path = text_file(tmp_path / "a.jsonl", x=[1] * 10_000 + [0.5])
+    words = ("data.fields=[x]", "global_batch=1")
+    for _ in range(2):
+        assert len(opened(path, *words, cache=tmp_path / "cache")) == 10_001
+        first, second = sorted((tmp_path / "cache").rglob("*.arrow"))
+        if damage == "cut":
+            first.write_bytes(first.read_bytes()[:100])
+        elif damage == "zeros":
+            first.write_bytes(bytes(first.stat().st_size))
+        else:
+            (first if damage == "gone" else second).unlink()
+    assert opened(path, *words, cache=tmp_path / "cache").sample(10_000)["x"].item() == 0.5
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_columns_of_one_name_are_refused(kind: str, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    table = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"])
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(DataError, match="has 2 columns x; it has x, x"):
+        opened(path, "data.fields=[x]")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_empty_parts_say_nothing_of_the_others(first: bool, tmp_path: Path) -> None:
+    empty = table_file(tmp_path / "empty.parquet")
+    full = labelled(tmp_path / "full.parquet", "np")
+    bare = table_file(tmp_path / "bare.parquet", x=pa.array([], pa.float32()), label=pa.nulls(0))
+    paths = [empty, bare, full] if first else [full, bare, empty]
+    assert len(opened(paths, "data.fields=[x,label]")) == 16
+    (tmp_path / "empty.csv").touch()
+    rows = text_file(tmp_path / "rows.csv", x=[1, 2])
+    paths = [tmp_path / "empty.csv", rows] if first else [rows, tmp_path / "empty.csv"]
+    assert len(opened(paths, "data.fields=[x]", "global_batch=1")) == 2

@@ -139,3 +139,11 @@ def test_a_transform_needs_an_import_path(data: str) -> None:
 def test_that_what_a_transform_makes_is_rounded_is_said() -> None:
     assert [line for line in source("finer").lines if "float64 is read as float32, in image" in line]
     assert not [line for line in source("Noise").lines if "float64" in line]
+
+
+def test_a_transform_may_write_into_a_field() -> None:
+    words = ("data.samples=64", "seq_len=8")
+    written = source("masks_inputs", *words, data="data=synthetic").dataset.sample(3)
+    plain = source("", *words, data="data=synthetic").dataset.sample(3)
+    assert torch.equal(written["labels"], plain["labels"])
+    assert written["input_ids"][1::2].tolist() == [255] * 4

@@ -105,5 +105,10 @@ def doubled(image: Tensor) -> Tensor:
     return 2 * image
 
 
+def masks_inputs(sample: Sample) -> Sample:
+    sample["input_ids"][1::2] = 255
+    return sample
+
+
 def finer(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"].double() * 1e5 + 0.123}
