@@ -72,9 +72,9 @@ bench: $(STAMPS)/ready ## Run the benchmarks (NAME=executor, ...)
 	$(RUN) -m tools.bench $(or $(NAME),executor)
 
 .PHONY: models
-models: $(STAMPS)/ready ## Try modules and 20 Hugging Face architectures; write docs/models.md and docs/architectures.md (ARGS='--only gpt')
-	$(RUN) -m tests.zoo.page --out docs/models.md
-	$(RUN) -m tools.model_zoo docs/model_types.yaml --out docs/architectures.md $(ARGS)
+models: $(STAMPS)/ready ## Try modules and 20 Hugging Face architectures; write docs/reference/models.md and docs/reference/architectures.md (ARGS='--only gpt')
+	$(RUN) -m tests.zoo.page --out docs/reference/models.md
+	$(RUN) -m tools.model_zoo docs/model_types.yaml --out docs/reference/architectures.md $(ARGS)
 
 .PHONY: lint
 lint: $(STAMPS)/packages ## Check style and types

@@ -195,7 +195,7 @@ class WorkerContext:
         self._send("share", summary=dict(share))
 
     def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
-        """Report an event that happens now, a line of `events.jsonl`; docs/operating.md lists the kinds."""
+        """Report an event that happens now, a line of `events.jsonl`; docs/start/operating.md lists the kinds."""
         at_s = self._job_time(time.monotonic())
         event = Channel.packed("event", **{"event": kind, "epoch": epoch, "at_s": at_s, **fields})
         if not self._send_packed(event):

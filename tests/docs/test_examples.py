@@ -9,14 +9,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+_NONE = object()
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w*\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 
@@ -42,7 +45,7 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_recipe_of_ones_own_learns(tmp_path: Path) -> None:
-    write_files("recipes.md", tmp_path)
+    write_files("start/recipes.md", tmp_path)
     done = train(tmp_path, "steps=100")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -57,22 +60,22 @@ def test_the_recipe_of_ones_own_learns(tmp_path: Path) -> None:
      slow("model._target_=mistakes.MeanNet"), "optimizer._target_=mistakes.NormedLion"],
 )  # fmt: skip
 def test_mistakes_are_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
-    write_files("recipes.md", tmp_path)
+    write_files("start/recipes.md", tmp_path)
     done = train(tmp_path, words)
     assert done.returncode == 2, done.stdout + done.stderr
-    page = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "start" / "recipes.md").read_text().split())
     assert f"recipe=spirals {words} {' '.join(done.stderr.split())}" in page
 
 
 def test_the_pass_and_its_test_work(tmp_path: Path) -> None:
-    write_files("passes.md", tmp_path)
+    write_files("start/passes.md", tmp_path)
     done = run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_drop_unit_scale.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 
 
 def test_the_pass_runs_from_a_recipe(tmp_path: Path) -> None:
-    write_files("passes.md", tmp_path)
+    write_files("start/passes.md", tmp_path)
     common = ("--config-dir", ".", "recipe=unscaled", f"cache.dir={tmp_path / 'cache'}")
     done = run(tmp_path, "elaswave_fx.train", *common, "hydra.run.dir=run", "steps=10")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,10 +97,10 @@ def test_the_pass_runs_from_a_recipe(tmp_path: Path) -> None:
      slow("passes.extra=[{_target_: drop_unit_scale.DropUnitScale, after: normalise}]")],
 )  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_answered_as_the_page_says(words: str, tmp_path: Path) -> None:
-    write_files("passes.md", tmp_path)
+    write_files("start/passes.md", tmp_path)
     done = run(tmp_path, "elaswave_fx.inspect", words, "data=synthetic", f"cache.dir={tmp_path / 'cache'}")
     assert done.returncode == 2, done.stdout + done.stderr
-    page = " ".join((ROOT / "docs" / "passes.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "start" / "passes.md").read_text().split())
     quoted = f"'{words}'" if set(words) & set('{"') else words
     assert f"{quoted} {' '.join(done.stderr.split())}" in page
 
@@ -109,7 +112,7 @@ def leaves(node: object, place: str = "") -> set[str]:
 
 
 def test_every_key_is_in_the_tables() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "reference" / "keys.md").read_text()
     keys = leaves(OmegaConf.load(ROOT / "conf" / "config.yaml"))
     missing = [key for key in sorted(keys) if key.split(".")[0] not in ("defaults", "hydra") and f"`{key}`" not in page]
     groups = [path for path in sorted((ROOT / "conf").glob("*/*.yaml")) if path.parent.name not in ("recipe", "hydra")]
@@ -118,6 +121,31 @@ def test_every_key_is_in_the_tables() -> None:
         missing += [f"{path.parent.name}={path.stem} {name}" for name in sorted(names) if f"`{name}`" not in page
                     and f"`{path.parent.name}.{name}`" not in page]  # fmt: skip
     assert not missing
+
+
+def test_the_tables_have_the_defaults() -> None:
+    """Of rows with a column of their own for it."""
+    config = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "config.yaml"))
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| ([^|]+) \|", (ROOT / "docs" / "reference" / "keys.md").read_text(), re.MULTILINE
+    )
+    compared = 0
+    for key, said in rows:
+        value: Any = config
+        for name in key.split("."):
+            value = value.get(name, _NONE) if isinstance(value, dict) else _NONE
+        if (
+            value is _NONE
+            or value == "off"
+            or said.startswith("`cpu`,")
+            or (isinstance(value, str) and value.startswith("${"))
+        ):
+            continue  # a key of an option, or another key's value
+        text = said.replace("`", "").strip()
+        shown = yaml.safe_load(text.replace("e-", ".0e-") if re.fullmatch(r"\d+e-\d+", text) else text)
+        assert shown == value or shown == str(value), f"{key}: {text} is said, {value} is the default"
+        compared += 1
+    assert compared > 50
 
 
 def anchors(page: Path) -> set[str]:

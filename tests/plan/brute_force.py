@@ -2,7 +2,7 @@
 of the granules.
 
 How long lanes take, and what is kept in memory for their backward passes, is found here by itself: 1F1B as in the
-textbook where all stages are one rank wide, else by the rule of docs/planning.md on a clock of whole ticks; a
+textbook where all stages are one rank wide, else by the rule of docs/explain/planning.md on a clock of whole ticks; a
 micro-batch is sent in no time. How long they take with backward passes in halves, `LaneTimes` says: there is no order
 but the one that it finds.
 

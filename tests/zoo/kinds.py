@@ -3,7 +3,7 @@
     KINDS["layer norm"]  ->  Kind(place="features", make=…, granule=1, refused=())
     net("layer norm")    ->  the module, between an entering and a leaving layer, with a loss that is a sum
 
-`docs/models.md` is the table of this list; test_kinds.py tries every row.
+`docs/reference/models.md` is the table of this list; test_kinds.py tries every row.
 """
 
 from __future__ import annotations

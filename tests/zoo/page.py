@@ -1,4 +1,4 @@
-"""`python -m tests.zoo.page --out docs/models.md`: write the table of module kinds from kinds.py and their refusals.
+"""`python -m tests.zoo.page --out docs/reference/models.md`: write the table of kinds.py and their refusals.
 
 test_kinds.py tries every row, and that the page says of it what is so.
 """

@@ -13,7 +13,7 @@ from tests.zoo.kinds import KINDS, SAMPLES
 from tests.zoo.page import rows, stable
 from tests.zoo.trial import Trial, config_of, plain
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 RUNS = [name for name, kind in KINDS.items() if not kind.refused]
 REFUSED = [name for name, kind in KINDS.items() if kind.refused]
