@@ -188,6 +188,13 @@ def plain(column: Any) -> Any:
     import pyarrow as pa
 
     kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        nested = kind.value_type
+        for _ in kind.shape:
+            nested = pa.list_(nested)
+        return pa.chunked_array(
+            [pa.array(chunk.to_numpy_ndarray().tolist(), nested) for chunk in column.chunks], nested
+        )
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != _JSON:
         return plain(pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
     if pa.types.is_dictionary(kind):
@@ -195,7 +202,9 @@ def plain(column: Any) -> Any:
     if pa.types.is_string_view(kind):
         return column.cast(pa.string())
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return plain(column.cast(pa.large_list(kind.value_type)))
+        # A cast of pyarrow 26 loses the last list.
+        lists = pa.large_list(kind.value_type)
+        return pa.chunked_array([pa.array(chunk.to_pylist(), lists) for chunk in column.chunks], lists)
     return column
 
 

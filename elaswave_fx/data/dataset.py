@@ -312,6 +312,9 @@ def as_tensor(value: Any, place: str) -> Tensor:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{place}: a {type(value).__name__} is no tensor ({error})") from error
+    if tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "meta"
+        raise DataError(f"{place}: is a {kind} tensor; samples are plain tensors with values")
     if tensor.layout != torch.strided:
         raise DataError(f"{place}: a tensor of layout {tensor.layout}; give it as .to_dense()")
     if tensor.dtype == torch.uint64 and bool((tensor.view(torch.int64) < 0).any()):

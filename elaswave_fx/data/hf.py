@@ -215,7 +215,10 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:
         refuse_numbers_as_text(table.column(columns[0]), f"data.column={columns[0]}")
-    return library.Dataset(library.table.InMemoryTable(table))
+    try:
+        return library.Dataset(library.table.InMemoryTable(table))
+    except ValueError as error:
+        raise DataError(f"data.paths: columns {', '.join(columns)}: {' '.join(str(error).split())}") from error
 
 
 def _format(path: Path) -> str:

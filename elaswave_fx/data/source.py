@@ -16,7 +16,7 @@ from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
-from elaswave_fx.data.global_draws import again
+from elaswave_fx.data.global_draws import again, generator_states, global_draws
 from elaswave_fx.data.labels import NextTokenLabels, has_own_labels, with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
@@ -74,9 +74,17 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         lines = (*lines, line)
     if config.eval.data is not None and config.eval.data.kind == "hf" and (line := hf.split_line(config.eval.data)):
         lines = (*lines, f"eval.{line}")
+    if config.eval.every and config.eval.data is not None and _same_source(config.data, config.eval.data):
+        lines = (*lines, "eval.data: is what data names, so that the samples that are evaluated are trained on")
     if evaluation.notes != dataset.notes:
         lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
+
+
+def _same_source(data: DataConfig, other: DataConfig) -> bool:
+    """Whether both read the same samples, as far as their keys tell."""
+    kept = ("kind", "name", "paths", "split", "options")
+    return all(getattr(data, key) == getattr(other, key) for key in kept)
 
 
 def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str:
@@ -238,7 +246,13 @@ def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
     """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
+    before = generator_states()
     made = instantiate("data", spec)
+    if generator_states() != before and (drawn := global_draws(lambda: instantiate("data", spec))):
+        raise DataError(
+            f"data._target_={name}: is made of numbers that it draws from {drawn[0]}, others in every process; seed "
+            "what it draws from, as generator=torch.Generator().manual_seed(0) does"
+        )
     dataset = UserDataset(
         MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "

@@ -440,6 +440,45 @@ def test_a_dataset_may_say_how_many_tokens_there_are() -> None:
     assert drawn("Keyed").dataset.vocab_size is None
 
 
+class MadeOfDraws(Drawn):
+    """Noise that is drawn when it is made: by a generator of its own, or by one of the process, seeded or not."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        if by == "seeded":
+            torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(3) if by == "own" else None
+        self.order = torch.randperm(8, generator=generator)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": self.order[index]}
+
+
+def test_datasets_are_made_of_numbers_that_everybody_draws() -> None:
+    for by in ("own", "seeded"):
+        assert int(drawn("MadeOfDraws", by=by).dataset.sample(0)["x"]) < 8
+    with pytest.raises(
+        DataError, match="is made of numbers that it draws from torch's generator, others in every process"
+    ):
+        drawn("MadeOfDraws", by="unseeded")
+
+
+class OddTensors(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        made = {
+            "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+            "meta": lambda: torch.ones(2, device="meta"),
+        }
+        return {"x": made[self.by]()}
+
+
+@pytest.mark.parametrize("by", ["nested", "quantized", "meta"])
+def test_tensors_without_plain_values_are_refused(by: str) -> None:
+    with pytest.raises(DataError, match=f"field x: is a {by} tensor"):
+        drawn("OddTensors", by=by)
+
+
 def test_that_methods_of_loops_are_not_called_is_said() -> None:
     assert "data: set_epoch of test_datasets.Curriculum is not called" in [
         line.replace("tests.data.", "") for line in drawn("Curriculum").lines

@@ -705,3 +705,36 @@ def test_empty_parts_say_nothing_of_the_others(first: bool, tmp_path: Path) -> N
     rows = text_file(tmp_path / "rows.csv", x=[1, 2])
     paths = [tmp_path / "empty.csv", rows] if first else [rows, tmp_path / "empty.csv"]
     assert len(opened(paths, "data.fields=[x]", "global_batch=1")) == 2
+
+
+@pytest.mark.parametrize("view", [pa.list_view, pa.large_list_view])
+def test_views_of_lists_are_lists(view: Any, tmp_path: Path) -> None:
+    path = table_file(tmp_path / "a.arrow", x=pa.array([[1, 2], [3, 4], [5, 6], [7, 8, 9]], view(pa.int64())))
+    assert ids_of(opened(path, "data.column=x")) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_tensors_in_columns_have_their_shape(turned: bool, kind: str, tmp_path: Path) -> None:
+    values = np.arange(12, dtype="f4").reshape(2, 2, 3)
+    stored = np.ascontiguousarray(values.transpose(0, 2, 1)).transpose(0, 2, 1) if turned else values
+    path = table_file(tmp_path / f"a.{kind}", x=pa.FixedShapeTensorArray.from_numpy_ndarray(stored))
+    dataset = opened(path, "data.fields=[x]", "global_batch=1")
+    for row in range(2):
+        assert np.array_equal(dataset.sample(row)["x"].numpy(), values[row])
+
+
+def test_columns_of_maps_are_refused(tmp_path: Path) -> None:
+    path = table_file(tmp_path / "a.parquet", x=pa.array([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64())))
+    for words in ("data.fields=[x]", "data.column=x"):
+        with pytest.raises(DataError, match="columns x: .*map<string, int64"):
+            opened(path, words)
+
+
+def test_evaluating_what_is_trained_on_is_said(tmp_path: Path) -> None:
+    path = labelled(tmp_path / "a.parquet", "np")
+    words = ("data.fields=[x,label]", "global_batch=2", "eval.every=1", "eval.data=hf", "eval.data.fields=[x,label]")
+    said = "eval.data: is what data names, so that the samples that are evaluated are trained on"
+    assert said in lines_of(path, *words, f"eval.data.paths=[{path}]")
+    other = labelled(tmp_path / "b.parquet", "np")
+    assert said not in lines_of(path, *words, f"eval.data.paths=[{other}]")

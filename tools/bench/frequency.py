@@ -1,6 +1,6 @@
 """frequency: energy of a sample and length of a step, with the planner's clocks over fixed ones, on emulated ranks.
 
-Every run is one of `train` with real processes and messages, whose kernels are waited for (`explain/emulation.md`) and take
+Every run is one of `train` with real processes and messages, whose kernels are waited for and take
 longer or shorter by the clock of their rank. Fixed: all ranks at the nominal clock. Ours chooses among lower and higher
 ones, once under the cap that all ranks draw at nominal clocks, and once under the least cap by which its plan promises
 a step that is as short as the fixed one.

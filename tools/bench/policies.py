@@ -1,6 +1,6 @@
 """policies: a step after one, two and three losses by every policy, on emulated ranks of one runtime.
 
-Every run is one of `train` with real processes and messages, whose kernels are waited for (`explain/emulation.md`). All runs
+Every run is one of `train` with real processes and messages, whose kernels are waited for. All runs
 of a case start from the same plan, have the same micro-batches, batch and memory, and lose the same ranks at the same
 steps, by SIGKILL; only `policy`, `planner.axes` or `parallel.schedule` is another one. A sample is the median of the
 steps between two losses, but for the first ones, which are done again or wait for copies.
