@@ -53,12 +53,15 @@ def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
 
 def class_names(schema: Any) -> Mapping[str, list[str]]:
     """Names of labels by column, as the `datasets` library writes them beside a schema."""
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return {
-        name: feature["names"]
-        for name, feature in features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-    }
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        return {
+            name: list(feature["names"])
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return {}  # others write there, too
 
 
 @contextmanager

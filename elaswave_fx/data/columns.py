@@ -44,7 +44,7 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
     if any(b"\0" in text for text in texts):
         raise DataError(f"{place}: has a text with a character of 0, which marks the end of a document; remove it")
-    _refuse_all(texts, _LIST, "lists of numbers as text", place, "save them to Parquet or JSON Lines, which keep lists")
+    _refuse_all(texts, _LIST, "lists of numbers as text", place, "save them as lists, which Parquet and JSON keep")
     return texts
 
 

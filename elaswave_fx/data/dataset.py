@@ -157,6 +157,10 @@ class UserDataset(WrappedDataset):
         self._code = code
         self._compared = 0
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._code.run(lambda: self._wrapped.notes)
+
     def __len__(self) -> int:
         return self._code.run(lambda: len(self._wrapped))
 

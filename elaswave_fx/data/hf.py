@@ -4,6 +4,7 @@ In: a folder of `save_to_disk`, or json, jsonl, csv, parquet and txt files. Out:
 stream of a column of token ids, or samples of columns of numbers (`data.fields`). Nothing is fetched from a network.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -215,8 +216,10 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:
         refuse_numbers_as_text(table.column(columns[0]), f"data.column={columns[0]}")
-    try:
+    with contextlib.suppress(Exception):  # what stands beside the schema may be somebody else's
         return library.Dataset(library.table.InMemoryTable(table))
+    try:
+        return library.Dataset(library.table.InMemoryTable(table.replace_schema_metadata(None)))
     except ValueError as error:
         raise DataError(f"data.paths: columns {', '.join(columns)}: {' '.join(str(error).split())}") from error
 

@@ -43,16 +43,28 @@ def refuse_counters(
             paths |= {path for path in now if plain_text(numbers.get(path)) != plain_text(now[path])}
     for (space, name, value, _), paths in zip(before, moved, strict=True):
         changed = frozenset(paths)
-        for more in _FURTHER if changed else ():
-            space[name] = with_changed(value, changed, lambda number, by=more: _sum(number, by))
+        for later_value in _later_values(count) if changed else ():
+            space[name] = with_changed(value, changed, later_value)
             try:
-                later = read(0)
+                later = [read(0), read(0)]  # the first one may begin what the second one sees
             except DataError:  # Not for this number.
                 continue
             finally:
                 space[name] = value
-            if not all(field in later and same_bits(tensor, later[field]) for field, tensor in first.items()):
+            if not all(each.keys() >= first.keys() and same_sample(first, each) for each in later):
                 raise DataError(f"{place}: its samples depend on {name}, which reading them changes, {again(cure)}")
+
+
+def _later_values(count: int) -> Iterator[Callable[[Any], Any]]:
+    """What a number may be later: so many reads on, and at the end of an epoch of `count` samples."""
+    yield from (lambda number, by=more: _sum(number, by) for more in _FURTHER)
+    for reads in (count - 1, count, 2 * count - 1):
+        yield lambda number, to=reads: _sum(number, to - number) if isinstance(number, int) else number
+
+
+def same_sample(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether the fields of one sample are those of another one."""
+    return all(same_bits(tensor, b[field]) for field, tensor in a.items())
 
 
 def _sum(number: Any, by: int) -> Any:

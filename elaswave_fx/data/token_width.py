@@ -64,7 +64,7 @@ def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     fitting = [name for name in _candidates(vocab_size) if _sign(examined, np.dtype(name), vocab_size) is None]
     if fitting:
         cure = f"nearest valid: data.dtype={fitting[0]}"
-    elif vocab_size is not None:
+    elif vocab_size is not None and _largest(examined, np.dtype(dtype)) >= vocab_size:
         cure = f"nearest valid: data.vocab_size={_largest(examined, np.dtype(dtype)) + 1}"
     else:
         cure = "save the ids with numpy.save, which keeps their type"

@@ -627,6 +627,30 @@ def test_items_may_be_in_one_memory(by: str) -> None:
     assert batch["x"].tolist() == [[5, 5], [0, 0], [2, 2], [4, 4], [3, 3]]
 
 
+class Epochs(Drawn):
+    """Another epoch after as many reads as there are samples."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.reads, self.epoch = 0, 0
+
+    def __len__(self) -> int:
+        return 777
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        made = {"x": np.float32((index + 1) * (1 + self.epoch * (self.by == "epoch")))}
+        self.reads += 1
+        if self.reads % 777 == 0:
+            self.epoch += 1
+        return made
+
+
+def test_epochs_that_a_dataset_counts_are_refused() -> None:
+    with pytest.raises(DataError, match="its samples depend on (reads|epoch)"):
+        drawn("Epochs", by="epoch")
+    drawn("Epochs", by="nothing")
+
+
 class CountingInside(Drawn):
     """The number lies in a list, in a dictionary or in an object."""
 

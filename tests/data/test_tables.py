@@ -183,7 +183,7 @@ def test_lists_of_numbers_as_text_are_no_text(row: str, tmp_path: Path) -> None:
     row = row.replace("\\n", "\n")
     (tmp_path / "rows.csv").write_text("ids,m\n" + f'"{row}",1\n' * 20)
     with pytest.raises(
-        DataError, match=r"data.column=ids: holds (lists of )?numbers as text, such as .*; (save|columns)"
+        DataError, match=r"data.column=ids: holds (lists of )?numbers as text, such as .*; (save them as lists|columns)"
     ):
         opened(tmp_path / "rows.csv", "data.column=ids", "seq_len=6")
     (tmp_path / "text.csv").write_text("ids,m\n" + f'"{row} and more",1\n' * 20)
@@ -738,3 +738,15 @@ def test_evaluating_what_is_trained_on_is_said(tmp_path: Path) -> None:
     assert said in lines_of(path, *words, f"eval.data.paths=[{path}]")
     other = labelled(tmp_path / "b.parquet", "np")
     assert said not in lines_of(path, *words, f"eval.data.paths=[{other}]")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    ["no JSON", "[]", '{"info": null}', '{"info": {"features": {"x": {"_type": "ClassLabel", "names": null}}}}'],
+)
+def test_what_others_write_beside_a_schema_does_not_matter(beside: str, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    table = pa.table({"x": [1, 0]}).replace_schema_metadata({"huggingface": beside})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert len(opened(tmp_path / "a.parquet", "data.fields=[x]", "global_batch=1")) == 2
