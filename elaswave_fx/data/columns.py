@@ -101,6 +101,16 @@ def refuse_no_numbers(column: Any, place: str) -> None:
         raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
 
 
+def refuse_padding(mask: Any, place: str, name: str) -> None:
+    """Raise `DataError` for a mask of zeros somewhere, beside token ids that are to be one stream."""
+    values = _values(mask)
+    if len(values) and _compute().min_max(values).as_py()["min"] == 0:
+        raise DataError(
+            f"{place}: is padded, as zeros in {name} tell, and padding would be tokens of the stream; save the ids "
+            f"without padding, or read samples as they are: data.fields=[input_ids,{name},labels]"
+        )
+
+
 def is_rounded(column: Any) -> bool:
     """Whether float32 is visibly less than what a column of numbers holds."""
     import pyarrow as pa

@@ -248,6 +248,11 @@ class MapDataset(Dataset):
     def notes(self) -> tuple[str, ...]:
         unused = tuple(f"data: {name} of {self._name} is not called" for name in _NOT_CALLED
                        if callable(getattr(self._wrapped, name, None)))  # fmt: skip
+        inner = getattr(self._wrapped, "dataset", None)
+        if not self._keyed and hasattr(type(inner), "__getitem__") and _takes_key(inner):
+            outer = type(self._wrapped).__name__
+            line = f"data: {outer} passes no key on to {type(inner).__name__}, whose draws are the same in every epoch"
+            unused = (*unused, line)
         return (*rounded_notes(self._item(0, None)), *unused)
 
     def sample(self, index: int, key: int | None = None) -> Sample:

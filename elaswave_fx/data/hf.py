@@ -21,6 +21,7 @@ from elaswave_fx.data.columns import (
     refuse_foreign_ids,
     refuse_no_numbers,
     refuse_numbers_as_text,
+    refuse_padding,
     refuse_ragged,
     refuse_too_large,
     texts_of,
@@ -40,6 +41,9 @@ _FORMATS = {
 
 _OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files of save_to_disk beside the tables."""
+
+_MASK = "attention_mask"
+"""A column beside token ids that tells padding."""
 
 _IDS = ("input_ids", "decoder_input_ids", "labels")
 """Columns of token ids, where a vocabulary says so."""
@@ -175,6 +179,8 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
     if documents is not None:
         return documents, None
     tokens = tokens_of(column, f"data.column={name}")
+    if tokens is not None and _MASK in table.column_names and name != _MASK:
+        refuse_padding(_arrow(table, _MASK), f"data.column={name}", _MASK)
     if tokens is not None:
         return None, tokens
     raise DataError(
@@ -212,6 +218,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: has no rows")
     columns = _columns(config, names)
     numbers = bool(config.fields)
+    if not numbers and _MASK in names and columns != [_MASK]:
+        columns = [*columns, _MASK]  # `read_column` looks at it
     folder = kept and kept / digest(VERSION, str(numbers), *map(str, files), *columns)
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:

@@ -52,10 +52,9 @@ def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     """Raise `DataError` if ids of `dtype` cannot be meant, with the nearest type that can."""
     examined = _examined(path)
     sign = _sign(examined, np.dtype(dtype), vocab_size)
-    if sign is not None or vocab_size is None:
-        foreign = _sign_of_floats(examined) or _sign_of_reversed(examined, np.dtype(dtype))
-        if foreign is not None:
-            raise DataError(f"data.paths={path}: cannot be tokens of data.dtype={dtype}: {foreign}")
+    foreign = _sign_of_floats(examined) or _sign_of_reversed(examined, np.dtype(dtype))
+    if foreign is not None:
+        raise DataError(f"data.paths={path}: cannot be tokens of data.dtype={dtype}: {foreign}")
     if sign is None:
         return
     tokens = _view(examined, np.dtype(dtype))
@@ -164,7 +163,11 @@ def _sign_of_reversed(examined: np.ndarray, dtype: np.dtype) -> str | None:
     cure = "save them with numpy.save, which keeps it, or as little-endian"
     for width in (8, 4):
         halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
-        if not halves[:, 0].any() and len(np.unique(halves[:, 1])) >= _LEAST:
+        first, second = (half.byteswap() for half in halves.T)
+        is_upper = not len(first) or not first.any()
+        if width == 4 and len(first) >= _MANY and first.max() < _FEW_UPPER and np.median(second) > 255:
+            is_upper = True  # ids of a large vocabulary
+        if is_upper and len(np.unique(second)) >= _LEAST:
             return f"they look like integers of {width} bytes in big-endian order; {cure}"
     pairs = _view(examined, np.dtype(np.uint8), 2).reshape(-1, 2)
     if len(pairs) < _PAIRS or dtype.itemsize < 2:

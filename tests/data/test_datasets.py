@@ -440,6 +440,21 @@ def test_a_dataset_may_say_how_many_tokens_there_are() -> None:
     assert drawn("Keyed").dataset.vocab_size is None
 
 
+class KeyedByDefault(Drawn):
+    def __getitem__(self, index: int, key: int | None = None) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {"x": np.random.default_rng(index if key is None else key).random(3, np.float32)}
+
+
+def subset(by: str) -> torch.utils.data.Subset[Any]:
+    return torch.utils.data.Subset(KeyedByDefault(by) if by == "key" else Drawn("index"), range(4))
+
+
+def test_that_keys_are_not_passed_on_is_said() -> None:
+    said = "data: Subset passes no key on to KeyedByDefault, whose draws are the same in every epoch"
+    assert said in drawn("subset", by="key").lines
+    assert not any("passes no key" in line for line in drawn("subset").lines)
+
+
 class MadeOfDraws(Drawn):
     """Noise that is drawn when it is made: by a generator of its own, or by one of the process, seeded or not."""
 

@@ -328,6 +328,16 @@ def test_what_is_no_little_endian_integer_is_refused(kind: str, read: str, tmp_p
             opened("memmap", tmp_path / "x.bin", f"data.dtype={read}", "data.vocab_size=100")
 
 
+def test_a_vocabulary_does_not_make_tokens_of_what_is_none(tmp_path: Path) -> None:
+    np.random.default_rng(0).normal(size=20_000).astype("f4").tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match="they look like float32 numbers"):
+        opened("memmap", tmp_path / "x.bin", "data.dtype=uint16", "data.vocab_size=65536")
+    np.random.default_rng(0).integers(0, 128_256, 20_000).astype(">i4").tofile(tmp_path / "x.bin")
+    for words in (("data.dtype=uint32",), ("data.dtype=uint16", "data.vocab_size=65536")):
+        with pytest.raises(DataError, match="they look like integers of 4 bytes in big-endian order"):
+            opened("memmap", tmp_path / "x.bin", *words)
+
+
 def test_ids_of_text_are_read_in_their_own_order(tmp_path: Path) -> None:
     for number, (ids, kind) in enumerate(((ZIPF, "<u2"), (ZIPF, "<u4"), (ZIPF % 300, "<u2"), (ZIPF + 15_000, "<u2"))):
         ids.astype(kind).tofile(tmp_path / f"{number}.bin")

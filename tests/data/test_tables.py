@@ -750,3 +750,18 @@ def test_what_others_write_beside_a_schema_does_not_matter(beside: str, tmp_path
     table = pa.table({"x": [1, 0]}).replace_schema_metadata({"huggingface": beside})
     parquet.write_table(table, tmp_path / "a.parquet")
     assert len(opened(tmp_path / "a.parquet", "data.fields=[x]", "global_batch=1")) == 2
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_padding_is_no_part_of_a_stream(kind: str, tmp_path: Path) -> None:
+    for padded in (True, False):
+        mask = [1, 1, 0 if padded else 1]
+        table = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]] * 3, "attention_mask": [mask] * 3})
+        path = tmp_path / f"{padded}" if kind == "saved" else tmp_path / f"{padded}.{kind}"
+        save = {"jsonl": table.to_json, "parquet": table.to_parquet, "saved": table.save_to_disk}[kind]
+        save(str(path))
+        if padded:
+            with pytest.raises(DataError, match="data.column=input_ids: is padded, as zeros in attention_mask tell"):
+                opened(path, "data.column=input_ids")
+        else:
+            assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
