@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Words of this project's language that are model types as well: how stages are balanced, gradients bounded.
-ORDINARY = {"minimax", "clip"}
+# Words of this project's language that are model types as well: how stages are balanced, gradients bounded, files kept.
+ORDINARY = {"minimax", "clip", "git"}
 # Our own model of that name: its file, and where users choose it.
 OWN = {"resnet"}
 OWN_PLACES = {"elaswave_fx/models/resnet.py", "elaswave_fx/models/build.py", "elaswave_fx/config/groups.py"}
