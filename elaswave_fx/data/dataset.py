@@ -40,6 +40,11 @@ ROUNDED_FROM = 2.0**14
 
 _MOST_COMPARED = 8
 
+ID_FIELDS = ("input_ids", "decoder_input_ids", "labels")
+"""Fields of token ids, where a vocabulary says so."""
+
+_IGNORED = -100
+
 _IMAGE_MODES = ("L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of images whose arrays are colors or grays."""
 
@@ -49,6 +54,9 @@ _NOT_CALLED = ("set_epoch", "collate_fn", "collater")
 
 class Dataset(ABC):
     """Samples by index; the same index gives the same bits, whoever asks and how often."""
+
+    _first: Sample | None = None
+    """The sample whose form all others have."""
 
     @property
     def vocab_size(self) -> int | None:
@@ -94,8 +102,10 @@ class Dataset(ABC):
         samples = [self.sample(int(index), int(key)) for index, key in zip(indices, keys, strict=True)]
         if not samples:
             return {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in self.sample(0).items()}
+        if self._first is None:
+            self._first = self.sample(0)
         for index, sample in zip(indices, samples, strict=True):
-            _refuse_unlike(samples[0], sample, int(indices[0]), int(index))
+            _refuse_unlike(self._first, sample, 0, int(index))
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def arrays(self) -> Arrays | None:
@@ -257,7 +267,20 @@ class MapDataset(Dataset):
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
-        return {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named}
+        made = {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named}
+        if self.vocab_size is not None:
+            self._refuse_foreign_ids(made, index, self.vocab_size)
+        return made
+
+    def _refuse_foreign_ids(self, sample: Sample, index: int, vocab_size: int) -> None:
+        for name in set(ID_FIELDS) & sample.keys():
+            ids = sample[name]
+            wrong = ids[(ids >= vocab_size) | ((ids < 0) & ~((ids == _IGNORED) & (name == "labels")))]
+            if wrong.numel():
+                raise DataError(
+                    f"data._target_={self._name}: {name} of sample {index} holds token {int(wrong.flatten()[0])}, and "
+                    f"the dataset's vocab_size is {vocab_size}"
+                )
 
     def _item(self, index: int, key: int | None) -> Mapping[str, Any]:
         with self._code.watched(f"data._target_={self._name}", f"sample {index}"):

@@ -29,7 +29,7 @@ from elaswave_fx.data.columns import (
     type_in_words,
 )
 from elaswave_fx.data.corpus import matching_files
-from elaswave_fx.data.dataset import Dataset, Sample, as_tensor, notes_of_rounding
+from elaswave_fx.data.dataset import ID_FIELDS, Dataset, Sample, as_tensor, notes_of_rounding
 from elaswave_fx.data.split_files import files_of_split
 from elaswave_fx.data.tables import VERSION, column_names, read_files
 from elaswave_fx.errors import DataError
@@ -44,9 +44,6 @@ _OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 _MASK = "attention_mask"
 """A column beside token ids that tells padding."""
-
-_IDS = ("input_ids", "decoder_input_ids", "labels")
-"""Columns of token ids, where a vocabulary says so."""
 
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
@@ -65,7 +62,7 @@ class ColumnsDataset(Dataset):
                 column = _arrow(table, name)
                 refuse_no_numbers(column, f"data.fields: column {name}")
                 refuse_too_large(column, f"data.fields: column {name}")
-                if vocab_size is not None and name in _IDS:
+                if vocab_size is not None and name in ID_FIELDS:
                     refuse_foreign_ids(column, vocab_size, f"data.fields: column {name}", name == "labels")
 
     def refuse_ragged(self) -> None:
@@ -126,6 +123,14 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: the split {config.split} is empty")
     _columns(config, loaded.column_names)
     return loaded
+
+
+def files_read(config: DataConfig) -> set[str]:
+    """The files of the split, by their real paths; of save_to_disk, the folder with the split."""
+    if _is_saved_alone(config):
+        return {f"{os.path.realpath(Path(config.paths[0]).expanduser())}#{config.split}"}
+    files = files_of_split(config.split, config.paths, matching_files(config.paths))
+    return {os.path.realpath(path) for path in files}
 
 
 def split_line(config: DataConfig) -> str | None:

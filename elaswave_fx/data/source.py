@@ -5,6 +5,7 @@ are enough of them. Every complaint about data is made here or below, before a w
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from elaswave_fx.config.targets import completed, instantiate, takes_argument
 from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
-from elaswave_fx.data.corpus import file_documents, stdlib_documents
+from elaswave_fx.data.corpus import file_documents, matching_files, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import again, generator_states, global_draws
@@ -74,17 +75,25 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         lines = (*lines, line)
     if config.eval.data is not None and config.eval.data.kind == "hf" and (line := hf.split_line(config.eval.data)):
         lines = (*lines, f"eval.{line}")
-    if config.eval.every and config.eval.data is not None and _same_source(config.data, config.eval.data):
-        lines = (*lines, "eval.data: is what data names, so that the samples that are evaluated are trained on")
+    if config.eval.every and config.eval.data is not None and _read_by_both(config.data, config.eval.data):
+        lines = (*lines, "eval.data: reads what data reads, so that samples that are evaluated are trained on")
     if evaluation.notes != dataset.notes:
         lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
 
 
-def _same_source(data: DataConfig, other: DataConfig) -> bool:
-    """Whether both read the same samples, as far as their keys tell."""
-    kept = ("kind", "name", "paths", "split", "options")
-    return all(getattr(data, key) == getattr(other, key) for key in kept)
+def _read_by_both(data: DataConfig, other: DataConfig) -> bool:
+    """Whether some samples are read by both, as far as their keys and files tell."""
+    if data.paths and other.paths:
+        return not _files(data).isdisjoint(_files(other))
+    return (data.kind, data.name, data.options) == (other.kind, other.name, other.options)
+
+
+def _files(data: DataConfig) -> set[str]:
+    """The files that are read; of save_to_disk, its folder and the split."""
+    if data.kind == "hf":
+        return hf.files_read(data)
+    return {os.path.realpath(path) for path in matching_files(data.paths)}
 
 
 def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str:

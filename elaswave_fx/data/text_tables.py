@@ -6,6 +6,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -26,6 +27,8 @@ _MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<
 
 _OTHER_MARKS = ";\t|"
 """What separates values in files that are called CSV, too."""
+
+_WHOLE = re.compile(r"-?[0-9]+")
 
 _TOO_LARGE = "whole numbers of 2**63 and more"
 
@@ -79,11 +82,13 @@ def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) 
     array = pa.array(texts, pa.string())
     if array.null_count == len(array):
         return pa.nulls(len(array))
+    if any(text is not None and ("x" in text.lower() or text.startswith("+")) for text in texts):
+        return array  # hexadecimal digits are cast, and go around
     for kind in (pa.int64(), pa.float64(), pa.bool_()):
         try:
             return pyarrow.compute.cast(array, kind)
         except pa.ArrowInvalid:
-            if kind == pa.int64() and all(text is None or text.removeprefix("-").isdigit() for text in texts):
+            if kind == pa.int64() and all(text is None or _WHOLE.fullmatch(text) for text in texts):
                 raise DataError(f"data.paths: column {name} holds {_TOO_LARGE}") from None
     return array
 

@@ -24,6 +24,10 @@ _BLOCK, _BLOCKS = 1 << 16, 64
 _LEAST = 16
 """So many ids that are not 0 make a pattern."""
 
+_SELDOM = 5
+"""Upper halves are seldom used that are so many times less often other than 0 than lower ones: by the mark at the end
+of documents."""
+
 _MANY, _FEW_UPPER = 1024, 16
 """Among so many 32-bit ids of a large vocabulary the upper halves stay below that: ids below a million."""
 
@@ -114,8 +118,14 @@ def _sign_of_wider(examined: np.ndarray, dtype: np.dtype) -> str | None:
         if not high.any():
             zeros = sum(not lane.any() for lane in lanes.T)
             return "every second token is 0" if parts == 2 else f"{zeros} of every {parts} tokens are 0"
-        if (width, wider) == (2, 4) and len(lanes) >= _MANY and high.max() < _FEW_UPPER and np.median(low) > 255:
+        is_seldom = np.count_nonzero(high.any(axis=1)) * _SELDOM <= np.count_nonzero(low.any(axis=1))
+        if is_seldom and parts == 2 and len(lanes) >= _MANY and (width == 1 or high.max() < _FEW_UPPER):
+            return "every second token is nearly always 0"
+        used = low[low > 0]
+        if (width, wider) == (2, 4) and len(lanes) >= _MANY and high.max() < _FEW_UPPER and np.median(used) > 255:
             return f"every second token is below {_FEW_UPPER}"
+        if (width, wider) == (1, 4) and len(lanes) >= _MANY and high[:, 0].max() < _FEW_UPPER and not high[:, 1].any():
+            return "every fourth token is 0"
         if (width, wider) == (1, 2) and len(lanes) >= _PAIRS and low.max() >= _LEAST_OF_LOW:
             most = int(high.max())
             if most * _OF_HALF <= int(low.max()) and _distance(low, high) > _APART:

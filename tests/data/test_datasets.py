@@ -172,7 +172,7 @@ def test_users_dataset_refused(overrides: list[str], message: str) -> None:
 
 def test_samples_of_different_shapes() -> None:
     dataset = opened("data._target_=user_data.Pairs", "data.count=8", "+data.ragged=true", "data.fields=[a,b]")
-    with pytest.raises(DataError, match=r"a of sample 2 is torch.float32 \[5\], of sample 1 torch.float32 \[4\]"):
+    with pytest.raises(DataError, match=r"a of sample 2 is torch.float32 \[5\], of sample 0 torch.float32 \[4\]"):
         dataset.batch(np.array([1, 2]))
 
 
@@ -433,6 +433,21 @@ class Curriculum(Keyed):
 
 class Sized(Keyed):
     vocab_size = 300
+
+
+class Tokens(Drawn):
+    vocab_size = 100
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        odd = {"large": 120, "negative": -5, "ignored": -100}.get(self.by, 0) if index == 5 else 0
+        return {"input_ids": [1, 2, 3], "labels": [2, 3, odd]}
+
+
+def test_ids_beyond_the_vocabulary_of_a_dataset_are_named() -> None:
+    for by, said in (("large", "token 120"), ("negative", "token -5")):
+        with pytest.raises(DataError, match=f"labels of sample 5 holds {said}, and the dataset's vocab_size is 100"):
+            drawn("Tokens", by=by).dataset.sample(5)
+    assert drawn("Tokens", by="ignored").dataset.sample(5)["labels"].tolist() == [2, 3, -100]
 
 
 def test_a_dataset_may_say_how_many_tokens_there_are() -> None:

@@ -338,6 +338,22 @@ def test_a_vocabulary_does_not_make_tokens_of_what_is_none(tmp_path: Path) -> No
             opened("memmap", tmp_path / "x.bin", *words)
 
 
+SMALL_IDS = np.where(np.arange(20_000) % 30 == 29, 151_643, np.random.default_rng(4).integers(10, 25, 20_000))
+PADDED_IDS = np.where(np.arange(20_000) % 100 < 60, 0, np.random.default_rng(5).integers(0, 128_256, 20_000))
+
+
+@pytest.mark.parametrize("read", ["uint16", "uint8"])
+@pytest.mark.parametrize("ids", [SMALL_IDS, PADDED_IDS], ids=["small", "padded"])
+def test_ids_that_are_mostly_small_are_of_their_width(ids: np.ndarray, read: str, tmp_path: Path) -> None:
+    ids.astype("<u4").tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match=f"cannot be tokens of data.dtype={read}: .*nearest valid: data.dtype=uint32"):
+        opened("memmap", tmp_path / "x.bin", f"data.dtype={read}")
+    assert opened("memmap", tmp_path / "x.bin", "data.dtype=uint32").vocab_size == int(ids.max()) + 1
+    marked = np.where(ids > 60_000, 50_256, ids % 50_000).astype("<u2")
+    marked.tofile(tmp_path / "x.bin")
+    assert opened("memmap", tmp_path / "x.bin", "data.dtype=uint16").vocab_size == int(marked.max()) + 1
+
+
 def test_ids_of_text_are_read_in_their_own_order(tmp_path: Path) -> None:
     for number, (ids, kind) in enumerate(((ZIPF, "<u2"), (ZIPF, "<u4"), (ZIPF % 300, "<u2"), (ZIPF + 15_000, "<u2"))):
         ids.astype(kind).tofile(tmp_path / f"{number}.bin")

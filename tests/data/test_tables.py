@@ -449,6 +449,9 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.txt", "", "the split train is empty"),
         ("a.txt", "abcdefgh\0" * 9, "is no text, it has bytes of 0"),
         ("a.csv", "id,text\n1,the first\nand the second\n2,a row\n", "line 3 has 1 values, .* line breaks that"),
+        ("a.csv", "x\n0xdeadbeef12345678\n7\n", "column x: holds string"),
+        ("a.csv", "x\n++1\n7\n", "column x: holds string"),
+        ("a.csv", "x\n\uff14\n7\n", "column x: holds string"),
         ("a.csv", "x\n0.5\nNAN\n", "column x: row 1 has a null"),
         ("a.jsonl", '{"x": 0.5}\n{"x": NaN}\n', "column x: row 1 has a null"),
         ("a.jsonl", '{"x": 0.5}\n{"x": true}\n', "column x holds values of several types, such as True in row 1"),
@@ -734,8 +737,9 @@ def test_columns_of_maps_are_refused(tmp_path: Path) -> None:
 def test_evaluating_what_is_trained_on_is_said(tmp_path: Path) -> None:
     path = labelled(tmp_path / "a.parquet", "np")
     words = ("data.fields=[x,label]", "global_batch=2", "eval.every=1", "eval.data=hf", "eval.data.fields=[x,label]")
-    said = "eval.data: is what data names, so that the samples that are evaluated are trained on"
-    assert said in lines_of(path, *words, f"eval.data.paths=[{path}]")
+    said = "eval.data: reads what data reads, so that samples that are evaluated are trained on"
+    for same in (path, tmp_path / ".." / tmp_path.name / "a.parquet", tmp_path):
+        assert said in lines_of(path, *words, f"eval.data.paths=[{same}]")
     other = labelled(tmp_path / "b.parquet", "np")
     assert said not in lines_of(path, *words, f"eval.data.paths=[{other}]")
 
