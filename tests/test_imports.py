@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "tools.sim": {"_native", "control", "plan"},
 }
 # What users call. Everything else is called by it.
-COMMANDS = {"train", "inspect", "simulate", "verify", "coordinator", "timeline"}
+COMMANDS = {"command", "train", "inspect", "simulate", "verify", "coordinator", "timeline"}
 BEFORE_COMMANDS = {"build", "config", "data", "devices", "models", "optim", "worker"}
 # The rooms of plan, each of which may import those before it in the same line, but not those beside it.
 ROOMS = (
