@@ -6,7 +6,7 @@ refuse_no_numbers   numbers and lists of them   ->  nothing, or a `DataError` th
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,24 @@ def refuse_too_large(column: Any, place: str) -> None:
     if pa.types.is_float64(values.type) and float(np.finfo(np.float32).max) < _largest(values) < float("inf"):
         raise DataError(
             f"{place}: holds {_largest(values):g}, which is beyond float32; scale the values, or take their logarithm"
+        )
+
+
+def holds_whole_numbers(column: Any) -> bool:
+    """Whether it is a column of lists of whole numbers."""
+    import pyarrow as pa
+
+    return _is_list(plain(column).type) and pa.types.is_integer(_values(column).type)
+
+
+def refuse_no_class(column: Any, names: Sequence[str], place: str) -> None:
+    """Raise `DataError` for a label that is none of the classes, nor -100."""
+    values = _values(column)
+    odd = next((value for value in _compute().unique(values).to_pylist() if not 0 <= value < len(names)), -100)
+    if odd != -100:
+        raise DataError(
+            f"{place}: holds the label {odd}, and its {len(names)} classes are 0 to {len(names) - 1}; leave such rows "
+            "out, or give them -100, which is not counted"
         )
 
 

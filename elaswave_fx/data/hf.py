@@ -17,8 +17,10 @@ from elaswave_fx.config.types import DataConfig
 from elaswave_fx.data.binary_tables import has_rows, schema_of
 from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import (
+    holds_whole_numbers,
     is_rounded,
     refuse_foreign_ids,
+    refuse_no_class,
     refuse_no_numbers,
     refuse_numbers_as_text,
     refuse_padding,
@@ -57,11 +59,15 @@ class ColumnsDataset(Dataset):
         self._vocab_size = vocab_size
         self._table = table.select_columns(list(fields)).with_format(None)
         self._fields = fields
+        self._whole: set[str] = set()
         for name in fields:
             if type(table.features[name]).__name__ not in _DECODED:
                 column = _arrow(table, name)
                 refuse_no_numbers(column, f"data.fields: column {name}")
                 refuse_too_large(column, f"data.fields: column {name}")
+                self._whole |= {name} if holds_whole_numbers(column) else set()
+                if name in self.class_names:
+                    refuse_no_class(column, self.class_names[name], f"data.fields: column {name}")
                 if vocab_size is not None and name in ID_FIELDS:
                     refuse_foreign_ids(column, vocab_size, f"data.fields: column {name}", name == "labels")
 
@@ -98,7 +104,9 @@ class ColumnsDataset(Dataset):
         except Exception as error:  # What decodes images and sounds may fail in any way.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(f"data.fields: row {index} cannot be decoded ({reason}); leave it out") from error
-        return {name: as_tensor(row[name], f"data.fields: column {name} of row {index}") for name in self._fields}
+        # An empty list does not tell what it holds.
+        values = {name: np.asarray(row[name], np.int64) if name in self._whole else row[name] for name in self._fields}
+        return {name: as_tensor(value, f"data.fields: column {name} of row {index}") for name, value in values.items()}
 
 
 def read_table(config: DataConfig, cache: Path | None) -> Any:

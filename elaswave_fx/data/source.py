@@ -115,6 +115,8 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
     """The data of `eval.data` as an evaluation sees it. Raises `DataError` if the model that trains on `dataset` could
     not read it."""
     within = code.within(data.deadline_s) if code is not None else None
+    if data.kind == "hf" and data.fields and data.vocab_size is None:
+        data = dataclasses.replace(data, vocab_size=dataset.vocab_size)  # what the model knows
     try:
         opened = open_data(dataclasses.replace(config, data=data), dataset.tokenizer, within).for_evaluation()
     except ConfigError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Dataset, open_data
@@ -769,3 +770,35 @@ def test_padding_is_no_part_of_a_stream(kind: str, tmp_path: Path) -> None:
                 opened(path, "data.column=input_ids")
         else:
             assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
+
+
+def test_an_empty_list_of_whole_numbers_is_whole(tmp_path: Path) -> None:
+    path = table_file(tmp_path / "a.parquet", x=pa.array([[1, 2], []]), y=pa.array([[1.5], [0.5]]))
+    dataset = opened(path, "data.fields=[x,y]", "global_batch=1", "data.transform._target_=tests.data.transforms.same")
+    kinds = [[dataset.sample(row)[name].dtype for name in "xy"] for row in range(2)]
+    assert kinds[0] == kinds[1] == [torch.int64, torch.float32]
+
+
+@pytest.mark.parametrize("label", [-1, 3, -100])
+def test_labels_are_of_their_classes(label: int, tmp_path: Path) -> None:
+    features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=list("abc"))})
+    table = datasets.Dataset.from_dict({"x": [0.5] * 4, "label": [0, 1, 2, 0]}, features=features)
+    changed = table.data.table.set_column(1, "label", pa.array([0, 1, 2, label]))
+    from pyarrow import parquet
+
+    parquet.write_table(changed.replace_schema_metadata(features.arrow_schema.metadata), tmp_path / "a.parquet")
+    if label == -100:
+        assert opened(tmp_path / "a.parquet", "data.fields=[x,label]").classes == 3
+        return
+    with pytest.raises(DataError, match=f"column label: holds the label {label}, and its 3 classes are 0 to 2"):
+        opened(tmp_path / "a.parquet", "data.fields=[x,label]")
+
+
+def test_ids_of_evaluation_are_of_the_vocabulary_that_trains(tmp_path: Path) -> None:
+    for name, most in (("a", 99), ("b", 150)):
+        table_file(tmp_path / f"{name}.parquet", input_ids=pa.array([[1, most]] * 4), labels=pa.array([[1, 2]] * 4))
+    words = ("data.fields=[input_ids,labels]", "data.vocab_size=100", "global_batch=2", "eval.every=1", "eval.data=hf",
+             "eval.data.fields=[input_ids,labels]")  # fmt: skip
+    lines_of(tmp_path / "a.parquet", *words, f"eval.data.paths=[{tmp_path}/a.parquet]")
+    with pytest.raises(DataError, match="eval.data.vocab_size=100: .*column input_ids holds token 150"):
+        lines_of(tmp_path / "a.parquet", *words, f"eval.data.paths=[{tmp_path}/b.parquet]")

@@ -110,5 +110,9 @@ def masks_inputs(sample: Sample) -> Sample:
     return sample
 
 
+def same(sample: Sample) -> Sample:
+    return sample
+
+
 def finer(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"].double() * 1e5 + 0.123}
