@@ -101,13 +101,14 @@ def refuse_no_numbers(column: Any, place: str) -> None:
         raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
 
 
-def refuse_padding(mask: Any, place: str, name: str) -> None:
-    """Raise `DataError` for a mask of zeros somewhere, beside token ids that are to be one stream."""
-    values = _values(mask)
-    if len(values) and _compute().min_max(values).as_py()["min"] == 0:
+def refuse_left_out(beside: Any, value: int, place: str, name: str) -> None:
+    """Raise `DataError` if a column beside token ids has this value, by which some of them are to be left out, and all
+    of them are to be one stream."""
+    if _compute().any(_compute().equal(_values(beside), value)).as_py():
         raise DataError(
-            f"{place}: is padded, as zeros in {name} tell, and padding would be tokens of the stream; save the ids "
-            f"without padding, or read samples as they are: data.fields=[input_ids,{name},labels]"
+            f"{place}: some of its tokens are padding, or not to be predicted, as {value} in {name} tells, and all "
+            "would be one stream; save the ids without such, or read samples as they are, as "
+            "data.fields=[input_ids,attention_mask,labels] does"
         )
 
 

@@ -248,7 +248,7 @@ class MapDataset(Dataset):
     def vocab_size(self) -> int | None:
         """That of the dataset's own attribute, if it has one."""
         size = getattr(self._wrapped, "vocab_size", None)
-        return size if isinstance(size, int) and size > 1 else None
+        return int(size) if isinstance(size, (int, np.integer)) and size > 1 else None
 
     def __len__(self) -> int:
         with self._code.watched(f"data._target_={self._name}", "its length"):

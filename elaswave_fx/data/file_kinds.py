@@ -21,6 +21,9 @@ from elaswave_fx.errors import DataError
 _HEAD = 1 << 14
 """So many bytes are looked at."""
 
+_LONG = 8
+"""So many letters that a format begins with are none of a text by chance."""
+
 _LEAST_TEXT = 16
 """Fewer bytes may be printable by chance."""
 
@@ -99,14 +102,16 @@ def kind_of(path: Path) -> FileKind | None:
         size = path.stat().st_size
     except OSError as error:
         raise DataError(f"data.paths={path}: cannot be read ({error.strerror})") from error
+    is_text = _is_text(head)
     for offset, magic, kind in _MAGIC:
-        if head[offset : offset + len(magic)] == magic:
+        # A text may begin with letters that are a format's, which has other bytes than letters soon.
+        if head[offset : offset + len(magic)] == magic and not (is_text and len(magic) < _LONG):
             return kind
-    for look in (_llm_c, _zip, _compressed, _arrow_stream, _safetensors, _pickle, _megatron):
+    for look in (_llm_c, _zip, _compressed, _arrow_stream, _safetensors, _pickle, _megatron, _chunk):
         kind = look(head, size, path)
         if kind is not None:
             return kind
-    return TEXT if _is_text(head) else None
+    return TEXT if is_text else None
 
 
 def refuse_no_text(path: Path) -> Path:
@@ -135,6 +140,19 @@ def _llm_c(head: bytes, size: int, path: Path) -> FileKind | None:
     if magic in _LLM_C_OTHERS and 0 < version < 100 and count < size:
         return FileKind(_LLM_C_OTHERS[magic], _ELSEWHERE)
     return None
+
+
+def _chunk(head: bytes, size: int, path: Path) -> FileKind | None:
+    """Return a chunk of litdata or MosaicML streaming: the number of samples, and where each begins, as 32-bit words;
+    the last of these is the end of the file."""
+    count, first = (int.from_bytes(head[place : place + 4], "little") for place in (0, 4))
+    end = 4 * (count + 2)
+    if count < 1 or not end <= first < size:
+        return None
+    with path.open("rb") as file:
+        file.seek(end - 4)
+        last = int.from_bytes(file.read(4), "little")
+    return FileKind("a chunk of litdata or MosaicML streaming", _TENSORS) if last == size else None
 
 
 def _megatron(head: bytes, size: int, path: Path) -> FileKind | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -31,22 +32,29 @@ def again(cure: str) -> str:
     return f"but a step that is done again has to see the same samples; a way out is {cure}"
 
 
-def global_draws(read: Callable[[], object]) -> list[str]:
-    """The shared generators from which `read` draws. All are as before afterwards."""
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The shared generators, seeded. All are as before afterwards."""
     torchs, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    ends = []
     try:
-        for seed in _SEEDS:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
-            begin = generator_states()
-            read()
-            ends.append({name: state for name, state in generator_states().items() if state != begin[name]})
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        yield
     finally:
         torch.set_rng_state(torchs)
         random.setstate(pythons)
         np.random.set_state(numpys)
+
+
+def global_draws(read: Callable[[], object]) -> list[str]:
+    """The shared generators from which `read` draws. All are as before afterwards."""
+    ends = []
+    for seed in _SEEDS:
+        with seeded(seed):
+            begin = generator_states()
+            read()
+            ends.append({name: state for name, state in generator_states().items() if state != begin[name]})
     return [name for name, state in ends[0].items() if name in ends[1] and ends[1][name] != state]
 
 

@@ -20,10 +20,10 @@ from elaswave_fx.data.columns import (
     holds_whole_numbers,
     is_rounded,
     refuse_foreign_ids,
+    refuse_left_out,
     refuse_no_class,
     refuse_no_numbers,
     refuse_numbers_as_text,
-    refuse_padding,
     refuse_ragged,
     refuse_too_large,
     texts_of,
@@ -44,8 +44,8 @@ _FORMATS = {
 _OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files of save_to_disk beside the tables."""
 
-_MASK = "attention_mask"
-"""A column beside token ids that tells padding."""
+_INPUTS, _MASK, _LABELS = "input_ids", "attention_mask", "labels"
+"""A column of token ids, and those beside it that tell which of them are padding, and which are not predicted."""
 
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
@@ -192,8 +192,10 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
     if documents is not None:
         return documents, None
     tokens = tokens_of(column, f"data.column={name}")
-    if tokens is not None and _MASK in table.column_names and name != _MASK:
-        refuse_padding(_arrow(table, _MASK), f"data.column={name}", _MASK)
+    if tokens is not None and name == _INPUTS:
+        for beside, value in ((_MASK, 0), (_LABELS, -100)):
+            if beside in table.column_names:
+                refuse_left_out(_arrow(table, beside), value, f"data.column={name}", beside)
     if tokens is not None:
         return None, tokens
     raise DataError(
@@ -231,8 +233,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: has no rows")
     columns = _columns(config, names)
     numbers = bool(config.fields)
-    if not numbers and _MASK in names and columns != [_MASK]:
-        columns = [*columns, _MASK]  # `read_column` looks at it
+    if not numbers and columns == [_INPUTS]:
+        columns = [_INPUTS, *(name for name in (_MASK, _LABELS) if name in names)]  # `read_column` looks at them
     folder = kept and kept / digest(VERSION, str(numbers), *map(str, files), *columns)
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:

@@ -17,7 +17,7 @@ from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, matching_files, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
-from elaswave_fx.data.global_draws import again, generator_states, global_draws
+from elaswave_fx.data.global_draws import again, seeded
 from elaswave_fx.data.labels import NextTokenLabels, has_own_labels, with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
@@ -257,13 +257,8 @@ def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
     """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
-    before = generator_states()
-    made = instantiate("data", spec)
-    if generator_states() != before and (drawn := global_draws(lambda: instantiate("data", spec))):
-        raise DataError(
-            f"data._target_={name}: is made of numbers that it draws from {drawn[0]}, others in every process; seed "
-            "what it draws from, as generator=torch.Generator().manual_seed(0) does"
-        )
+    with seeded(config.seed):  # so that random_split, say, gives everybody the same parts
+        made = instantiate("data", spec)
     dataset = UserDataset(
         MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "

@@ -432,7 +432,7 @@ class Curriculum(Keyed):
 
 
 class Sized(Keyed):
-    vocab_size = 300
+    vocab_size = np.int64(300)
 
 
 class Tokens(Drawn):
@@ -484,13 +484,30 @@ class MadeOfDraws(Drawn):
         return {"x": self.order[index]}
 
 
-def test_datasets_are_made_of_numbers_that_everybody_draws() -> None:
-    for by in ("own", "seeded"):
-        assert int(drawn("MadeOfDraws", by=by).dataset.sample(0)["x"]) < 8
-    with pytest.raises(
-        DataError, match="is made of numbers that it draws from torch's generator, others in every process"
-    ):
-        drawn("MadeOfDraws", by="unseeded")
+@pytest.mark.parametrize("by", ["own", "seeded", "unseeded"])
+def test_datasets_are_made_of_numbers_that_everybody_draws(by: str) -> None:
+    before = torch.get_rng_state()
+    opened = [drawn("MadeOfDraws", by=by).dataset for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    batches = [dataset.batch(np.arange(8))["x"] for dataset in opened]
+    assert torch.equal(*batches) and sorted(batches[0].tolist()) == list(range(8))
+
+
+class Numbered(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": index}
+
+
+def part(number: int) -> Any:
+    return torch.utils.data.random_split(Numbered("index"), [4, 4])[int(number)]
+
+
+def test_parts_of_a_random_split_have_nothing_in_common() -> None:
+    words = [f"data._target_={__name__}.part", "data.number=0", "model._target_=torch.nn.Identity", "global_batch=2"]
+    evaluated = ["eval.every=1", "eval.data=target", f"eval.data._target_={__name__}.part", "eval.data.number=1"]
+    source = open_source(load_config([*words, *evaluated]))
+    parts = [{int(each.sample(row)["x"]) for row in range(4)} for each in (source.dataset, source.evaluation)]
+    assert parts[0] | parts[1] == set(range(8))
 
 
 class OddTensors(Drawn):

@@ -373,6 +373,18 @@ def test_a_large_vocabulary_in_32_bits_is_not_read_as_16(tmp_path: Path) -> None
         opened("memmap", tmp_path / "x.bin")
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint32"])
+@pytest.mark.parametrize("between", [b"", b'{"version": 2}'])
+def test_chunks_of_streams_are_refused_by_name(between: bytes, dtype: str, tmp_path: Path) -> None:
+    begin = 4 * 102 + len(between)
+    words = np.array([100, *(begin + 626 * np.arange(101))], "<u4")
+    (tmp_path / "x.bin").write_bytes(words.tobytes() + between + TOKENS.astype("<u2").tobytes() * 8)
+    size = int(words[-1])
+    (tmp_path / "x.bin").write_bytes((tmp_path / "x.bin").read_bytes()[:size])
+    with pytest.raises(DataError, match="is a chunk of litdata or MosaicML streaming, no flat file of tokens"):
+        opened("memmap", tmp_path / "x.bin", f"data.dtype={dtype}")
+
+
 def test_arrays_in_one_file_are_not_read_in_part(tmp_path: Path) -> None:
     with (tmp_path / "x.npy").open("wb") as file:
         np.save(file, TOKENS)

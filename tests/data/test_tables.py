@@ -463,7 +463,7 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.csv", 'text,m\n"abc\0defgh",1\n', "data.column=text: has a text with a character of 0"),
         ("a.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "is a pointer of Git LFS"),
         ("a.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "is a pointer of Git LFS"),
-        ("a.jsonl", "PAR1" * 9, "is a Parquet table, and is named .jsonl; rename it"),
+        ("a.jsonl", "PAR1\x15\x04" * 9, "is a Parquet table, and is named .jsonl; rename it"),
         ("a.csv", "text,label\n", "the split train is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": "abcde \\ud83d x"}\n', "text has half of a surrogate pair in row 1"),
         ("a.jsonl", '{"text": 12345678901234567890}\n', r"column text holds whole numbers of 2\*\*63"),
@@ -766,7 +766,9 @@ def test_padding_is_no_part_of_a_stream(kind: str, tmp_path: Path) -> None:
         save = {"jsonl": table.to_json, "parquet": table.to_parquet, "saved": table.save_to_disk}[kind]
         save(str(path))
         if padded:
-            with pytest.raises(DataError, match="data.column=input_ids: is padded, as zeros in attention_mask tell"):
+            with pytest.raises(
+                DataError, match="data.column=input_ids: some of its tokens are padding, .* as 0 in attention_mask"
+            ):
                 opened(path, "data.column=input_ids")
         else:
             assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
@@ -802,3 +804,17 @@ def test_ids_of_evaluation_are_of_the_vocabulary_that_trains(tmp_path: Path) -> 
     lines_of(tmp_path / "a.parquet", *words, f"eval.data.paths=[{tmp_path}/a.parquet]")
     with pytest.raises(DataError, match="eval.data.vocab_size=100: .*column input_ids holds token 150"):
         lines_of(tmp_path / "a.parquet", *words, f"eval.data.paths=[{tmp_path}/b.parquet]")
+
+
+def test_labels_beside_token_ids_count(tmp_path: Path) -> None:
+    ids = pa.array([[5, 6, 7]] * 3)
+    path = table_file(tmp_path / "a.parquet", input_ids=ids, labels=pa.array([[-100, 6, 7]] * 3))
+    with pytest.raises(DataError, match="data.column=input_ids: some of its tokens .* as -100 in labels tells"):
+        opened(path, "data.column=input_ids")
+    assert ids_of(opened(table_file(path, input_ids=ids, labels=ids), "data.column=input_ids")) == [5, 6, 7] * 3
+
+
+@pytest.mark.parametrize("header", ["PARENT_ID,TEXT", "PAR1,PAR2", "FEA1,FEA2", "GGUF,TEXT", "Obj,GIF8"])
+def test_letters_of_a_format_may_begin_a_text(header: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n" + "1,2\n" * 8)
+    assert len(opened(tmp_path / "a.csv", f"data.fields=[{header}]", "global_batch=1")) == 8
