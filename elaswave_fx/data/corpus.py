@@ -70,8 +70,8 @@ def _end_of_character(text: bytes, end: int) -> int:
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, hidden ones skipped. A
-    file counts once, whatever links lead to it."""
+    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, numbers in names by their
+    value, hidden ones skipped. A file counts once, whatever links lead to it."""
     files: dict[str, Path] = {}
     places = [os.path.realpath(Path(pattern).expanduser()) for pattern in patterns]
     for pattern in patterns:
@@ -80,7 +80,7 @@ def matching_files(patterns: Sequence[str]) -> list[Path]:
                 f"data.paths={pattern}: is named twice, and files are read once; copy what is to count more"
             )
         try:
-            found = sorted(_matches(Path(pattern).expanduser()))
+            found = sorted(_matches(Path(pattern).expanduser()), key=_in_order)
         except OSError as error:
             raise DataError(f"data.paths={pattern[:60]}: cannot be read ({error.strerror})") from error
         if not found:
@@ -101,6 +101,11 @@ def _matches(path: Path) -> list[Path]:
     root = fixed_part(path)
     form = re.compile(_regex(path.relative_to(root).parts))
     return [found for found in _below(root, frozenset()) if form.fullmatch(found.relative_to(root).as_posix())]
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    """day-2 comes before day-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path.as_posix())]
 
 
 def fixed_part(path: Path) -> Path:

@@ -365,6 +365,8 @@ def _array(value: Any) -> np.ndarray:
     mode = getattr(value, "mode", None)
     if isinstance(mode, str) and hasattr(value, "convert") and mode not in _IMAGE_MODES:
         value = value.convert("L" if mode == "1" else "RGB")
+    if np.ma.is_masked(value):
+        raise ValueError("a masked array has no values where it is masked; fill them, as .filled(0) does")
     array = np.asarray(value)
     is_made_float = isinstance(value, (list, tuple)) and array.dtype == np.float64 and (np.abs(array) >= 2.0**63).any()
     if is_made_float and any(isinstance(each, int) for each in np.asarray(value, object).flat if abs(each) >= 2**63):

@@ -510,6 +510,17 @@ def test_parts_of_a_random_split_have_nothing_in_common() -> None:
     assert parts[0] | parts[1] == set(range(8))
 
 
+class Masked(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.ma.masked_array([1.0, -9999.0], [False, self.by == "masked"])}
+
+
+def test_masked_values_are_refused() -> None:
+    assert drawn("Masked").dataset.sample(0)["x"].tolist() == [1, -9999]
+    with pytest.raises(DataError, match="field x: .*a masked array has no values where it is masked"):
+        drawn("Masked", by="masked")
+
+
 class OddTensors(Drawn):
     def __getitem__(self, index: int) -> dict[str, Any]:
         made = {

@@ -141,6 +141,15 @@ def test_folders_are_read_behind_links(tmp_path: Path) -> None:
         matching_files([str(folder)])
 
 
+def test_numbers_in_names_are_in_order_of_their_values(tmp_path: Path) -> None:
+    for number in (10, 2, 1, 11):
+        (tmp_path / f"day-{number}.txt").write_text("text")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "z.txt").write_text("text")
+    names = [path.name for path in matching_files([str(tmp_path)])]
+    assert names == ["z.txt", "day-1.txt", "day-2.txt", "day-10.txt", "day-11.txt"]
+
+
 def test_a_limit_cuts_between_characters(tmp_path: Path) -> None:
     text = "äöü€ 漢字 😀 text " * 20
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
