@@ -70,8 +70,8 @@ def _end_of_character(text: bytes, end: int) -> int:
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, numbers in names by their
-    value, hidden ones skipped. A file counts once, whatever links lead to it."""
+    """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, numbers in names by
+    their value, hidden ones skipped. A file counts once, whatever links lead to it."""
     files: dict[str, Path] = {}
     places = [os.path.realpath(Path(pattern).expanduser()) for pattern in patterns]
     for pattern in patterns:
