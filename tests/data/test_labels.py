@@ -259,6 +259,9 @@ def test_columns_of_a_table_are_shifted_as_well(tmp_path: Path) -> None:
     table.to_parquet(str(tmp_path / "rows.parquet"))
     words = ("data=hf", f"data.paths={tmp_path}/rows.parquet", "cache.enabled=false", *GPT2)
     assert shifts(open_source(load_config([*words, "data.fields=[input_ids,labels]"])))
+    with pytest.raises(DataError, match="data.column=input_ids: some of its tokens .* as -100 in labels tells"):
+        open_source(load_config([*words, "data.column=input_ids"]))
+    table.remove_columns("labels").to_parquet(str(tmp_path / "rows.parquet"))
     stream = open_source(load_config([*words, "data.column=input_ids"]))
     sample = stream.dataset.sample(0)
     assert torch.equal(sample["input_ids"][1:], sample["labels"][:-1]) and int(sample["labels"][-1]) != -100
