@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.data.columns import plain
+from elaswave_fx.data.columns import plain, refuse_missing
 from elaswave_fx.errors import DataError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -39,11 +39,7 @@ def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
     Raises `DataError` for a file that cannot be read, was cut off, or lacks a column."""
     import pyarrow as pa
 
-    there = schema_of(path).names
-    for name in names:
-        if there.count(name) != 1:
-            times = f"{there.count(name)} columns" if name in there else "no column"
-            raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(there)}")
+    refuse_missing(path, names, schema_of(path).names)
     with _opened(path) as file:
         batches = file.iter_batches(_ROWS, columns=list(names)) if path.suffix == ".parquet" else _batches(file)
         for batch in batches:

@@ -7,11 +7,12 @@ refuse_no_numbers   numbers and lists of them   ->  nothing, or a `DataError` th
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from elaswave_fx.data.dataset import ROUNDED_FROM
+from elaswave_fx.data.dataset import IGNORED, ROUNDED_FROM
 from elaswave_fx.errors import DataError
 
 _EXAMINED, _MOST = 256, 0.95
@@ -31,6 +32,14 @@ _JSON = "arrow.json"
 """The extension type that `datasets` gives a column of several types: every value as its JSON text."""
 
 
+def refuse_missing(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Raise `DataError` if a file has not just one column of each of these names."""
+    for name in wanted:
+        if there.count(name) != 1:
+            times = f"{there.count(name)} columns" if name in there else "no column"
+            raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(there)}")
+
+
 def texts_of(column: Any, place: str) -> list[bytes] | None:
     """The texts of a chunked array, in UTF-8; None if it holds something else.
 
@@ -38,8 +47,7 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
     import pyarrow as pa
 
     column = plain(column)
-    types = pa.types
-    if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return None
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).drop_null().to_pylist()
     if any(b"\0" in text for text in texts):
@@ -143,11 +151,11 @@ def holds_whole_numbers(column: Any) -> bool:
 def refuse_no_class(column: Any, names: Sequence[str], place: str) -> None:
     """Raise `DataError` for a label that is none of the classes, nor -100."""
     values = _values(column)
-    odd = next((value for value in _compute().unique(values).to_pylist() if not 0 <= value < len(names)), -100)
-    if odd != -100:
+    odd = next((value for value in _compute().unique(values).to_pylist() if not 0 <= value < len(names)), IGNORED)
+    if odd != IGNORED:
         raise DataError(
             f"{place}: holds the label {odd}, and its {len(names)} classes are 0 to {len(names) - 1}; leave such rows "
-            "out, or give them -100, which is not counted"
+            f"out, or give them {IGNORED}, which is not counted"
         )
 
 
@@ -157,7 +165,7 @@ def refuse_foreign_ids(column: Any, vocab_size: int, place: str, may_be_ignored:
     least, most = ends["min"] or 0, ends["max"] or 0
     if most >= vocab_size:
         raise DataError(f"data.vocab_size={vocab_size}: {place} holds token {most}; nearest valid: {most + 1}")
-    if least < 0 and not (may_be_ignored and least == -100):
+    if least < 0 and not (may_be_ignored and least == IGNORED):
         raise DataError(f"{place}: holds the negative token id {least}")
 
 

@@ -43,7 +43,8 @@ _MOST_COMPARED = 8
 ID_FIELDS = ("input_ids", "decoder_input_ids", "labels")
 """Fields of token ids, where a vocabulary says so."""
 
-_IGNORED = -100
+IGNORED = -100
+"""The label of what is not predicted, and not counted."""
 
 _IMAGE_MODES = ("L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of images whose arrays are colors or grays."""
@@ -275,7 +276,7 @@ class MapDataset(Dataset):
     def _refuse_foreign_ids(self, sample: Sample, index: int, vocab_size: int) -> None:
         for name in set(ID_FIELDS) & sample.keys():
             ids = sample[name]
-            wrong = ids[(ids >= vocab_size) | ((ids < 0) & ~((ids == _IGNORED) & (name == "labels")))]
+            wrong = ids[(ids >= vocab_size) | ((ids < 0) & ~((ids == IGNORED) & (name == "labels")))]
             if wrong.numel():
                 raise DataError(
                     f"data._target_={self._name}: {name} of sample {index} holds token {int(wrong.flatten()[0])}, and "

@@ -31,7 +31,7 @@ from elaswave_fx.data.columns import (
     type_in_words,
 )
 from elaswave_fx.data.corpus import matching_files
-from elaswave_fx.data.dataset import ID_FIELDS, Dataset, Sample, as_tensor, notes_of_rounding
+from elaswave_fx.data.dataset import ID_FIELDS, IGNORED, Dataset, Sample, as_tensor, notes_of_rounding
 from elaswave_fx.data.split_files import files_of_split
 from elaswave_fx.data.tables import VERSION, column_names, read_files
 from elaswave_fx.errors import DataError
@@ -137,19 +137,23 @@ def files_read(config: DataConfig) -> set[str]:
     """The files of the split, by their real paths; of save_to_disk, the folder with the split."""
     if _is_saved_alone(config):
         return {f"{os.path.realpath(Path(config.paths[0]).expanduser())}#{config.split}"}
-    files = files_of_split(config.split, config.paths, matching_files(config.paths))
-    return {os.path.realpath(path) for path in files}
+    return {os.path.realpath(path) for path in _files(config)[1]}
 
 
 def split_line(config: DataConfig) -> str | None:
     """That files were left out for the split that their names tell, in words."""
     if _is_saved_alone(config):
         return None
-    files = matching_files(config.paths)
-    chosen = files_of_split(config.split, config.paths, files)
+    files, chosen = _files(config)
     if len(chosen) == len(files):
         return None
     return f"data: {len(chosen)} of {len(files)} files are of data.split={config.split}, as their names tell"
+
+
+def _files(config: DataConfig) -> tuple[list[Path], list[Path]]:
+    """The files that the paths name, and those of them that are of the split. Raises `DataError`."""
+    files = matching_files(config.paths)
+    return files, files_of_split(config.split, config.paths, files)
 
 
 def _columns(config: DataConfig, names: Sequence[str]) -> list[str]:
@@ -193,7 +197,7 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
         return documents, None
     tokens = tokens_of(column, f"data.column={name}")
     if tokens is not None and name == _INPUTS:
-        for beside, value in ((_MASK, 0), (_LABELS, -100)):
+        for beside, value in ((_MASK, 0), (_LABELS, IGNORED)):
             if beside in table.column_names:
                 refuse_left_out(_arrow(table, beside), value, f"data.column={name}", beside)
     if tokens is not None:
@@ -210,7 +214,7 @@ def _arrow(table: Any, name: str) -> Any:
 
 
 def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
-    files = files_of_split(config.split, config.paths, matching_files(config.paths))
+    _, files = _files(config)
     for path in files:
         if path.name in _OF_SAVED or (path.suffix == ".arrow" and _is_saved(path.parent)):
             raise DataError(

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.config.types import Config, DataConfig
-from elaswave_fx.data.dataset import Batch, Dataset, Sample, WrappedDataset
+from elaswave_fx.data.dataset import IGNORED, Batch, Dataset, Sample, WrappedDataset
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import DataError
 
-IGNORED = -100
 _EXAMINED, _AT_MOST = 16, 512
 _OWN, _CLEARLY = 0.5, 0.25
 """Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next.

@@ -68,7 +68,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         evaluation = open_evaluation(config, config.eval.data, dataset, code)
         held_out = HeldOutOrder(0, len(evaluation))
     batches = min(config.eval.batches, held_out.num_samples // batch) if config.eval.every else 0
-    lines = (_split_line(config, train, held_out.num_samples, batches), *dataset.notes)
+    noted, notes = dataset.notes, evaluation.notes  # for which samples, or whole columns, are looked at
+    lines = (_split_line(config, train, held_out.num_samples, batches), *noted)
     if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
     if config.data.kind == "hf" and (line := hf.split_line(config.data)):
@@ -77,8 +78,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         lines = (*lines, f"eval.{line}")
     if config.eval.every and config.eval.data is not None and _read_by_both(config.data, config.eval.data):
         lines = (*lines, "eval.data: reads what data reads, so that samples that are evaluated are trained on")
-    if evaluation.notes != dataset.notes:
-        lines = (*lines, *(f"eval.data: {note}" for note in evaluation.notes))
+    if notes != noted:
+        lines = (*lines, *(f"eval.data: {note}" for note in notes))
     return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
 
 

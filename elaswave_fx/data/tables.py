@@ -60,16 +60,16 @@ def read_files(files: Sequence[Path], columns: Sequence[str], numbers: bool, fol
 
 def _one_metadata(files: Sequence[Path], columns: Sequence[str]) -> Any:
     """What stands beside the first file's schema. Raises `DataError` if labels have other names in another file."""
-    schemas = {path: schema_of(path) for path in files}
-    first = files[0]
+    first, metadata = files[0], schema_of(files[0]).metadata
+    known = {path: class_names(schema_of(path)) for path in files}
     for name in columns:
-        for path, schema in schemas.items():
-            if class_names(schema).get(name) != class_names(schemas[first]).get(name):
+        for path, classes in known.items():
+            if classes.get(name) != known[first].get(name):
                 raise DataError(
                     f"data.paths: column {name} has other classes in {path.name} than in {first.name}, or in another "
                     "order"
                 )
-    return schemas[first].metadata
+    return metadata
 
 
 def _parts(files: Sequence[Path], columns: Sequence[str], numbers: bool) -> Iterator[Any]:

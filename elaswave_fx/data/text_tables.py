@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from elaswave_fx.data.columns import refuse_missing
 from elaswave_fx.data.file_kinds import TEXT, kind_of, refuse_no_text
 from elaswave_fx.errors import DataError
 
@@ -158,10 +159,8 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         with _opened(path) as file:
             rows = csv.reader(file, strict=True)
             names = _header(path, rows)
-            for name in wanted if names else ():
-                if names.count(name) != 1:
-                    times = "no column" if name not in names else f"{names.count(name)} columns"
-                    raise DataError(f"data.paths={path}: has {times} {name}; it has {', '.join(names)}")
+            if names:  # else it is empty
+                refuse_missing(path, wanted, names)
             for row in rows:
                 if row and len(row) != len(names):
                     why = "a text with commas that is not in quotes, a comma at the end, or a name of the row"
@@ -190,8 +189,8 @@ def _json_with(path: Path, names: Sequence[str]) -> Iterator[Row]:
             missing -= row.keys()
             seen |= dict.fromkeys(row)
         yield row
-    if missing and seen:
-        raise DataError(f"data.paths={path}: has no column {', '.join(sorted(missing))}; it has {', '.join(seen)}")
+    if seen:
+        refuse_missing(path, sorted(missing), list(seen))
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
