@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from elaswave_fx.data.dataset import IGNORED, ROUNDED_FROM
+from elaswave_fx.data.dataset import BEYOND_FLOAT32, IGNORED, ROUNDED_FROM
 from elaswave_fx.errors import DataError
 
 _EXAMINED, _MOST = 256, 0.95
@@ -104,15 +104,19 @@ def refuse_no_numbers(column: Any, place: str) -> None:
         raise DataError(
             f"{place}: holds {type_in_words(column.type)}; a sample is made of numbers and lists of numbers"
         )
-    row = _row_of_null(column)
-    if row is not None:
-        raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
+    refuse_null(column, place)
 
 
 def refuse_left_out(beside: Any, value: int, place: str, name: str) -> None:
     """Raise `DataError` if a column beside token ids has this value, by which some of them are to be left out, and all
     of them are to be one stream."""
-    if _compute().any(_compute().equal(_values(beside), value)).as_py():
+    import pyarrow as pa
+
+    values = _values(beside)
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if is_number and _compute().any(_compute().equal(values, value)).as_py():  # other labels are not those of tokens
         raise DataError(
             f"{place}: some of its tokens are padding, or not to be predicted, as {value} in {name} tells, and all "
             "would be one stream; save the ids without such, or read samples as they are, as "
@@ -128,6 +132,13 @@ def is_rounded(column: Any) -> bool:
     return pa.types.is_float64(values.type) and _largest(values) >= ROUNDED_FROM
 
 
+def refuse_null(column: Any, place: str) -> None:
+    """Raise `DataError` for a row of null, with its number."""
+    row = _row_of_null(column)
+    if row is not None:
+        raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
+
+
 def refuse_too_large(column: Any, place: str) -> None:
     """Raise `DataError` for a number that neither int64 nor float32 has, as samples do."""
     import pyarrow as pa
@@ -136,9 +147,7 @@ def refuse_too_large(column: Any, place: str) -> None:
     if pa.types.is_uint64(values.type) and _largest(values) >= 2**63:
         raise DataError(f"{place}: holds {_largest(values)}; whole numbers of 2**63 and more are not supported")
     if pa.types.is_float64(values.type) and float(np.finfo(np.float32).max) < _largest(values) < float("inf"):
-        raise DataError(
-            f"{place}: holds {_largest(values):g}, which is beyond float32; scale the values, or take their logarithm"
-        )
+        raise DataError(f"{place}: holds {_largest(values):g}, {BEYOND_FLOAT32}")
 
 
 def holds_whole_numbers(column: Any) -> bool:

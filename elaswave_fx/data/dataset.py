@@ -6,7 +6,7 @@ In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, g
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ PIECE_BYTES = 1 << 20
 
 ROUNDED_FROM = 2.0**14
 """From here on, float32 is off by a thousandth and more."""
+
+BEYOND_FLOAT32 = "which is beyond float32; scale the values, or take their logarithm"
 
 _MOST_COMPARED = 8
 
@@ -259,12 +261,10 @@ class MapDataset(Dataset):
     def notes(self) -> tuple[str, ...]:
         unused = tuple(f"data: {name} of {self._name} is not called" for name in _NOT_CALLED
                        if callable(getattr(self._wrapped, name, None)))  # fmt: skip
-        inner = getattr(self._wrapped, "dataset", None)
-        if not self._keyed and hasattr(type(inner), "__getitem__") and _takes_key(inner):
-            outer = type(self._wrapped).__name__
-            line = f"data: {outer} passes no key on to {type(inner).__name__}, whose draws are the same in every epoch"
-            unused = (*unused, line)
-        return (*rounded_notes(self._item(0, None)), *unused)
+        lost = () if self._keyed else _keyed_within(self._wrapped)
+        unkeyed = tuple(f"data: {outer} passes no key on to {inner}, whose draws are the same in every epoch"
+                        for outer, inner in dict.fromkeys(lost))  # fmt: skip
+        return (*rounded_notes(self._item(0, None)), *unused, *unkeyed)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
@@ -318,6 +318,18 @@ def _takes_key(wrapped: Any) -> bool:
     return any(each.name == "key" and each.default in (each.empty, None) for each in found)
 
 
+def _keyed_within(outer: Any) -> Iterator[tuple[str, str]]:
+    """(type of a dataset, type of one that it is made of) where the latter takes a key, as torch's Subset and
+    ConcatDataset hold others, however deep."""
+    several = getattr(outer, "datasets", ())
+    for inner in (getattr(outer, "dataset", None), *(several if isinstance(several, (list, tuple)) else ())):
+        if hasattr(type(inner), "__getitem__"):
+            if _takes_key(inner):
+                yield type(outer).__name__, type(inner).__name__
+            else:
+                yield from _keyed_within(inner)
+
+
 def rounded_notes(item: Mapping[str, Any]) -> tuple[str, ...]:
     """A line that names the fields of an item which float32 rounds visibly, if there are any."""
     return notes_of_rounding([name for name, value in item.items() if _is_rounded(value)])
@@ -357,7 +369,10 @@ def as_tensor(value: Any, place: str) -> Tensor:
         return tensor.clone()
     if tensor.dtype.is_complex:
         raise DataError(f"{place}: complex numbers are not supported")
-    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64, copy=True)
+    made = tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64, copy=True)
+    if tensor.dtype == torch.float64 and bool((made.isinf() & tensor.isfinite()).any()):
+        raise DataError(f"{place}: holds {float(tensor[tensor.isfinite()].abs().max()):g}, {BEYOND_FLOAT32}")
+    return made
 
 
 def _array(value: Any) -> np.ndarray:

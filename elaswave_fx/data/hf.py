@@ -23,6 +23,7 @@ from elaswave_fx.data.columns import (
     refuse_left_out,
     refuse_no_class,
     refuse_no_numbers,
+    refuse_null,
     refuse_numbers_as_text,
     refuse_ragged,
     refuse_too_large,
@@ -61,7 +62,9 @@ class ColumnsDataset(Dataset):
         self._fields = fields
         self._whole: set[str] = set()
         for name in fields:
-            if type(table.features[name]).__name__ not in _DECODED:
+            if type(table.features[name]).__name__ in _DECODED:
+                refuse_null(_arrow(table, name), f"data.fields: column {name}")
+            else:
                 column = _arrow(table, name)
                 refuse_no_numbers(column, f"data.fields: column {name}")
                 refuse_too_large(column, f"data.fields: column {name}")
@@ -202,9 +205,10 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
                 refuse_left_out(_arrow(table, beside), value, f"data.column={name}", beside)
     if tokens is not None:
         return None, tokens
+    is_binary = "binary" in str(column.type)
+    cure = "make texts of it, as bytes.decode does" if is_binary else f"columns of numbers go to data.fields=[{name}]"
     raise DataError(
-        f"data.column={name}: holds {type_in_words(column.type)}, neither text nor lists of token ids; "
-        f"columns of numbers go to data.fields=[{name}]"
+        f"data.column={name}: holds {type_in_words(column.type)}, neither text nor lists of token ids; {cure}"
     )
 
 

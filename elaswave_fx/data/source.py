@@ -69,7 +69,7 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         held_out = HeldOutOrder(0, len(evaluation))
     batches = min(config.eval.batches, held_out.num_samples // batch) if config.eval.every else 0
     noted, notes = dataset.notes, evaluation.notes  # for which samples, or whole columns, are looked at
-    lines = (_split_line(config, train, held_out.num_samples, batches), *noted)
+    lines = (_split_line(config, train, held_out.num_samples, batches), *_length_line(config, dataset), *noted)
     if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
     if config.data.kind == "hf" and (line := hf.split_line(config.data)):
@@ -110,6 +110,14 @@ def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str
         f"data: {train:,} samples train, {evaluated:,} are held out ({which}, eval.fraction={evaluation.fraction}), "
         f"and {used}"
     )
+
+
+def _length_line(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """That samples are not as long as `seq_len`, where rows are samples."""
+    ids = dataset.sample(0).get("input_ids")
+    if ids is None or ids.dim() != 1 or len(ids) == config.seq_len:
+        return ()
+    return (f"data: samples have {len(ids)} tokens, as the data has them; seq_len={config.seq_len} cuts none of them",)
 
 
 def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: UserCode | None) -> Dataset:

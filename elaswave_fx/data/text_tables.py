@@ -99,7 +99,10 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
 
     try:
         array = pa.array(values)
-        if pa.types.is_floating(array.type) and bool in map(type, values):
+        kind = array.type
+        while pa.types.is_list(kind):
+            kind = kind.value_type
+        if pa.types.is_floating(kind) and _holds_truth(values):
             raise pa.ArrowTypeError("truth among numbers")
         return array
     except UnicodeEncodeError as error:
@@ -111,10 +114,21 @@ def _of_json(values: Sequence[Any], name: str, numbers: bool, first: int) -> Any
     except OverflowError as error:
         raise DataError(f"data.paths: column {name} holds {_TOO_LARGE}") from error
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        first_kind = next((type(value) for value in values if value is not None), None)
-        others = (number for number, value in enumerate(values) if type(value) not in (first_kind, type(None)))
-        number = next(others, 0)
+        number = _first_other(values)
         raise DataError(several_types(name, f"{values[number]!r:.40}", first + number)) from error
+
+
+def _holds_truth(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    return bool in kinds or (list in kinds and any(_holds_truth(each) for each in values if type(each) is list))
+
+
+def _first_other(values: Sequence[Any]) -> int:
+    """The first value that is of another type than the first one, or a list with another one; 0 if none is."""
+    first_kind = next((type(value) for value in values if value is not None), None)
+    others = (number for number, value in enumerate(values) if type(value) not in (first_kind, type(None)))
+    mixed = (number for number, value in enumerate(values) if type(value) is list and _holds_truth(value))
+    return next(others, next(mixed, 0))
 
 
 @contextmanager
@@ -144,7 +158,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
-    names = next((row for row in rows if row), [])
+    names = [name.strip() for name in next((row for row in rows if row), [])]
     if len(names) == 1 and (found := [mark for mark in _OTHER_MARKS if mark in names[0]]):
         raise DataError(
             f"data.paths={path}: its header {names[0][:40]!r} has no comma, and {found[0]!r}: save it with commas"

@@ -44,6 +44,7 @@ _GROWTH = 1000
 _MOST_NAMED = 64
 _CALLS = 3
 """So many calls in a row are compared; numbers beyond are none of theirs."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _WRONG_ANSWERS = 4
 """How many answers that make forward fail are taken back."""
 
@@ -228,7 +229,9 @@ def _counts(slot: Slot, found: list[Any]) -> bool:
 
 
 def _gets_entries(slot: Slot, found: list[Any]) -> bool:
-    """Whether what holds the slot does."""
+    """Whether what holds the slot does. Libraries hook their modules in the first call, once and for all."""
+    if slot.path.startswith(_HOOKS):
+        return False
     return slot.before is ABSENT or (slot.key is None and len(found[-1]) > len(found[-2]))
 
 

@@ -464,10 +464,33 @@ def subset(by: str) -> torch.utils.data.Subset[Any]:
     return torch.utils.data.Subset(KeyedByDefault(by) if by == "key" else Drawn("index"), range(4))
 
 
-def test_that_keys_are_not_passed_on_is_said() -> None:
-    said = "data: Subset passes no key on to KeyedByDefault, whose draws are the same in every epoch"
-    assert said in drawn("subset", by="key").lines
+def joined(by: str) -> torch.utils.data.ConcatDataset[Any]:
+    return torch.utils.data.ConcatDataset([Drawn("index"), KeyedByDefault("key")])
+
+
+def nested(by: str) -> torch.utils.data.Subset[Any]:
+    return torch.utils.data.Subset(subset("key"), range(4))
+
+
+@pytest.mark.parametrize(("name", "outer"), [("subset", "Subset"), ("joined", "ConcatDataset"), ("nested", "Subset")])
+def test_that_keys_are_not_passed_on_is_said(name: str, outer: str) -> None:
+    said = f"data: {outer} passes no key on to KeyedByDefault, whose draws are the same in every epoch"
+    assert said in drawn(name, by="key").lines
     assert not any("passes no key" in line for line in drawn("subset").lines)
+
+
+class TooLarge(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        value = [0.0, 0.5, 0.5, float("inf"), 0.5, 1e300, 0.5, 0.5][index]
+        return {"x": np.full(3, value) if self.by == "array" else [0.5, value]}
+
+
+@pytest.mark.parametrize("by", ["array", "list"])
+def test_numbers_beyond_float32_are_refused(by: str) -> None:
+    dataset = drawn("TooLarge", by=by).dataset
+    assert dataset.sample(3)["x"].isinf().any()
+    with pytest.raises(DataError, match=r"field x: holds 1e\+300, which is beyond float32; scale the values"):
+        dataset.sample(5)
 
 
 class MadeOfDraws(Drawn):

@@ -456,6 +456,7 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
         ("a.csv", "x\n0.5\nNAN\n", "column x: row 1 has a null"),
         ("a.jsonl", '{"x": 0.5}\n{"x": NaN}\n', "column x: row 1 has a null"),
         ("a.jsonl", '{"x": 0.5}\n{"x": true}\n', "column x holds values of several types, such as True in row 1"),
+        ("a.jsonl", '{"x": [0.5]}\n{"x": [0.5, true]}\n', r"several types, such as \[0.5, True\] in row 1"),
         ("a" * 300 + ".txt", "", "cannot be read .File name too long"),
         ("a.csv", "x\n-1\n9223372036854775808\n", r"column x holds whole numbers of 2\*\*63"),
         ("a.csv", "x\n" + "1\n" * 10_000 + "18446744073709551615\n", r"holds whole numbers of 2\*\*63"),
@@ -544,6 +545,29 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     table.save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match=r"data.fields: row 0 cannot be decoded \(UnidentifiedImageError"):
         opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1").sample(0)
+
+
+def test_names_in_headers_may_stand_between_spaces(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x, y ,name\n1, 2,a\n3, 4,b\n")
+    dataset = opened(tmp_path / "a.csv", "data.fields=[x,y]", "global_batch=1")
+    assert [dataset.sample(row)["y"].item() for row in (0, 1)] == [2, 4]
+
+
+def test_a_row_without_an_image_is_named(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (4, 4))
+    features = datasets.Features({"image": datasets.Image()})
+    table = datasets.Dataset.from_dict({"image": [image, image, None, image]}, features=features)
+    table.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match="data.fields: column image: row 2 has a null"):
+        opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1")
+
+
+def test_rows_that_are_not_of_seq_len_are_said(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"input_ids": [1, 2, 3], "labels": [2, 3, 4]} for _ in range(8)))
+    words = ["data=hf", f"data.paths=[{path}]", "data.fields=[input_ids,labels]", "data.vocab_size=9", "global_batch=2"]
+    said = "data: samples have 3 tokens, as the data has them; seq_len=8 cuts none of them"
+    assert said in open_source(load_config([*words, "seq_len=8"])).lines
+    assert not any("seq_len" in line for line in open_source(load_config([*words, "seq_len=3"])).lines)
 
 
 def test_numbers_are_texts_where_the_file_says_so(tmp_path: Path) -> None:
@@ -772,6 +796,23 @@ def test_padding_is_no_part_of_a_stream(kind: str, tmp_path: Path) -> None:
                 opened(path, "data.column=input_ids")
         else:
             assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_masks_may_be_truths(padded: bool, tmp_path: Path) -> None:
+    mask = pa.array([[True, True, not padded]] * 3)
+    path = table_file(tmp_path / "a.parquet", input_ids=pa.array([[5, 6, 7]] * 3), attention_mask=mask)
+    if padded:
+        with pytest.raises(DataError, match="some of its tokens are padding, .* as 0 in attention_mask"):
+            opened(path, "data.column=input_ids")
+    else:
+        assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
+
+
+@pytest.mark.parametrize("labels", [["pos", "neg", "pos"], [["O", "B"]] * 3, [True, False, True], [b"a"] * 3])
+def test_labels_that_are_no_tokens_do_not_matter_to_a_stream(labels: list[Any], tmp_path: Path) -> None:
+    path = table_file(tmp_path / "a.parquet", input_ids=pa.array([[5, 6, 7]] * 3), labels=pa.array(labels))
+    assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
 
 
 def test_an_empty_list_of_whole_numbers_is_whole(tmp_path: Path) -> None:

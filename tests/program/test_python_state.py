@@ -504,6 +504,19 @@ class Cached(Held):
         return self.held[WIDTH]
 
 
+class Hooked(Held):
+    """As libraries do to get at what their modules give: a hook comes with the first call, and stays."""
+
+    def features(self, x: Tensor) -> Tensor:
+        if not self.layers[0]._forward_hooks:
+            self.layers[0].register_forward_hook(_halved)
+        return super().features(x)
+
+
+def _halved(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output / 2
+
+
 class ByTorch(Held):
     def scale(self) -> Any:
         return torch.where(torch.rand(()) < 0.05, 0.5, 1.0)
@@ -529,6 +542,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     lambda: Logged({"calls": 0, "times": []}),
     lambda: LoggedAnew((0, [], {})),
     LazyMask,
+    Hooked,
     lambda: Cached({}),
     ByTorch,
     lambda: Backward(CountedAlone),
