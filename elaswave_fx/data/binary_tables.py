@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.data.columns import plain, refuse_missing
+from elaswave_fx.data.file_kinds import kind_of
 from elaswave_fx.errors import DataError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -84,6 +85,9 @@ def _arrow_reader(path: Path) -> Any:
     try:
         return pa.ipc.open_file(file)
     except pa.ArrowInvalid:
+        kind = kind_of(path)
+        if kind is not None and "data=hf reads it" not in kind.cure:
+            raise DataError(f"data.paths={path}: is {kind.name}; {kind.cure}") from None
         file.seek(max(0, file.size() - len(_END_OF_STREAM)))
         if file.read() != _END_OF_STREAM:
             raise DataError(f"data.paths={path}: is cut off, the mark at its end is missing") from None

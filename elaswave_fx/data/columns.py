@@ -234,6 +234,10 @@ def plain(column: Any) -> Any:
     import pyarrow as pa
 
     kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType) and any(
+        chunk.null_count or chunk.storage.flatten().null_count for chunk in column.chunks
+    ):  # what it makes of its storage has no nulls
+        return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
     if isinstance(kind, pa.FixedShapeTensorType):
         nested = kind.value_type
         for _ in kind.shape:

@@ -48,8 +48,10 @@ ID_FIELDS = ("input_ids", "decoder_input_ids", "labels")
 IGNORED = -100
 """The label of what is not predicted, and not counted."""
 
-_IMAGE_MODES = ("L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-"""Modes of images whose arrays are colors or grays."""
+_IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of images whose arrays are colors, grays or truths."""
+
+_PALETTE_MODES = ("P", "PA")
 
 _NOT_CALLED = ("set_epoch", "collate_fn", "collater")
 """Methods of datasets that loops of their authors call, and a map from an index to a sample has no use for."""
@@ -264,7 +266,8 @@ class MapDataset(Dataset):
         lost = () if self._keyed else _keyed_within(self._wrapped)
         unkeyed = tuple(f"data: {outer} passes no key on to {inner}, whose draws are the same in every epoch"
                         for outer, inner in dict.fromkeys(lost))  # fmt: skip
-        return (*rounded_notes(self._item(0, None)), *unused, *unkeyed)
+        first = self._item(0, None)
+        return (*rounded_notes(first), *notes_of_palettes(first), *unused, *unkeyed)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
@@ -341,6 +344,20 @@ def notes_of_rounding(names: Sequence[str]) -> tuple[str, ...]:
     return (f"data: float64 is read as float32, in {', '.join(names)}: times and the like want an origin nearby",)
 
 
+def notes_of_palettes(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line that names the images of an item whose numbers are those of a palette, if there are any."""
+    names = [name for name, value in item.items() if image_mode(value) in _PALETTE_MODES]
+    if not names:
+        return ()
+    return (f"data: images with a palette are read as colors, in {', '.join(names)}: save ids of classes as grays",)
+
+
+def image_mode(value: Any) -> str | None:
+    """That of an image of Pillow."""
+    mode = getattr(value, "mode", None)
+    return mode if isinstance(mode, str) and hasattr(value, "convert") else None
+
+
 def _is_rounded(value: Any) -> bool:
     """Whether float32 is less than what a value holds: a float64 array, or Python's floats where that shows."""
     if hasattr(value, "dtype"):
@@ -376,11 +393,10 @@ def as_tensor(value: Any, place: str) -> Tensor:
 
 
 def _array(value: Any) -> np.ndarray:
-    """A value as an array that torch takes. An image of Pillow becomes colors or grays where it has palette numbers,
-    bits or the inks of a printer."""
-    mode = getattr(value, "mode", None)
-    if isinstance(mode, str) and hasattr(value, "convert") and mode not in _IMAGE_MODES:
-        value = value.convert("L" if mode == "1" else "RGB")
+    """A value as an array that torch takes. An image of Pillow becomes colors where it has palette numbers or the inks
+    of a printer."""
+    if image_mode(value) not in (None, *_IMAGE_MODES):
+        value = value.convert("RGB")
     if np.ma.is_masked(value):
         raise ValueError("a masked array has no values where it is masked; fill them, as .filled(0) does")
     array = np.asarray(value)

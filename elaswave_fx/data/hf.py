@@ -32,7 +32,15 @@ from elaswave_fx.data.columns import (
     type_in_words,
 )
 from elaswave_fx.data.corpus import matching_files
-from elaswave_fx.data.dataset import ID_FIELDS, IGNORED, Dataset, Sample, as_tensor, notes_of_rounding
+from elaswave_fx.data.dataset import (
+    ID_FIELDS,
+    IGNORED,
+    Dataset,
+    Sample,
+    as_tensor,
+    notes_of_palettes,
+    notes_of_rounding,
+)
 from elaswave_fx.data.split_files import files_of_split
 from elaswave_fx.data.tables import VERSION, column_names, read_files
 from elaswave_fx.errors import DataError
@@ -96,20 +104,24 @@ class ColumnsDataset(Dataset):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return notes_of_rounding([name for name in self._fields if is_rounded(_arrow(self._table, name))])
+        rounded = notes_of_rounding([name for name in self._fields if is_rounded(_arrow(self._table, name))])
+        return (*rounded, *notes_of_palettes(self._row(0)))
 
     def __len__(self) -> int:
         return len(self._table)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
-        try:
-            row = self._table[index]
-        except Exception as error:  # What decodes images and sounds may fail in any way.
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"data.fields: row {index} cannot be decoded ({reason}); leave it out") from error
+        row = self._row(index)
         # An empty list does not tell what it holds.
         values = {name: np.asarray(row[name], np.int64) if name in self._whole else row[name] for name in self._fields}
         return {name: as_tensor(value, f"data.fields: column {name} of row {index}") for name, value in values.items()}
+
+    def _row(self, index: int) -> Mapping[str, Any]:
+        try:
+            return self._table[index]
+        except Exception as error:  # What decodes images and sounds may fail in any way.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"data.fields: row {index} cannot be decoded ({reason}); leave it out") from error
 
 
 def read_table(config: DataConfig, cache: Path | None) -> Any:

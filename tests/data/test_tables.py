@@ -523,7 +523,7 @@ def test_images_are_colors_or_grays(kind: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     colors = np.random.default_rng(0).integers(0, 4, (8, 8, 3), np.uint8) * 80
     drawn = image.fromarray(colors)
-    modes = {"P": "RGB", "CMYK": "RGB", "RGB": "RGB", "L": "L", "1": "L"}
+    modes = {"P": "RGB", "CMYK": "RGB", "RGB": "RGB", "L": "L", "1": "1"}
     table = datasets.Dataset.from_dict(
         {"image": [drawn.convert(mode) for mode in modes]}, features=datasets.Features({"image": datasets.Image()})
     )
@@ -536,6 +536,32 @@ def test_images_are_colors_or_grays(kind: str, tmp_path: Path) -> None:
         assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= (
             3 if mode == "CMYK" else 0
         )
+
+
+def test_that_a_palette_is_read_as_colors_is_said(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    classes = image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
+    masks = {"mask": [classes.convert("P")] * 2, "plain": [classes] * 2}
+    features = datasets.Features({"mask": datasets.Image(), "plain": datasets.Image()})
+    datasets.Dataset.from_dict(masks, features=features).save_to_disk(str(tmp_path / "saved"))
+    found = opened(tmp_path / "saved", "data.fields=[mask,plain]", "global_batch=1")
+    said = "data: images with a palette are read as colors, in mask: save ids of classes as grays"
+    assert said in found.notes and found.sample(0)["plain"].flatten().tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("odd", [[1.0, None, 3.0, 4.0], None])
+def test_a_null_in_a_tensor_is_no_0(odd: Any, tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    rows = [[1.0, 2.0, 3.0, 4.0], odd, [1.0, 2.0, 3.0, 4.0]]
+    tensors = pa.ExtensionArray.from_storage(kind, pa.array(rows, kind.storage_type))
+    with pytest.raises(DataError, match="column x: row 1 has a null"):
+        opened(table_file(tmp_path / "a.arrow", x=tensors), "data.fields=[x]", "global_batch=1")
+
+
+def test_an_older_feather_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"FEA1" + bytes(99) + b"FEA1")
+    with pytest.raises(DataError, match="is a Feather table; save it as Parquet, which data=hf reads"):
+        opened(tmp_path / "a.arrow", "data.fields=[x]", "global_batch=1")
 
 
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
