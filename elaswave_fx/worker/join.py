@@ -20,7 +20,9 @@ from elaswave_fx.control.agent.agent import Excluded, Go, Left
 from elaswave_fx.control.agent.fetch_files import fetch_files
 from elaswave_fx.control.agent.join_folder import join_folder
 from elaswave_fx.control.protocol.card import Card, Conditions
+from elaswave_fx.control.protocol.epoch_start import outside
 from elaswave_fx.control.protocol.messages import Over, Welcome
+from elaswave_fx.control.protocol.training_loop import LoopState
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.data import open_source
 from elaswave_fx.data.sample_digest import SampleDigest, digest_data
@@ -86,7 +88,7 @@ def run_joined(
         worker, go = _join(config, context, say, joins)
     try:
         share = Training(worker, device).run(go)
-        return None if share is None else (worker.committed.version, config.steps)
+        return None if share is None else (worker.at.committed.version, config.steps)
     finally:
         if worker.clock is not None:
             worker.clock.restore()
@@ -124,25 +126,18 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
     if isinstance(go, Over):
         raise JobOver(go.reason)
     resume = go.activation.resume
-    plan = outside(Plan.from_json(go.plan), Rank(context.rank))
+    plan = plan_outside(Plan.from_json(go.plan), Rank(context.rank))
     engine = start_engine(config, context, has, plan, resume)
-    worker = make_worker(config, context, has, engine, agent, plan, resume)
-    worker.started = True  # there is nothing to begin with
+    # There is nothing to begin with: it has started.
+    at = LoopState(Rank(context.rank), plan.epoch, tuple(plan.ranks), plan.boxes, resume, started=True)
+    worker = make_worker(config, context, has, engine, agent, plan, at)
     collect_rarely()
     say(f"rank {context.rank} is a member from epoch {go.activation.epoch} on, after step {resume.version}")
     context.report_event("joined", go.activation.epoch, step=resume.version)
     return worker, go
 
 
-def outside(plan: Plan, rank: Rank) -> Plan:
+def plan_outside(plan: Plan, rank: Rank) -> Plan:
     """A plan as it is for a rank that has no part in it: nothing to compute, and no copy."""
-    boxes = tuple(
-        dataclasses.replace(
-            box,
-            holders=tuple(each for each in box.holders if each != rank),
-            catching_up=tuple(each for each in box.catching_up if each != rank),
-            readers=tuple(each for each in box.readers if each != rank),
-        )
-        for box in plan.boxes
-    )
-    return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=dict.fromkeys(plan.ranks, ()), goal=None)
+    boxes, schedule = outside(plan.boxes, rank), dict.fromkeys(plan.ranks, ())
+    return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=schedule, goal=None)

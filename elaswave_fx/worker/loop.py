@@ -16,36 +16,30 @@ from typing import Any
 
 import torch  # noqa: F401 - the native module finds its libraries loaded
 
-from elaswave_fx import _native
+from elaswave_fx import _native, errors
 from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
-from elaswave_fx.control.agent.agent import Go
-from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
+from elaswave_fx.control.protocol import do
+from elaswave_fx.control.protocol.rank_state import Decision, Excluded, Go, Left
+from elaswave_fx.control.protocol.training_loop import StepFailed, perform, training
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import Payload, edges_of
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
-from elaswave_fx.errors import (
-    CommError,
-    ConfigError,
-    CopyDiffers,
-    ExecError,
-    HasLeft,
-    InputsDiffer,
-    JobOver,
-    UpdateFailed,
-)
+from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, InputsDiffer, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.plan.predict.memory import memory_of
+from elaswave_fx.plan.work.box import BoxId
 from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.cross_check import find_difference, message
 from elaswave_fx.worker.export_model import export_model
 from elaswave_fx.worker.predictions import Predictions
-from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
-from elaswave_fx.worker.worker import CONNECT_S, Worker, certificate_of, set_up
+from elaswave_fx.worker.recovery import Recovery, suspect_of
+from elaswave_fx.worker.worker import CONNECT_S, Worker, set_up
 
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
@@ -87,7 +81,8 @@ def refuse_other_bits(device: Device, context: WorkerContext) -> None:
 
 
 class Training:
-    """The steps of a run, as one rank takes them. A failure of another rank is part of it: see recovery.py."""
+    """The steps of a run, as one rank takes them: it does what `training_loop` says. A failure of another rank is part
+    of that: see recovery.py."""
 
     def __init__(self, worker: Worker, device: Device, on_step: Callable[[StepReport], None] | None = None) -> None:
         """`device`: set up. `on_step` hears of every committed step, right after the launcher; measurements are made
@@ -100,53 +95,77 @@ class Training:
         self._told_slow: set[Fault] = set()
         self._stopped = False  # all ranks have agreed to
         self._evaluated = -1  # version after which this epoch's ranks have looked for what is due, all of them
-        self._saved: int = worker.committed.version
+        self._saved: int = worker.at.committed.version
         self._failures = 0  # since the last commit
         self._skipped = 0  # updates in a row
         self._predictions = Predictions()
         self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
+        recovery = self._recovery = Recovery(worker)
+        self._does: Mapping[type, Callable[[Any], Any]] = {
+            do.Begin: self._begin,
+            do.AwaitOthers: self._await_others,
+            do.IsCalledOff: lambda _: worker.agent.stop_requested,
+            do.FinishSending: lambda _: worker.engine.native.sync(_FLOOR_S),
+            do.MayStep: lambda _: worker.agent.may_step or worker.agent.await_store(_STORE_S),
+            do.BetweenSteps: self._between_steps,
+            do.TakeStep: self._take_step,
+            do.ReportCommit: self._report_commit,
+            do.LookAtCopies: self._look_at_copies,
+            do.ReportCopies: self._report_copies,
+            do.Finish: self._finish,
+            do.ReportDamage: self._report_damage,
+            do.LeaveStep: recovery.leave,
+            do.Report: self._report_and_wait,
+            do.OpenLinks: recovery.open_links,
+            do.CheckCopies: recovery.check_copies,
+            do.FinishStep: self._finish_step,
+            do.DropStep: lambda _: worker.engine.native.drop(),
+            do.AdvanceLinks: recovery.advance_links,
+            do.Install: recovery.install,
+            do.GoBack: recovery.go_back,
+            do.GatherParameters: recovery.gather_parameters,
+            do.SendCopies: recovery.send_copies,
+            do.Enter: self._enter,
+        }
 
     def run(self, entering: Go | None = None) -> Mapping[str, Any] | None:
-        """To the end of the run, or until this rank has left it, as it was told: then there is nothing to return. A
-        failure of another rank leads through `_recover` back to where the job stands.
+        """To the end of the run, or until this rank has left it, as it was told: then there is nothing to return.
 
         `entering`: the epoch in which a rank that joins becomes a member.
         """
-        failed: BaseException | None = None
-        while True:
-            try:
-                if entering is not None:
-                    first, entering = entering, None
-                    self._enter(first)
-                if failed is not None:
-                    self._recover(failed)
-                    failed = None
-                return self._go_on()
-            except HasLeft as left:
-                return self._has_left(str(left))
-            except JobOver:
-                if self._share is None:
-                    raise
-                # A rank has passed the last barrier, so all have handed back what they hold: this one too.
-                return self._close()
-            except (CommError, CopyDiffers) as error:
-                self._failures += 1
-                if self._failures > _FAILURES_MAX:
-                    raise
-                failed = error
-            except InputsDiffer as error:
-                raise self._data_differs() from error
-            except ExecError as error:
-                if self._has_lost_state():
-                    raise UpdateFailed(str(error)) from error
+        try:
+            ended = perform(training(self._worker.at, entering), self.do)
+        except InputsDiffer as error:
+            raise self._data_differs() from error
+        except ExecError as error:
+            if self._has_lost_state():
+                raise UpdateFailed(str(error)) from error
+            raise
+        if isinstance(ended, Left):
+            return self._has_left(ended.reason)
+        if isinstance(ended, Excluded):
+            raise errors.Excluded(ended.reason)
+        if ended is not None and self._share is None:
+            raise JobOver(ended.reason)
+        # Or a rank has passed the last barrier, so all have handed back what they hold: this one too.
+        return self._close()
+
+    def do(self, said: Any) -> Any:
+        """What the loop has said. Raises StepFailed."""
+        try:
+            return self._does[type(said)](said)
+        except (CommError, CopyDiffers) as error:
+            self._failures += 1
+            if self._failures > _FAILURES_MAX:
                 raise
+            raise StepFailed(suspect_of(error), str(error), isinstance(error, CopyDiffers)) from error
 
     def _data_differs(self) -> JobOver:
         """The end of the job: a rank feeds other samples than another one reads. All ranks say so alike."""
         worker = self._worker
-        step = worker.committed.version
+        step = worker.at.committed.version
         votes = worker.engine.native.holdings().votes
         payloads = {Rank(rank): Payload.unpack(vote) for rank, vote in votes.items()}
         found = find_difference(payloads, step * worker.config.global_batch)
@@ -161,20 +180,11 @@ class Training:
 
     def _has_lost_state(self) -> bool:
         """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
-        return not self._worker.coming.behind.issuperset(self._worker.engine.native.holdings().catching_up)
+        return not self._worker.at.coming.behind.issuperset(self._worker.engine.native.holdings().catching_up)
 
-    def _go_on(self) -> Mapping[str, Any]:
-        worker = self._worker
-        if not worker.started:
-            self.start()
-        while worker.committed.version < worker.config.steps and not self._stopped:
-            self._between_steps()
-            self._step(worker.committed.version)
-        self._between_steps()
-        return self._finish()
+    # --- The beginning, and other epochs
 
-    def start(self) -> None:
-        """Take the state that the run begins with, on all ranks; `run` does it if that has not been done."""
+    def _begin(self, _: do.Begin) -> None:
         worker, context = self._worker, self._worker.context
         worker.group.barrier(CONNECT_S)
         path = context.build.data.get("resume_from")
@@ -183,42 +193,42 @@ class Training:
                 native, plan = worker.engine.native, worker.plan
                 restore(Path(path), worker.artifact, plan, worker.rank, worker.optimizer, native)
                 native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], DISK_S)
-            worker.started = True
             self._keep_memory()
-            worker.group.barrier(DISK_S)  # for the slowest of them
 
-    def _recover(self, error: BaseException) -> None:
-        worker = self._worker
-        held = worker.engine.native.holdings()
-        if held.last_committed is not None and held.version > worker.committed.version:
-            self._committed(held.last_committed)  # the step was committed before it failed
-        if isinstance(error, CopyDiffers):
-            worker.context.report_event("copy_differs", worker.plan.epoch, cause=str(error))
-        self._enter(report_and_wait(worker, suspect_of(error)))
+    def _await_others(self, _: do.AwaitOthers) -> None:
+        with self._worker.disk_work("waits for ranks that read the checkpoint to begin with"):
+            self._worker.group.barrier(DISK_S)  # for the slowest of them
 
-    def _enter(self, go: Go) -> None:
-        """Go on in another epoch."""
-        self._share = None
-        self._worker.agent.hand_back(begins=False)
-        if install_epoch(self._worker, go, self._report):
+    def _report_damage(self, what: do.ReportDamage) -> None:
+        self._worker.context.report_event("copy_differs", self._worker.plan.epoch, cause=what.why)
+
+    def _report_and_wait(self, what: do.Report) -> Decision:
+        decision = self._recovery.report(what)
+        if isinstance(decision, Go):
+            self._share = None
+            self._worker.agent.hand_back(begins=False)
+        return decision
+
+    def _finish_step(self, what: do.FinishStep) -> None:
+        certificate = what.certificate
+        result = self._worker.engine.native.finish({vote.rank: vote.payload for vote in certificate.votes})
+        self._report(result, certificate)
+
+    def _enter(self, what: do.Enter) -> None:
+        if what.went_back:
             self._skipped = 0
         # All ranks look again whether an evaluation or a checkpoint is due, for some may have begun it, or are new; one
         # to which they have gone back is there.
         self._evaluated = -1
-        self._saved = go.activation.resume.version if go.activation.rollback else -1
+        self._saved = what.activation.resume.version if what.activation.rollback else -1
         self._resumes = True
         self._lap = time.perf_counter()
 
     # --- Between steps
 
-    def _between_steps(self) -> None:
-        """What is due after `committed` steps, the same on all ranks."""
-        worker, config = self._worker, self._worker.config
-        done = worker.committed.version
-        self._leave_if_called_off()
+    def _between_steps(self, what: do.BetweenSteps) -> bool:
+        worker, config, done = self._worker, self._worker.config, what.done
         worker.engine.prepare()
-        while not worker.agent.may_step and not worker.agent.await_store(_STORE_S):
-            continue
         if config.eval.every and done and done % config.eval.every == 0 and self._evaluated != done:
             self._evaluate(done)
             self._evaluated = done
@@ -227,12 +237,7 @@ class Training:
             assert worker.checkpoints is not None
             with worker.disk_work("waits for the checkpoint before"):
                 worker.checkpoints.after_step(done)
-
-    def _leave_if_called_off(self) -> None:
-        worker = self._worker
-        if worker.agent.stop_requested:
-            worker.engine.native.sync(_FLOOR_S)  # a planned stop: what the last step still sends is wanted
-            worker.leave_if_over()
+        return done < config.steps and not self._stopped
 
     def _evaluate(self, done: int) -> None:
         """Mean loss over the held-out batches; every rank computes its tile of each."""
@@ -248,11 +253,13 @@ class Training:
 
     # --- A step
 
-    def _step(self, step: int) -> None:
-        worker, config = self._worker, self._worker.config
+    def _take_step(self, what: do.TakeStep) -> Certificate:
+        worker, config, step = self._worker, self._worker.config, what.step
         assert worker.feed is not None
         while not worker.feed.await_batch(step, _LOOK_S):
-            self._leave_if_called_off()
+            if worker.agent.stop_requested:
+                worker.engine.native.sync(_FLOOR_S)  # as where the loop finds that the epoch ends
+                worker.leave_if_over()
         fed = worker.feed.next_batch(step)
         options = _native.StepOptions(
             self._deadline.seconds,
@@ -263,22 +270,20 @@ class Training:
             fault=self._native_fault(step),
             slowdown=self._slowdown(step),
         )
-        result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
+        self._recovery.result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
         if self._fault is not None and self._fault.step <= step:
             self._fault = None  # The step has no such phase here: the launcher will miss it.
-        self._committed(result)
-        if worker.coming.behind:
-            self._look_at_coming_copies()
+        return self._recovery.certificate()
 
-    def _look_at_coming_copies(self) -> None:
+    def _look_at_copies(self, _: do.LookAtCopies) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
+        held = self._worker.engine.native.holdings()
+        return frozenset(held.catching_up), frozenset(held.far_behind)
+
+    def _report_copies(self, what: do.ReportCopies) -> None:
         worker = self._worker
-        held = worker.engine.native.holdings()
-        coming = worker.coming.seen(frozenset(held.catching_up), frozenset(held.far_behind))
-        if coming == worker.coming:
-            return
-        worker.coming = coming
-        worker.agent.copies_come(coming)
-        if not coming.behind:
+        worker.agent.copies_come(what.coming)
+        if not what.coming.behind:
+            held = worker.engine.native.holdings()
             worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
 
     def _wants_to_stop(self) -> bool:
@@ -317,13 +322,9 @@ class Training:
             self._worker.context.report_event("fault", self._worker.plan.epoch, **words)
         return max((1 / fault.speed for fault in slow), default=1.0)
 
-    def _committed(self, result: _native.StepResult) -> None:
-        """A step was committed here."""
-        worker = self._worker
-        worker.committed = Stamp(Version(result.version), worker.plan.epoch)
-        certificate = certificate_of(worker.committed, result.votes)
-        worker.agent.committed(certificate)
-        self._report(result, certificate)
+    def _report_commit(self, what: do.ReportCommit) -> None:
+        self._worker.agent.committed(what.certificate)
+        self._report(self._recovery.result, what.certificate)
 
     def _report(self, result: _native.StepResult, certificate: Certificate) -> None:
         """Of a committed step, to the launcher and the user."""
@@ -375,11 +376,11 @@ class Training:
 
     # --- The end
 
-    def _finish(self) -> Mapping[str, Any]:
+    def _finish(self, _: do.Finish) -> None:
         worker = self._worker
         assert worker.checkpoints is not None and worker.feed is not None
         worker.agent.hand_back()
-        done = worker.committed.version
+        done = worker.at.committed.version
         if worker.agent.must_stay is not None and done < worker.config.steps:
             why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"
             worker.context.report_event("gave_up", worker.plan.epoch, step=done - 1, reason=why)
@@ -390,7 +391,6 @@ class Training:
         with worker.disk_work("writes the model"):
             self._share = self._hand_back()
             worker.group.barrier(DISK_S)  # nobody closes its links before everybody has what it waits for
-        return self._close()
 
     def _hand_back(self) -> Mapping[str, Any]:
         """Export the model with the others; returns what this rank adds to the summary, which the launcher has then."""
@@ -413,7 +413,7 @@ class Training:
         """The others have gone on, and miss nothing."""
         worker = self._worker
         worker.context.report_event(
-            "left", worker.plan.epoch, step=worker.committed.version - 1, cause=cause, asked=True
+            "left", worker.plan.epoch, step=worker.at.committed.version - 1, cause=cause, asked=True
         )
         if worker.feed is not None:
             worker.feed.close()

@@ -20,9 +20,9 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
 from elaswave_fx.control.protocol.card import Card
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.rank_state import STARTING
+from elaswave_fx.control.protocol.training_loop import LoopState
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source, UserCode, open_source
@@ -33,7 +33,6 @@ from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.learning_rate import Schedule, make_schedule
 from elaswave_fx.optim.optimizer import Optimizer, make_optimizer
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import BoxId
 from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.scheduling import collect_rarely
@@ -53,11 +52,7 @@ _GROUP = 1  # the id of the group of all ranks, in every generation
 
 @dataclass
 class Worker:
-    """One rank. What is assigned anew with every epoch comes last.
-
-    `committed`: the newest step that is known to be committed. `stale`: buckets (indices) whose working copy is not
-    whole. `coming`: copies that do not count yet. `damaged`: boxes found to have other bytes than were written.
-    """
+    """One rank. What is assigned anew with every epoch comes last. `at`: where it stands."""
 
     config: Config
     context: WorkerContext
@@ -72,16 +67,12 @@ class Worker:
     source: Source
     agent: Agent
     disk_work: DiskWork
+    at: LoopState
     plan: Plan
-    committed: Stamp
     group: _native.Group = field(init=False)
     feed: InputFeed | None = None
     checkpoints: Checkpoints | None = None
     clock: RankClock | None = None
-    started: bool = False  # the state that the run begins with is in place
-    stale: set[int] = field(default_factory=set)
-    coming: ComingCopies = field(default_factory=ComingCopies)
-    damaged: set[BoxId] = field(default_factory=set)
 
     @property
     def rank(self) -> Rank:
@@ -102,7 +93,7 @@ class Worker:
             return  # any step may be taken from it
         if self.feed is not None:
             self.feed.close()
-        self.feed = self.foresight.feed(plan, self.committed.version)
+        self.feed = self.foresight.feed(plan, self.at.committed.version)
 
     def join_group(self, plan: Plan) -> None:
         """As a rank of the plan, without a part in its steps."""
@@ -117,7 +108,7 @@ class Worker:
     def leave_if_over(self) -> None:
         """Raises Aborted if the rank is to leave its epoch, and not to begin anything else in it."""
         if self.agent.stop_requested:
-            raise Aborted(f"rank {self.rank}: called off before step {self.committed.version}")
+            raise Aborted(f"rank {self.rank}: called off before step {self.at.committed.version}")
 
 
 @dataclass
@@ -254,7 +245,8 @@ def set_up(config: Config, context: WorkerContext) -> Worker:
     engine = start_engine(config, context, has, plan, context.first.resume)
     agent = start_agent(config, context, has, partial(print, flush=True))
     context.detach(agent.job_time)
-    worker = make_worker(config, context, has, engine, agent, plan, context.first.resume)
+    at = LoopState(Rank(context.rank), plan.epoch, tuple(plan.ranks), plan.boxes, context.first.resume)
+    worker = make_worker(config, context, has, engine, agent, plan, at)
     worker.begin_epoch(plan)
     collect_rarely()
     return worker
@@ -267,12 +259,12 @@ def make_worker(
     engine: RankEngine,
     agent: Agent,
     plan: Plan,
-    committed: Stamp,
+    at: LoopState,
 ) -> Worker:
-    """A rank that stands at `committed` and has not entered the epoch of `plan` yet."""
+    """A rank that has not entered the epoch of `plan` yet."""
     return Worker(
         config, context, has.artifact, engine, has.foresight, has.endpoint, has.links, has.initial, has.optimizer,
-        make_schedule(config.schedule, config.steps), has.source, agent, has.disk_work, plan, committed,
+        make_schedule(config.schedule, config.steps), has.source, agent, has.disk_work, at, plan,
         clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip
 

@@ -17,6 +17,8 @@ import torch
 from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.config.types import Config
+from elaswave_fx.control.protocol import do
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
@@ -178,16 +180,16 @@ def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(tmp_path: Path, monkeypatc
     words = ("parallel.pp=2", "parallel.dp=1", "steps=8", "eval.every=4", "checkpoint.every=100", "resume=auto")
     config = small_config("resnet_digits", *words)
     expected = run_job(small_config("resnet_digits", *words[:-2]), tmp_path / "undisturbed")
-    step = Training._step
+    step = Training._take_step
 
-    def step_and_stop(training: Training, number: int) -> None:
-        if number == 4 and training._worker.rank == 0:
+    def step_and_stop(training: Training, what: do.TakeStep) -> Certificate:
+        if what.step == 4 and training._worker.rank == 0:
             os.kill(os.getppid(), signal.SIGINT)
             await_true(lambda: training._worker.context.stop_wanted, "the rank is told to stop")
-        step(training, number)
+        return step(training, what)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "_step", step_and_stop)
+        patched.setattr(Training, "_take_step", step_and_stop)
         stopped = run_job(config, tmp_path / "run")
     assert stopped.summary["outcome"] == "interrupted"
     done = stopped.summary["steps"]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from elaswave_fx.control.protocol import do
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.worker.loop import Training
 from tests.runs import Run, run_job, small_config
@@ -46,14 +48,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Training._step
+    step = Training._take_step
 
-    def step_and_damage(training: Training, number: int) -> None:
-        if number == BAD_STEP and training._worker.rank == 2 and training._worker.plan.epoch == 0:
+    def step_and_damage(training: Training, what: do.TakeStep) -> Certificate:
+        if what.step == BAD_STEP and training._worker.rank == 2 and training._worker.plan.epoch == 0:
             damage(training)
-        step(training, number)
+        return step(training, what)
 
-    monkeypatch.setattr(Training, "_step", step_and_damage)
+    monkeypatch.setattr(Training, "_take_step", step_and_damage)
     run = run_job(config(), tmp_path)
     assert run.code == 0
     # The same ranks and tiles make the same bits: nothing that was computed with the wrong copy is left.
@@ -71,20 +73,20 @@ def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch, folder: Path)
 
     Rank 0 may enter the step while rank 2 still commits the one before, so it waits for the damage.
     """
-    step = Training._step
+    step = Training._take_step
     damaged = folder / "damaged"
 
-    def step_and_damage(training: Training, number: int) -> None:
-        if number == BAD_STEP and training._worker.plan.epoch == 0:
+    def step_and_damage(training: Training, what: do.TakeStep) -> Certificate:
+        if what.step == BAD_STEP and training._worker.plan.epoch == 0:
             if training._worker.rank == 2:
                 assert damage(training) == 0
                 damaged.touch()
             if training._worker.rank == 0:
                 await_true(damaged.exists, "rank 2 has the damaged copy")
                 os.kill(os.getpid(), signal.SIGKILL)
-        step(training, number)
+        return step(training, what)
 
-    monkeypatch.setattr(Training, "_step", step_and_damage)
+    monkeypatch.setattr(Training, "_take_step", step_and_damage)
 
 
 def test_a_damaged_copy_does_not_become_the_truth(

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from elaswave_fx import verify
 from elaswave_fx.audit.finding import Finding, Verdict
 from elaswave_fx.config.types import Config
+from elaswave_fx.control.protocol import do
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import CHAIN_START, linked
 from elaswave_fx.data.order import SampleOrder
 from elaswave_fx.entry import run_command
@@ -250,18 +252,18 @@ def test_other_running_statistics_are_found(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_found_by_another_run_and_by_a_replay(
     alone: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Training._step
+    step = Training._take_step
 
-    def step_and_flip(training: Training, number: int) -> None:
+    def step_and_flip(training: Training, what: do.TakeStep) -> Certificate:
         worker = training._worker
-        if number == 4 and worker.rank == 2:
+        if what.step == 4 and worker.rank == 2:
             box_number, box = next((n, box) for n, box in numbered(worker.plan.boxes) if box.owner == 2)
             state = worker.engine.native.read(box_number)
             assert state is not None and len(box.span) > 0
             state.master.view(torch.int32)[0] ^= 1 << 20
-        step(training, number)
+        return step(training, what)
 
-    monkeypatch.setattr(Training, "_step", step_and_flip)
+    monkeypatch.setattr(Training, "_take_step", step_and_flip)
     run = finish(config("copies.count=0", "checkpoint.every=3", "checkpoint.keep=9"), tmp_path)
     monkeypatch.undo()
     assert run.code == 0, run.console[-3000:]

@@ -40,9 +40,22 @@ WITHIN = {
     "store_vouched_for_unread": 110,
     "leaver_with_the_last_copy": 1000,
     "missed_epoch_not_seen": 1,
+    "commit_not_reported": 10,
+    "promoted_copy_not_checked": 10,
+    "step_not_finished": 400,
+    "step_not_dropped": 20,
+    "links_not_advanced": 20,
+    "end_of_epoch_not_heard": 20,
+    "state_not_restored": 500,
+    "parameters_not_gathered": 200,
+    "copies_not_sent": 40,
 }
 
-FROM = {"missed_epoch_not_seen": MISSES_ROLLBACK}
+FROM = {
+    "missed_epoch_not_seen": MISSES_ROLLBACK,
+    "promoted_copy_not_checked": 1490,
+    "end_of_epoch_not_heard": 1090,
+}
 """Where other seeds than 0 are the first."""
 
 

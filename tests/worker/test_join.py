@@ -25,7 +25,7 @@ from elaswave_fx.plan.make.planner import plan_lanes, uniform
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import check_reach
-from elaswave_fx.worker.join import outside
+from elaswave_fx.worker.join import plan_outside
 from tests.runs import small_config
 
 
@@ -137,7 +137,7 @@ def test_the_checkpoint_that_the_job_began_with_is_needed(tmp_path: Path) -> Non
 def test_from_outside_a_plan_is_that_of_the_others(tmp_path: Path) -> None:
     artifact = build(small_config("gpt_stdlib"), tmp_path).artifact
     plan = plan_lanes(make_workload(artifact, 8, 2), local_topology(2, 1), uniform(2, 1), 1)
-    seen = outside(plan, Rank(1))
+    seen = plan_outside(plan, Rank(1))
     assert seen.ranks == plan.ranks and not seen.tile(Rank(1)).units
     assert not any(1 in (*box.holders, *box.readers) for box in seen.boxes)
     assert any(1 in box.holders for box in plan.boxes)

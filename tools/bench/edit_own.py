@@ -22,12 +22,12 @@ from typing import Any
 
 from elaswave_fx import _native
 from elaswave_fx.config.types import Config
+from elaswave_fx.control.protocol import do
+from elaswave_fx.control.protocol.training_loop import StepFailed, begin, perform, recover
 from elaswave_fx.devices import make_device
-from elaswave_fx.errors import CommError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.worker.loop import Training
-from elaswave_fx.worker.recovery import install_epoch, report_and_wait, suspect_of
 from elaswave_fx.worker.worker import Worker, set_up
 from tools.bench.own_job import OwnJob, Variant
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
@@ -77,27 +77,35 @@ def _work(victim: int, reports: Reports, config: Config, context: WorkerContext)
     device = make_device(config.device)
     device.set_up(threads=1)
     worker = set_up(config, context)
-    Training(worker, device).start()
+    training = Training(worker, device)
+    perform(begin(worker.at), training.do)
     reports.say("ready", rank=context.rank, pid=os.getpid())
     if context.rank != victim:
-        reports.say("done", rank=context.rank, **_survive(worker))
+        reports.say("done", rank=context.rank, **_survive(worker, training))
         context.report_event("edit_timed", worker.plan.epoch, monotonic_s=time.monotonic())
     while True:
         signal.pause()
 
 
-def _survive(worker: Worker) -> dict[str, Any]:
+def _survive(worker: Worker, training: Training) -> dict[str, Any]:
     """Stand in a barrier, leave it, agree, install what comes next; the moments of it."""
     try:
-        worker.group.barrier(TEST_TIMEOUT_S)
-    except CommError as error:
+        training.do(do.AwaitOthers())
+    except StepFailed as error:
         left_s, failed = time.monotonic(), error
     else:
         raise BenchFailed(f"rank {worker.rank}: a barrier opened without the lost rank")
     links = set(worker.endpoint.peers)
-    go = report_and_wait(worker, suspect_of(failed))
-    told_s, sent = time.monotonic(), worker.endpoint.bytes_sent
-    install_epoch(worker, go, lambda result, certificate: None)
+    told_s, sent = left_s, 0
+
+    def performer(said: Any) -> Any:
+        nonlocal told_s, sent
+        answer = training.do(said)
+        if isinstance(said, do.Report):
+            told_s, sent = time.monotonic(), worker.endpoint.bytes_sent
+        return answer
+
+    perform(recover(worker.at, failed), performer)
     installed_s, moved = time.monotonic(), worker.endpoint.bytes_sent - sent
     groups = _groups(worker.plan)
     checks = Checks(worker.rank, (members for members in groups if worker.rank in members))

@@ -3,7 +3,7 @@ has to find each of them.
 
 In: a name. Out: the `Rules` without that guard. Each guard stands in code that a real run enters: those of a step in
 `native/commit/guards.h`, the decision in `control/protocol/decide.py`, reading the store in
-`control/coordinator/service.py`.
+`control/coordinator/service.py`, what a rank does and in which order in `control/protocol/training_loop.py`.
 
     BUGS["update_before_commit"]  ->  the protocol in which a rank's own yes is enough to commit
 """
@@ -11,8 +11,10 @@ In: a name. Out: the `Rules` without that guard. Each guard stands in code that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.decide import Decide, Replan, Verdict, decide
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Report
@@ -65,13 +67,15 @@ class Rules:
     """What the simulator runs: the commit machine `without` some of its guards, and the coordinator's decision.
     `store_is_read`: for a rank that asks what the store says; else the coordinator answers with what it knows.
     `leavers_wait`: until the planner can spare them. `misses_are_seen`: by a rank, of epochs that were over before it
-    had entered them; else it takes itself for one that comes from the epoch before."""
+    had entered them; else it takes itself for one that comes from the epoch before. `left_out`: of what the training
+    loop says, what a rank does not do, with what the loop is told in its place."""
 
     without: tuple[str, ...] = ()
     decide: Decide = decide
     store_is_read: bool = True
     leavers_wait: bool = True
     misses_are_seen: bool = True
+    left_out: Mapping[type, Any] = field(default_factory=dict)
 
 
 SOUND = Rules()
@@ -93,4 +97,13 @@ BUGS: Mapping[str, Rules] = {
     "store_vouched_for_unread": Rules(store_is_read=False),
     "leaver_with_the_last_copy": Rules(decide=lets_go_at_once, leavers_wait=False),
     "missed_epoch_not_seen": Rules(misses_are_seen=False),
+    "commit_not_reported": Rules(left_out={do.ReportCommit: None}),
+    "promoted_copy_not_checked": Rules(left_out={do.CheckCopies: set()}),
+    "step_not_finished": Rules(left_out={do.FinishStep: None}),
+    "step_not_dropped": Rules(left_out={do.DropStep: None}),
+    "links_not_advanced": Rules(left_out={do.AdvanceLinks: None}),
+    "end_of_epoch_not_heard": Rules(left_out={do.IsCalledOff: False}),
+    "state_not_restored": Rules(left_out={do.GoBack: None}),
+    "parameters_not_gathered": Rules(left_out={do.GatherParameters: None}),
+    "copies_not_sent": Rules(left_out={do.SendCopies: frozenset()}),
 }

@@ -13,6 +13,7 @@ from typing import Any
 import torch  # noqa: F401  its libraries are those of _native
 
 from elaswave_fx._native import StepMachine
+from elaswave_fx.control.protocol.training_loop import StepFailed
 from elaswave_fx.control.protocol.types import (
     Assignment,
     BoxId,
@@ -43,7 +44,7 @@ from tools.sim.frames import (
     VoteCast,
     Wishes,
 )
-from tools.sim.surroundings import StepFailed, Surroundings, UpdateFailed, Wait
+from tools.sim.surroundings import Surroundings, UpdateFailed, Wait
 
 UPDATE_S = 0.001
 HELD_FRAMES = 1024
@@ -267,6 +268,11 @@ class Engine:
         yield from self.perform()
         self.machine.end_step()
 
+    def take_certificate(self) -> Certificate | None:
+        """Of the step that was committed, once."""
+        certificate, self.certificate = self.certificate, None
+        return certificate
+
     def drop(self) -> None:
         """Give up the step that was left."""
         self.machine.drop()
@@ -412,7 +418,7 @@ class Engine:
         self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
 
     def _leave_step(self, box: BoxId, peer: None) -> None:
-        raise StepFailed(None, f"copies of box {box} differ from their owners'", tells=True)
+        raise StepFailed(None, f"copies of box {box} differ from their owners'", damage=True)
 
     def _commit(self, box: None, peer: None) -> None:
         stamp = self.flight

@@ -1,20 +1,20 @@
 """A rank's process: the control machine of `protocol/rank.py`, a main thread, an engine, and the ends of its links.
 
-The main thread is the worker's loop and recovery without their tensors: what they decide is the same pure functions
-(`rank.must_leave`, `epoch_start.resolve`, ...). It is a generator that yields where the worker waits.
+The main thread does what `protocol/training_loop.py` says, as the worker's does, with digests in place of tensors: each
+method is a generator that yields where the worker waits.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elaswave_fx.control.coordinator.plan_cache import Planned
-from elaswave_fx.control.protocol import epoch_start
+from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol import rank as protocol
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
+from elaswave_fx.control.protocol.epoch_start import outside
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
@@ -34,7 +34,6 @@ from elaswave_fx.control.protocol.rank_state import (
     Event,
     Go,
     HeartbeatDue,
-    Holdings,
     Interrupt,
     LeaveAsked,
     Left,
@@ -44,14 +43,15 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
-from elaswave_fx.control.protocol.types import Activation
-from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.control.protocol.training_loop import Ended, LoopState, StepFailed, training
+from elaswave_fx.control.protocol.types import Activation, Certificate
+from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.bugs import Rules
 from tools.sim.checker import Checker
 from tools.sim.engine import Engine
 from tools.sim.frames import Abort, Frame, Wishes
-from tools.sim.surroundings import StepFailed, UpdateFailed, Wait
+from tools.sim.surroundings import UpdateFailed, Wait
 
 COPY_DIFFERS = "copy differs"
 """What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
@@ -105,17 +105,13 @@ class RankProcess:
         self._told: Abort | None = None  # the newest abort that a peer told of
         self._broadcast = Epoch(-1)
         self._peers: frozenset[Rank] = frozenset(state.members)
-        self._boxes: tuple[Box, ...] = ()
-        self._was: tuple[frozenset[Rank], Epoch] = (self._peers, state.epoch)  # members of the epoch of `_boxes`
+        self._linked = self._next = self._peers  # to whom there was a link; members of the epoch to come
         self._said: deque[Any] = deque()
         self._decision: Decision | None = None
         self._ran: object = None
         self._busy: object = None
         self._awaits: Callable[[], Rank | None] = lambda: None
         self._phase = "starting"
-        self._coming = ComingCopies()
-        self._damaged: frozenset[BoxId] = frozenset()
-        self._stale: set[int] = set()  # buckets whose parameters are not whole, as long as nobody has sent them
         self._wishes: dict[Rank, frozenset[int]] = {}
         self._slow: tuple[float, int] = (1.0, 0)  # its speed, for so many steps
         self._main: Iterator[None] = iter(())
@@ -224,17 +220,6 @@ class RankProcess:
         tile = self.world.plans[assignment.plan_hash].plan.tile(self.rank)
         yield from self.engine.install(activation.epoch, assignment, tile)
 
-    def _open_links(self, peers: frozenset[Rank]) -> Wait:
-        """To members of a new epoch."""
-        until_s, mend_s = self.world.now + LINK_S, self.world.now
-        while self.world.lost(self.rank).intersection(peers):
-            if self.world.now > until_s:
-                raise StepFailed(None, "a member cannot be reached")
-            if self.world.now >= mend_s:
-                self.world.mend(self.rank)
-                mend_s += LINK_AGAIN_S
-            yield from self.sleep(LINK_LOOK_S)
-
     def _check_members(self) -> None:
         """Between two instructions: whether the step can still be finished."""
         if self.aborted is not None:
@@ -288,192 +273,200 @@ class RankProcess:
             yield
 
     def _run(self, first: Activation | None) -> Wait:
-        failed: StepFailed | None = None
-        begun = False
+        go = None
+        if first is None:  # it joins
+            decision = yield from self._decide()
+            if not isinstance(decision, Go):
+                return self._end(decision)
+            go, first = decision, decision.activation
+            self.engine.load(first.resume, lambda box: 0, ())
+        self._first = first
+        boxes, members = first.assignment.boxes, first.assignment.members
+        self.loop = (
+            LoopState(self.rank, first.epoch, members, boxes, first.resume)
+            if go is None
+            else LoopState(self.rank, first.epoch, members, outside(boxes, self.rank), first.resume, started=True)
+        )
         try:
-            while True:
-                try:
-                    if not begun:
-                        begun = True
-                        yield from self._begin(first)
-                    if failed is not None:
-                        yield from self._recover(failed)
-                        failed = None
-                    yield from self._between_steps()
-                    yield from self._step()
-                except StepFailed as error:
-                    failed = error
+            self._end((yield from self._follow(training(self.loop, go))))
         except UpdateFailed as error:
             self.ended = str(error)
-        except _Over as over:
-            self.ended = str(over)
 
-    def _begin(self, first: Activation | None) -> Wait:
-        """The state that the run begins with, on all ranks; a joiner waits until it is one of them."""
-        if first is None:
-            yield from self._install_epoch((yield from self._decide()))
-            return
-        boxes = self._boxes = first.assignment.boxes
+    def _end(self, why: Ended | None) -> None:
+        assert why is not None, "nobody finishes here"
+        if isinstance(why, Left):
+            self.left = True
+            self._say(Closing(finished=False), wakes=False)
+        self.ended = why.reason
+
+    def _follow(self, loop: Generator[Any, Any, Ended | None]) -> Generator[None, None, Ended | None]:
+        """Do what the loop says, but for what the rules leave out."""
+        answer: Any = None
+        failed: StepFailed | None = None
+        while True:
+            try:
+                do = loop.send(answer) if failed is None else loop.throw(failed)
+            except StopIteration as end:
+                return end.value
+            answer = failed = None
+            if type(do) in self._rules.left_out:
+                answer = self._rules.left_out[type(do)]
+                continue
+            try:
+                answer = _DOES[type(do)](self, do)
+                if isinstance(answer, Generator):
+                    answer = yield from answer
+            except StepFailed as error:
+                failed = error
+
+    def _begin(self, _: do.Begin) -> Wait:
+        boxes, resume, truth = self.loop.boxes, self.loop.committed, self.world.checker.truth
         kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
-        yield from self._take_over(first)
-        self.engine.load(first.resume, lambda box: self.world.checker.truth[box, first.resume], kept)
+        yield from self._take_over(self._first)
+        self.engine.load(resume, lambda box: truth[box, resume], kept)
         self.engine.start_from_seed(box_id for box_id, box in numbered(boxes) if self.rank in box.readers)
+
+    def _await_others(self, _: do.AwaitOthers) -> Wait:
         yield
 
-    def _between_steps(self) -> Wait:
-        self._phase, self._awaits = "between", lambda: None
-        version = self.engine.committed.version
-        if protocol.must_leave(self.state, version):
-            raise StepFailed(None, "called off")
-        while not protocol.may_step(self.state, self.world.now):
-            if protocol.must_leave(self.state, version):
-                raise StepFailed(None, "called off")
-            yield
+    def _is_called_off(self, _: do.IsCalledOff) -> bool:
+        return protocol.must_leave(self.state, self.loop.committed.version)
 
-    def _step(self) -> Wait:
+    def _may_step(self, _: do.MayStep) -> Generator[None, None, bool]:
+        self._phase, self._awaits = "between", lambda: None
+        if protocol.may_step(self.state, self.world.now):
+            return True
+        yield
+        return False
+
+    def _take_step(self, _: do.TakeStep) -> Generator[None, None, Certificate]:
         engine = self.engine
-        machine_awaits = self._awaited
         self._check_members()
         engine.begin_step()
-        yield from self._wait("gather", engine.parameters_ready, machine_awaits)
+        yield from self._wait("gather", engine.parameters_ready, self._awaited)
         self._phase = "compute"
         self.world.checker.computes(engine, engine.parameters())
         yield from self._compute()
         self._check_members()
         yield from engine.send_copies()
         engine.reduce()
-        yield from self._wait("reduce", engine.machine.ready_to_vote, machine_awaits)
+        yield from self._wait("reduce", engine.machine.ready_to_vote, self._awaited)
         engine.send_late_records()
         while engine.awaits_bulk():
             yield from self.sleep(BULK_LOOK_S)
             self._check_members()
         yield from engine.send_copies()
         engine.cast_vote()
-        yield from self._wait("vote", lambda: engine.certificate is not None, machine_awaits)
+        yield from self._wait("vote", lambda: engine.certificate is not None, self._awaited)
         self._phase = "update"
         if self.aborted is not None and self.world.chance(0.3):
             raise StepFailed(self.aborted.suspect, "aborted while it sends what follows from the commit")
         yield from engine.update()
-        self._tell_commit()
+        certificate = engine.take_certificate()
+        assert certificate is not None
+        return certificate
 
     def _awaited(self) -> Rank | None:
         awaited = self.engine.machine.awaited
         return None if awaited is None else Rank(awaited)
 
-    def _tell_commit(self) -> None:
-        certificate, self.engine.certificate = self.engine.certificate, None
-        assert certificate is not None
-        leaves = protocol.must_leave(self.state, certificate.stamp.version)
-        self._say(Committed(certificate, self.world.now, leaves), wakes=False)
-        if self._coming.behind:
-            machine, before = self.engine.machine, self._coming
-            self._coming = before.seen(_boxes(machine.catching_up), _boxes(machine.far_behind))
-            if self._coming != before:
-                self._say(self._coming, wakes=True)
+    def _report_commit(self, what: do.ReportCommit) -> None:
+        leaves = protocol.must_leave(self.state, what.certificate.stamp.version)
+        self._say(Committed(what.certificate, self.world.now, leaves), wakes=False)
 
-    def _recover(self, failed: StepFailed) -> Wait:
+    def _look_at_copies(self, _: do.LookAtCopies) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
+        return _boxes(self.engine.machine.catching_up), _boxes(self.engine.machine.far_behind)
+
+    def _report_copies(self, what: do.ReportCopies) -> None:
+        self._say(what.coming, wakes=True)
+
+    def _report_damage(self, what: do.ReportDamage) -> None:
+        self.world.hear(self.rank, COPY_DIFFERS, what)
+        self._broadcast_abort(what.suspect)
+
+    def _leave_step(self, what: do.LeaveStep) -> Generator[None, None, do.Inventory]:
         engine = self.engine
-        self.aborted = self.aborted or Abort(self.generation, failed.suspect)
-        if failed.tells:
-            self.world.hear(self.rank, COPY_DIFFERS, failed)
-            self._broadcast_abort(failed.suspect)
+        self.aborted = self.aborted or Abort(self.generation, what.suspect)
         yield from engine.leave()
-        if engine.certificate is not None:
-            self._tell_commit()
-        self._say(StepLeft(self._holdings(), failed.suspect), wakes=True)
-        yield from self._install_epoch((yield from self._decide()))
-
-    def _holdings(self) -> Holdings:
-        machine, damaged = self.engine.machine, self._damaged
-        found = [each for each in machine.holdings if each[0] not in damaged]
-        votes = [self.engine.votes[rank] for rank in sorted(self.engine.votes)] if machine.pending else None
-        return epoch_start.holdings(
-            self.engine.committed,
-            self.engine.epoch,
+        found = engine.machine.holdings
+        return do.Inventory(
+            engine.take_certificate(),
             {BoxId(box): digest for box, _, digest, _ in found},
-            [BoxId(box) for box, _, _, recorded in found if recorded],
-            votes,
+            tuple(BoxId(box) for box, _, _, recorded in found if recorded),
+            tuple(engine.votes[rank] for rank in sorted(engine.votes)) if engine.machine.pending else None,
         )
 
-    def _decide(self) -> Any:
+    def _report(self, what: do.Report) -> Generator[None, None, Decision]:
+        self._say(StepLeft(what.holdings, what.suspect), wakes=True)
+        decision = yield from self._decide()
+        if isinstance(decision, Go) and not self._rules.misses_are_seen:
+            self.loop.epoch = Epoch(decision.activation.epoch - 1)
+        return decision
+
+    def _decide(self) -> Generator[None, None, Decision]:
         """Wait for what comes next, as long as that takes."""
         self._phase, self._decision = "left", None
         while self._decision is None:
             yield
-        if isinstance(self._decision, Left):
-            self.left = True
-            self._say(Closing(finished=False), wakes=False)
-        if not isinstance(self._decision, Go):
-            raise _Over(self._decision.reason)
         return self._decision
 
-    def _install_epoch(self, go: Go) -> Wait:
-        engine, activation = self.engine, go.activation
-        boxes, joins = activation.assignment.boxes, not self._boxes
-        before = self._boxes or boxes
-        (was_members, was_epoch), members = self._was, frozenset(activation.assignment.members)
-        if not self._rules.misses_are_seen:
-            was_epoch = Epoch(activation.epoch - 1)
-        elsewhere = not joins and epoch_start.is_elsewhere(engine.committed, was_epoch, activation)
-        yield from self._open_links(epoch_start.anew(was_members, was_epoch, members, activation.epoch))
-        if not elsewhere:
-            self._check_promoted(before, boxes)
-        yield from self._resolve_in_flight_step(activation, was_epoch)
-        for gone in was_members - members:
+    def _open_links(self, what: do.OpenLinks) -> Wait:
+        members = frozenset(what.go.activation.assignment.members)
+        wanted, until_s, mend_s = what.anew | (members - self._linked), self.world.now + LINK_S, self.world.now
+        while self.world.lost(self.rank).intersection(wanted):
+            if self.world.now > until_s:
+                raise StepFailed(None, "a member cannot be reached")
+            if self.world.now >= mend_s:
+                self.world.mend(self.rank)
+                mend_s += LINK_AGAIN_S
+            yield from self.sleep(LINK_LOOK_S)
+        self._linked |= members
+        self._next = members
+
+    def _check_copies(self, what: do.CheckCopies) -> set[BoxId]:
+        return {box for box in what.boxes if not self.engine.intact(box)}
+
+    def _finish_step(self, what: do.FinishStep) -> Wait:
+        yield from self.engine.finish(what.certificate)
+        self.engine.certificate = None
+
+    def _drop_step(self, _: do.DropStep) -> None:
+        self.engine.drop()
+
+    def _advance_links(self, what: do.AdvanceLinks) -> None:
+        for gone in what.gone:
             self.world.end_link(self.rank, gone)
-        self._peers = members
-        self.aborted, engine.epoch = None, activation.epoch
-        if protocol.must_leave(self.state, engine.committed.version):
-            raise StepFailed(None, "the epoch is over already")
+        self._peers, self.aborted, self.engine.epoch = self._next, None, what.epoch
+
+    def _install(self, what: do.Install) -> Generator[None, None, set[int]]:
+        activation, engine = what.go.activation, self.engine
         yield from self._take_over(activation)
         self._follow_abort()
-        self._boxes, self._was = boxes, (members, activation.epoch)
-        agree = activation.copies_agree and not epoch_start.has_missed(was_epoch, activation.epoch)
-        self._stale |= epoch_start.unchecked_buckets(self.rank, before, boxes, agree, self._damaged)
-        if elsewhere or joins:
-            self._stale |= set(engine.buckets)
-        if elsewhere:
-            self._damaged = frozenset()
-        if activation.rollback:
-            kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
-            engine.load(activation.resume, lambda box: self.world.checker.truth[box, activation.resume], kept)
-        elif elsewhere or joins:
+        if what.restart:
             engine.load(activation.resume, lambda box: 0, ())
-        yield from self._gather_parameters(activation)
-        self._stale.clear()
-        yield from engine.replicate(epoch_start.copies_due(boxes))
-        self._coming = self._coming.anew(_boxes(engine.machine.catching_up))
-        self._damaged = frozenset()
+            return set(engine.buckets)
+        return {bucket for bucket in engine.read if engine.machine.stale(bucket)}
 
-    def _resolve_in_flight_step(self, activation: Activation, was: Epoch) -> Wait:
-        engine = self.engine
-        if not self._boxes:
-            return
-        certificate = epoch_start.resolve(self.rank, activation, engine.committed, was, engine.machine.pending)
-        if certificate is not None:
-            yield from engine.finish(certificate)
-            engine.certificate = None
-        else:
-            engine.drop()
+    def _go_back(self, what: do.GoBack) -> None:
+        truth = self.world.checker.truth
+        kept = [box_id for box_id, box in numbered(self.loop.boxes) if self.rank in box.replica_ranks]
+        self.engine.load(what.to, lambda box: truth[box, what.to], kept)
 
-    def _check_promoted(self, before: tuple[Box, ...], after: tuple[Box, ...]) -> None:
-        found = [box for box in epoch_start.promoted(self.rank, before, after) if not self.engine.intact(box)]
-        self._damaged |= frozenset(found)
-        if found:
-            raise StepFailed(None, f"copies of boxes {found} were damaged in memory")
-
-    def _gather_parameters(self, activation: Activation) -> Wait:
+    def _gather_parameters(self, what: do.GatherParameters) -> Wait:
         """Everybody tells everybody what it lacks; then it is sent."""
-        engine, members = self.engine, activation.assignment.members
-        own = frozenset(b for b in engine.read if b in self._stale or engine.machine.stale(b))
-        self._wishes = {self.rank: own}
+        engine, members = self.engine, self.loop.members
+        self._wishes = {self.rank: what.stale}
         for member in members:
             if member != self.rank:
-                self.send(member, Wishes(engine.epoch, own))
+                self.send(member, Wishes(engine.epoch, what.stale))
         yield from self._wait("wishes", lambda: self._all_wishes(members), lambda: self._missing_wish(members))
         takers = {b: [r for r in members if b in self._wishes[r]] for b in engine.buckets}
         yield from engine.refresh(takers)
         yield from self._wait("refresh", engine.parameters_ready, self._awaited)
+
+    def _send_copies(self, what: do.SendCopies) -> Generator[None, None, frozenset[BoxId]]:
+        yield from self.engine.replicate(what.copies)
+        return _boxes(self.engine.machine.catching_up)
 
     def _all_wishes(self, members: tuple[Rank, ...]) -> bool:
         for member in members:
@@ -494,5 +487,28 @@ class LinkNews:
     """A link of the process broke, or is open again."""
 
 
-class _Over(Exception):
-    """The process ends: it was left out, or nobody goes on."""
+_DOES: Mapping[type, Callable[[RankProcess, Any], Any]] = {
+    do.Begin: RankProcess._begin,
+    do.AwaitOthers: RankProcess._await_others,
+    do.IsCalledOff: RankProcess._is_called_off,
+    do.FinishSending: lambda process, what: None,
+    do.MayStep: RankProcess._may_step,
+    do.BetweenSteps: lambda process, what: True,
+    do.TakeStep: RankProcess._take_step,
+    do.ReportCommit: RankProcess._report_commit,
+    do.LookAtCopies: RankProcess._look_at_copies,
+    do.ReportCopies: RankProcess._report_copies,
+    do.ReportDamage: RankProcess._report_damage,
+    do.LeaveStep: RankProcess._leave_step,
+    do.Report: RankProcess._report,
+    do.OpenLinks: RankProcess._open_links,
+    do.CheckCopies: RankProcess._check_copies,
+    do.FinishStep: RankProcess._finish_step,
+    do.DropStep: RankProcess._drop_step,
+    do.AdvanceLinks: RankProcess._advance_links,
+    do.Install: RankProcess._install,
+    do.GoBack: RankProcess._go_back,
+    do.GatherParameters: RankProcess._gather_parameters,
+    do.SendCopies: RankProcess._send_copies,
+    do.Enter: lambda process, what: None,
+}

@@ -12,14 +12,6 @@ Wait = Generator[None, None, None]
 """The main thread waits: it is gone on with after every event of its process."""
 
 
-class StepFailed(Exception):
-    """The step cannot be finished now; `suspect` is to blame, or nobody. `tells`: the others do not know it yet."""
-
-    def __init__(self, suspect: Rank | None, why: str, tells: bool = False) -> None:
-        super().__init__(why)
-        self.suspect, self.tells = suspect, tells
-
-
 class UpdateFailed(Exception):
     """An update program failed: the process ends."""
 

@@ -9,6 +9,7 @@ which copies have to be looked at once more, and which go on their way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from elaswave_fx.control.protocol.rank_state import Holdings
 from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version, Vote
@@ -98,6 +99,18 @@ def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[Bo
         if new.owner == rank != old.owner or reads_anew:
             found.append(box_id)
     return found
+
+
+def outside(boxes: Sequence[Box], rank: Rank) -> tuple[Box, ...]:
+    """Boxes as they are for a rank that has no part in them: nothing to compute with, and no copy."""
+
+    def others(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+        return tuple(each for each in ranks if each != rank)
+
+    return tuple(
+        replace(box, holders=others(box.holders), catching_up=others(box.catching_up), readers=others(box.readers))
+        for box in boxes
+    )
 
 
 def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
