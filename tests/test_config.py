@@ -486,7 +486,34 @@ def test_prepare_overrides_spells_out_targets() -> None:
         "model=target",
     ]
     assert prepare_overrides(["model=target", "model._target_=a.B"]) == ["model=target", "++model._target_=a.B"]
-    assert prepare_overrides(["--cfg", "job", "model.width=3"]) == ["--cfg", "job", "model.width=3"]
+    assert prepare_overrides(["--cfg", "job", "model.width=3"]) == ["model.width=3", "--cfg", "job"]
+    assert prepare_overrides(["steps=1", "-m", "--config-dir", "conf", "seed=2"]) == [
+        "steps=1", "seed=2", "-m", "--config-dir", "conf",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("data.paths=[~/data/x.txt]", ("~/data/x.txt",)),
+        ("data.paths=[data(1).csv,year=2020/x.parquet]", ("data(1).csv", "year=2020/x.parquet")),
+        ("data.paths=[1.10, 2024_01]", ("1.10", "2024_01")),
+        ("data.paths=['a,b.csv']", ("a,b.csv",)),
+        ("data.fields=[sepal length (cm),target]", ("sepal length (cm)", "target")),
+        ("data.fields=[1_1,true,null]", ("1_1", "true", "null")),
+        ("data.column=1e2", "1e2"),
+        ("data.column=null", None),
+        ("data.split=1_0", "1_0"),
+    ],
+)
+def test_names_of_files_and_columns_are_what_was_typed(word: str, value: object) -> None:
+    config = load_config(["data=hf", "data.paths=[x.csv]", word])
+    assert getattr(config.data, word.partition("=")[0].partition(".")[2]) == value
+
+
+def test_keys_of_a_class_keep_their_types() -> None:
+    config = load_config(["data._target_=a.B", "data.column=3", "data.paths=[1,2]"])
+    assert dict(config.data.options) == {"column": 3, "paths": [1, 2]}
 
 
 def test_nearest_key_prefers_siblings() -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -52,6 +52,7 @@ from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.launch.joined import files_for_newcomers
 from elaswave_fx.launch.place import here
 from elaswave_fx.models.build import build_model
+from elaswave_fx.models.hf_config import refuse_other_classes
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
@@ -69,7 +70,7 @@ from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.shared_storage import refuse_shared_storage
-from elaswave_fx.worker.checkpoints import check_start, contents_of, data_digest, start_fields
+from elaswave_fx.worker.checkpoints import check_start, contents_of, opened_digest, start_fields
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
 """What torch says when a tensor is too large."""
@@ -118,6 +119,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
+    if config.model.kind == "hf":
+        refuse_other_classes(cast("Any", model).model.config, source.dataset.class_names)
     awake = _set_to_train(model)
     state, stored = None, {name for name, _ in model.named_buffers()}
     if folder is not None:
@@ -401,13 +404,14 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     fingerprint = device.fingerprint()
     assert built.state is not None, "a job has a state"
     update = update_program(config)
+    kinds_of_data = (config.data.kind, config.eval.data.kind if config.eval.data is not None else None)
     data = {
         "fingerprint": fingerprint,
         "artifact": str(built.folder),
         "state": str(built.state),
         "update": update,
         "eval_batches": eval_batches,
-        "samples": data_digest(built.source) if config.data.kind == "target" else None,
+        "samples": opened_digest(built.source) if "target" in kinds_of_data else None,
     }
     of_checkpoints, changes = _checkpoint_fields(config, run_dir, built, fingerprint, start)
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()

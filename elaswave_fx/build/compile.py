@@ -23,6 +23,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.hf import HFAdapter
+from elaswave_fx.models.hf_causal import check_causal
 from elaswave_fx.models.hf_loss import check_own_loss
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.optim.optimizer import GROUPS, group_of
@@ -55,6 +56,7 @@ def compile_model(
     if is_adapted:
         with python_state_kept(model):
             _check_forward(model, batches[0])
+            check_causal(model, batches[0])
             check_own_loss(model, batches[0])  # In full precision, which tells more of the losses apart.
     if config.precision == "bf16":
         run_under_autocast(model)

@@ -48,6 +48,15 @@ _TARGET_GROUPS = ("model", "data", "optimizer", "schedule", "eval.data")
 _PACKAGES = {"eval.data": "data@eval.data"}
 """Groups whose options are another group's, as Hydra names them."""
 
+_NAMES = tuple(f"{data}.{key}" for data in ("data", "eval.data") for key in ("paths", "fields", "column", "split"))
+"""Keys whose values are names of files and columns, whatever they look like."""
+
+_FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|str|extend_list)\(")
+"""Of Hydra's, on the right side of an override."""
+
+_FLAGS_WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p", "--cfg",
+                     "-c", "--experimental-rerun")  # fmt: skip
+
 _RUN_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "out")
 """Keys of folders that Hydra makes, and writes to."""
 
@@ -201,6 +210,7 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
         for group in groups
         if not any(_key(word) in (group, _PACKAGES.get(group)) for word in words)
     ]
+    names_alone = any(_key(word) in ("data", "eval.data") for word in words)  # and no class has keys of these names
     for word in words:
         key = _key(word)
         if key in _PACKAGES:
@@ -211,28 +221,48 @@ def prepare_overrides(words: Sequence[str]) -> list[str]:
         foreign = key.startswith(("model.config.", "data.transform.", "eval.data.transform."))
         if (opened or foreign) and not word.startswith(("~", "++")):
             word = "++" + word.lstrip("+")
-        prepared.append(_quoted(word) if key else word)
-    return _before_flags(prepared, len(prepared) - len(words))
+        prepared.append(_quoted(word, names_alone) if key else word)
+    added = len(prepared) - len(words)
+    return _before_flags(prepared[added:] + prepared[:added])
 
 
 _PLAIN = re.compile(r"[^\[\]{},:'\"]*[^\x00-\x7f][^\[\]{},:'\"]*")
 """What has a letter that is not ASCII, up to the next mark of a list, a mapping or a sweep."""
 
 
-def _quoted(word: str) -> str:
-    """KEY=VALUE with quotes around what is not ASCII, which Hydra takes in quotes only. A user's own quotes, and
-    interpolations, stay as they are."""
+_NAME = re.compile(r"[^\[\]{},]+")
+_UNQUOTED = re.compile(r"[\w/.:@%?*+ -]*")
+"""What Hydra takes without quotes."""
+
+
+def _quoted(word: str, names_alone: bool) -> str:
+    """KEY=VALUE with quotes around what is not ASCII, which Hydra takes in quotes only, and around names of files and
+    columns that it would not take, or for a number (`names_alone`: these keys have nothing but names). A user's own
+    quotes, and interpolations, stay as they are."""
     key, _, value = word.partition("=")
-    if value.isascii() or any(mark in value for mark in "'\"$\\"):
+    if any(mark in value for mark in "'\"$\\"):
+        return word
+    if key.lstrip("+") in _NAMES and value != "null" and value.count("[") < 2 and _FUNCTION.match(value) is None:
+        return f"{key}=" + _NAME.sub(lambda found: _quoted_name(found[0].strip(), names_alone), value)
+    if value.isascii():
         return word
     if not any(mark in value for mark in "[]{},"):
         return f"{key}='{value}'"
     return f"{key}=" + _PLAIN.sub(lambda found: f"'{found[0].strip()}'", value)
 
 
-def _before_flags(words: list[str], added: int) -> list[str]:
-    """Hydra takes overrides in any place but after a `--`-flag that wants a value; added ones go to the end."""
-    return words[added:] + words[:added]
+def _quoted_name(name: str, always: bool) -> str:
+    return f"'{name}'" if always or not _UNQUOTED.fullmatch(name) or not name.isascii() else name
+
+
+def _before_flags(words: list[str]) -> list[str]:
+    """Hydra takes overrides in one place alone: in front of all flags, which may want a value."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    for word in words:
+        is_value = bool(flags) and flags[-1] in _FLAGS_WITH_VALUE
+        (flags if is_value or word.startswith("-") else overrides).append(word)
+    return overrides + flags
 
 
 def _key(word: str) -> str:

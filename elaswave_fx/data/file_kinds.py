@@ -57,6 +57,7 @@ TEXT = FileKind("text", "data=files reads it")
 _MAGIC: tuple[tuple[int, bytes, FileKind], ...] = (
     (0, b"\x93NUMPY", NUMPY),
     (0, b"MMIDIDX\x00\x00", MEGATRON),
+    (0, b"LITPKDS", FileKind("a packed dataset of lit-gpt", _TENSORS)),
     (0, b"version https://git-lfs.github.com/spec/", FileKind("a pointer of Git LFS", _FETCH)),
     (0, b"/annex/objects/", FileKind("a pointer of git-annex", _FETCH)),
     (0, b"PAR1", FileKind("a Parquet table", "data=hf reads it")),

@@ -53,8 +53,8 @@ _FORMATS = {
 _OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files of save_to_disk beside the tables."""
 
-_INPUTS, _MASK, _LABELS = "input_ids", "attention_mask", "labels"
-"""A column of token ids, and those beside it that tell which of them are padding, and which are not predicted."""
+_LEAVE_OUT = {"attention_mask": 0, "loss_mask": 0, "labels": IGNORED, "label": IGNORED}
+"""Columns beside one of token ids, with the value that tells which of them are padding, or not predicted."""
 
 _DECODED = ("Image", "Audio", "Video")
 """Features whose values the library makes of bytes or paths."""
@@ -211,9 +211,9 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
     if documents is not None:
         return documents, None
     tokens = tokens_of(column, f"data.column={name}")
-    if tokens is not None and name == _INPUTS:
-        for beside, value in ((_MASK, 0), (_LABELS, IGNORED)):
-            if beside in table.column_names:
+    if tokens is not None:
+        for beside, value in _LEAVE_OUT.items():
+            if beside in table.column_names and beside != name:
                 refuse_left_out(_arrow(table, beside), value, f"data.column={name}", beside)
     if tokens is not None:
         return None, tokens
@@ -253,8 +253,8 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
         raise DataError(f"data.paths={show(config.paths)}: has no rows")
     columns = _columns(config, names)
     numbers = bool(config.fields)
-    if not numbers and columns == [_INPUTS]:
-        columns = [_INPUTS, *(name for name in (_MASK, _LABELS) if name in names)]  # `read_column` looks at them
+    if not numbers and columns != ["text"]:
+        columns += [name for name in _LEAVE_OUT if name in names and name not in columns]  # `read_column` looks at them
     folder = kept and kept / digest(VERSION, str(numbers), *map(str, files), *columns)
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:

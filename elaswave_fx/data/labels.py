@@ -23,8 +23,9 @@ from elaswave_fx.errors import DataError
 
 _EXAMINED, _AT_MOST = 16, 512
 _OWN, _CLEARLY = 0.5, 0.25
-"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next.
-Labels of padding, or of any token that is followed by itself, tell nothing and are not counted."""
+"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next,
+both beyond what chance gives. Labels of padding, or of any token that is followed by itself, tell nothing and are not
+counted."""
 
 
 class _Noted(WrappedDataset):
@@ -123,7 +124,7 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
         return dataset
     where = "wherever they count"
     if not all(map(_equal_where_they_count, examined)):
-        where = f"at {own:.0%} of the tokens that another one follows"
+        where = f"at {own:.0%} of the tokens beyond chance"
     note = (
         f"labels: in {len(examined)} examined samples they equal input_ids {where}, as transformers has them, and are "
         "shifted to the next tokens (data.labels=shifted leaves them as they are)"
@@ -175,21 +176,32 @@ def _examined(dataset: Dataset) -> list[Sample]:
 
 
 def _shares(samples: list[Sample]) -> tuple[float, float]:
-    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next; of
-    the last labels, where no others count."""
-    own = following = counted = 0
+    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next, as
+    far as it is beyond chance; of the last labels, where no others count."""
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    last: list[tuple[Tensor, Tensor]] = []
     for sample in samples:
-        tokens, after = sample["input_ids"][..., :-1], sample["input_ids"][..., 1:]
-        labels = sample["labels"][..., :-1].long()
-        counts = (labels != IGNORED) & (tokens != after)
-        own += int((counts & (labels == tokens)).sum())
-        following += int((counts & (labels == after)).sum())
-        counted += int(counts.sum())
-    if counted:
-        return own / counted, following / counted
-    last = torch.cat([(each["labels"] == each["input_ids"])[..., -1][each["labels"][..., -1] != IGNORED].flatten()
-                      for each in samples]) if samples else torch.zeros(0)  # fmt: skip
-    return (float(last.float().mean()), 0.0) if last.numel() else (0.0, 0.0)
+        inputs, labels = sample["input_ids"].long(), sample["labels"].long()
+        tokens, after = inputs[..., :-1], inputs[..., 1:]
+        counts = (labels[..., :-1] != IGNORED) & (tokens != after)
+        found.append((labels[..., :-1][counts], tokens[counts], after[counts]))
+        ends = labels[..., -1] != IGNORED
+        last.append((labels[..., -1][ends], inputs[..., -1][ends]))
+    labels, tokens, after = (torch.cat(parts) for parts in zip(*found, strict=True)) if found else [torch.zeros(0)] * 3
+    if labels.numel():
+        return _beyond_chance(labels, tokens), _beyond_chance(labels, after)
+    labels, tokens = (torch.cat(parts) for parts in zip(*last, strict=True)) if last else [torch.zeros(0)] * 2
+    return (_beyond_chance(labels, tokens) if labels.numel() else 0.0), 0.0
+
+
+def _beyond_chance(labels: Tensor, tokens: Tensor) -> float:
+    """The share of labels that equal tokens, 0 for as many as chance gives by how often each comes, 1 for all; where
+    there is but one label, as it is. Cohen's kappa."""
+    share = float((labels == tokens).float().mean())
+    values, places = torch.cat((labels, tokens)).unique(return_inverse=True)
+    used = [torch.bincount(part, minlength=len(values)).double() / len(labels) for part in places.split(len(labels))]
+    chance = float((used[0] * used[1]).sum())
+    return share if chance == 1 else (share - chance) / (1 - chance)
 
 
 def _counted(sample: Sample) -> bool:

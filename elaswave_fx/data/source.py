@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elaswave_fx.config.targets import completed, instantiate, takes_argument
 from elaswave_fx.config.types import Config, DataConfig
@@ -21,6 +22,7 @@ from elaswave_fx.data.global_draws import again, seeded
 from elaswave_fx.data.labels import NextTokenLabels, has_own_labels, with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
+from elaswave_fx.data.split_files import splits_in
 from elaswave_fx.data.synthetic import SyntheticTokens, synthetic_images
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
@@ -72,6 +74,9 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
     lines = (_split_line(config, train, held_out.num_samples, batches), *_length_line(config, dataset), *noted)
     if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
+    if config.data.kind in ("files", "memmap") and (splits := splits_in(config.data.paths)):
+        lines = (*lines, f"data: reads files of several splits ({', '.join(splits)}), as their names tell; name those "
+                 "that train in data.paths, and others in eval.data")  # fmt: skip
     if config.data.kind == "hf" and (line := hf.split_line(config.data)):
         lines = (*lines, line)
     if config.eval.data is not None and config.eval.data.kind == "hf" and (line := hf.split_line(config.eval.data)):
@@ -138,9 +143,10 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
     train, held_out = _form(dataset.sample(0)), _form(opened.sample(0))
     for field in sorted({*train, *held_out}):
         if train.get(field) != held_out.get(field):
+            cure = "; nearest valid: eval.data.transform as data.transform" if config.data.transform else ""
             raise DataError(
                 f"eval.data={data.kind}: {field} is {held_out.get(field, 'missing')}, and "
-                f"{train.get(field, 'missing')} in the samples that train"
+                f"{train.get(field, 'missing')} in the samples that train{'' if data.transform else cure}"
             )
     for field, names in dataset.class_names.items():
         if opened.class_names.get(field, names) != names:
@@ -266,8 +272,12 @@ def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
     """The user's dataset. Wrong fields are refused here, and not by a worker."""
     name = config.data.name
-    with seeded(config.seed):  # so that random_split, say, gives everybody the same parts
-        made = instantiate("data", spec)
+
+    def make() -> Any:
+        with seeded(config.seed):  # so that random_split, say, gives everybody the same parts
+            return instantiate("data", spec)
+
+    made = code.run(make)
     dataset = UserDataset(
         MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "

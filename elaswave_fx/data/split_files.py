@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elaswave_fx.config.schema import hint
-from elaswave_fx.data.corpus import fixed_part
+from elaswave_fx.data.corpus import fixed_part, matching_files
 from elaswave_fx.errors import DataError
 
 _SPLITS = {
@@ -16,6 +16,10 @@ _SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }  # fmt: skip
 """The words by which the library, too, knows the split of a file."""
+
+_ENDS = ("set", "data", "split")
+_CAMEL = re.compile(r"(?<=[A-Za-z])(?=[A-Z][a-z])")
+"""Also testset and XTest."""
 
 
 def files_of_split(split: str, patterns: Sequence[str], files: Sequence[Path]) -> list[Path]:
@@ -41,6 +45,14 @@ def files_of_split(split: str, patterns: Sequence[str], files: Sequence[Path]) -
     return [path for path in files if path in named or (told[path] or "train") == split]
 
 
+def splits_in(patterns: Sequence[str]) -> list[str]:
+    """The splits that files of folders and patterns have in their names, if they are several."""
+    named = [Path(each).expanduser() for each in patterns]
+    roots = [fixed_part(each) for each in named]
+    found = {_split_of(path, roots) for path in matching_files(patterns) if path not in named} - {None}
+    return sorted(str(each) for each in found) if len(found) > 1 else []
+
+
 def _split_of(path: Path, roots: Sequence[Path]) -> str | None:
     """The split that the name of a file has as a word, or the nearest of its folders below those that were given."""
     root = next((root for root in roots if path.is_relative_to(root)), path.parent)
@@ -49,5 +61,6 @@ def _split_of(path: Path, roots: Sequence[Path]) -> str | None:
 
 
 def _split_in(name: str) -> str | None:
-    words = re.split(r"[^a-z]+", name.lower())
+    words = [word for word in re.split(r"[^a-z]+", _CAMEL.sub("-", name).lower()) if word]
+    words += [word.removesuffix(end) for word in words for end in _ENDS if word.endswith(end)]
     return next((split for split, known in _SPLITS.items() if not set(known).isdisjoint(words)), None)

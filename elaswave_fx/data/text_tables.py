@@ -147,6 +147,8 @@ def _opened(path: Path) -> Iterator[Any]:
             f"data.paths={path}: is not UTF-8 (byte {byte:#04x}); convert it, as iconv -t UTF-8 does"
         ) from error
     except csv.Error as error:
+        with path.open(encoding="utf-8-sig") as file:
+            _refuse_other_marks(path, file.readline().strip())
         raise DataError(f"data.paths={path}: is no CSV ({error}); quotes in texts are written twice") from error
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
@@ -159,11 +161,16 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
     names = [name.strip() for name in next((row for row in rows if row), [])]
-    if len(names) == 1 and (found := [mark for mark in _OTHER_MARKS if mark in names[0]]):
-        raise DataError(
-            f"data.paths={path}: its header {names[0][:40]!r} has no comma, and {found[0]!r}: save it with commas"
-        )
+    if len(names) == 1:
+        _refuse_other_marks(path, names[0])
     return names
+
+
+def _refuse_other_marks(path: Path, header: str) -> None:
+    if "," not in header and (found := [mark for mark in _OTHER_MARKS if mark in header]):
+        raise DataError(
+            f"data.paths={path}: its header {header[:40]!r} has no comma, and {found[0]!r}: save it with commas"
+        )
 
 
 def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:

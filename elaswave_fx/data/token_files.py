@@ -125,6 +125,10 @@ def _open_indexed(path: Path, index: Path) -> TokenStream:
         raise DataError(f"data.paths={index}: has version {version}, only version 1 is known")
     if code not in _TYPE_CODES:
         raise DataError(f"data.paths={index}: has type code {code}; tokens are {show(tuple(_TYPE_CODES))}")
+    if len(data) == _HEADER_BYTES - 8 + 12 * sequences and code in _TYPE_CODES:
+        raise DataError(
+            f"data.paths={index}: is an index of fairseq, which knows no documents; save its token ids with numpy.save"
+        )
     if len(data) < _HEADER_BYTES + 12 * sequences + 8 * bounds:
         raise DataError(f"data.paths={index}: is cut off, {sequences} sequences and {bounds} bounds need more bytes")
     lengths = np.frombuffer(data, "<i4", sequences, _HEADER_BYTES)

@@ -31,14 +31,15 @@ of documents."""
 _MANY, _FEW_UPPER = 1024, 16
 """Among so many 32-bit ids of a large vocabulary the upper halves stay below that: ids below a million."""
 
-_SMALL = 1 << 31
-"""Signed ids within this that are no others of another width, however many are negative."""
+_SMALL = {4: 1 << 24, 8: 1 << 31}
+"""By bytes: signed ids within this that are no others of another width, however many are negative."""
 
 _OF_HALF = 8
 """The upper half of ids that counts as as large as the lower one."""
 
-_PAIRS, _ALIKE, _APART = 512, 0.25, 0.5
-"""Among so many pairs of bytes, lower and upper ones are used alike, or differently, by this distance in variation."""
+_PAIRS, _ALIKE, _APART, _UNEVEN = 512, 0.25, 0.5, 0.25
+"""Among so many pairs of bytes, lower and upper ones are used alike, or differently, by this distance in variation; and
+bytes as of samples of something, by that to all of them alike."""
 
 _MOST_OF_TEXT, _LEAST_OF_LOW = 247, 250
 """Characters and bytes of text are not above the one; lower bytes of ids above 255 reach the other."""
@@ -62,7 +63,8 @@ def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
     if sign is None:
         return
     tokens = _view(examined, np.dtype(dtype))
-    if tokens.min() < 0 and tokens.min() > -_SMALL and tokens.max() < _SMALL:
+    small = _SMALL.get(tokens.itemsize, 0)
+    if 0 > tokens.min() > -small and tokens.max() < small:
         raise DataError(f"data.paths={path}: {sign.replace('it would hold', 'holds')}; token ids are 0 or more")
     fitting = [name for name in _candidates(vocab_size) if _sign(examined, np.dtype(name), vocab_size) is None]
     if fitting:
@@ -149,7 +151,8 @@ def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
     halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
     low, high = int(halves[:, 0].max()), int(halves[:, 1].max())
     if width == 2:
-        alike = len(halves) >= _PAIRS and high and low <= _MOST_OF_TEXT and _distance(*halves.T) < _ALIKE
+        of_bytes = low <= _MOST_OF_TEXT or _distance(halves, np.arange(256)) > _UNEVEN
+        alike = len(halves) >= _PAIRS and high and of_bytes and _distance(*halves.T) < _ALIKE
         return f"both bytes of ids (up to {low} and {high}) are used alike, as of two ids in one" if alike else None
     if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
         return None

@@ -114,6 +114,19 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def refuse_other_classes(config: Any, class_names: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ConfigError` where a class that both the labels of the data and the architecture's know by its name has
+    another number."""
+    known = {str(name).lower(): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
+    for field, names in class_names.items():
+        for number, name in enumerate(names):
+            if known.get(name.lower(), number) != number:
+                raise ConfigError(
+                    f"model.config.id2label: class {known[name.lower()]} of the model is {name}, which is {number} in "
+                    f"{field} of the data ({', '.join(names)}); number labels as the model does, as data.transform may"
+                )
+
+
 def _make_config(model_type: str, options: Mapping[str, Any]) -> Any:
     transformers = import_transformers()
     known = list(transformers.CONFIG_MAPPING.keys())

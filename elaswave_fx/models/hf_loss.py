@@ -22,7 +22,7 @@ _SWITCHES = ("output_router_logits", "output_aux_logits", "output_auxiliary_logi
 """Keys that add a term to the loss by asking for what it is computed from."""
 
 _TOLERANCE = 2e-5
-_SAMPLES, _TOKENS = 2, 32
+SAMPLES, TOKENS = 2, 32
 
 
 def check_own_loss(adapter: HFAdapter, batch: Mapping[str, Tensor]) -> None:
@@ -30,10 +30,10 @@ def check_own_loss(adapter: HFAdapter, batch: Mapping[str, Tensor]) -> None:
 
     Raises ConfigError if they differ by more than rounding. An architecture that has no loss of its own passes.
     """
-    small = {name: tensor[:_SAMPLES] for name, tensor in batch.items()}
-    inputs, labels, predicted = adapter.own_loss_inputs(small, _TOKENS)
+    small = {name: tensor[:SAMPLES] for name, tensor in batch.items()}
+    inputs, labels, predicted = adapter.own_loss_inputs(small, TOKENS)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()), _kept(adapter):
+        with torch.no_grad(), torch.random.fork_rng(devices=()), kept(adapter):
             output = adapter.model(**inputs, labels=labels)
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, NotImplementedError):
         return  # It takes no labels, or cannot compute what it is not asked for.
@@ -51,7 +51,7 @@ def _mean(logits: Tensor, labels: Tensor) -> float:
 
 
 @contextmanager
-def _kept(adapter: HFAdapter) -> Iterator[None]:
+def kept(adapter: HFAdapter) -> Iterator[None]:
     """What a forward pass may write is as before: buffers, and the kind of problem, which the library notes down."""
     config, buffers = vars(adapter.model.config), [(each, each.clone()) for each in adapter.buffers()]
     values = dict(config)

@@ -24,10 +24,17 @@ def mask_token_of(folder: str | Path | None, config: Mapping[str, Any]) -> int |
         return config["mask_token_id"]
     if folder is None:
         return None
-    files = {name: _read(Path(folder) / name, folder) for name in _FILES}
+    try:
+        return _mask_token(Path(folder))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ConfigError(f"init_from={folder}: its tokenizer cannot be read ({error})") from error
+
+
+def _mask_token(folder: Path) -> int | None:
+    files = {name: _read(folder / name, folder) for name in _FILES}
     named = [_text(files[name].get("mask_token")) for name in ("tokenizer_config.json", "special_tokens_map.json")]
     words = [word for word in named if word] or list(_USUAL)
-    ids = dict(_ids(files, Path(folder) / "vocab.txt"))
+    ids = dict(_ids(files, folder / "vocab.txt"))
     return next((ids[word] for word in words if word in ids), None)
 
 

@@ -34,7 +34,8 @@ from elaswave_fx.checkpoint.layout import (
 from elaswave_fx.checkpoint.manifest import Contents, Manifest, check_model, plain_config, read_manifest
 from elaswave_fx.checkpoint.start import Start, checkpoint_folder
 from elaswave_fx.config.types import Config
-from elaswave_fx.data import Source
+from elaswave_fx.data import Dataset, Source
+from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.optim.optimizer import Optimizer
@@ -187,7 +188,7 @@ def check_opened_alike(source: Source, context: WorkerContext) -> None:
     """Refuse data that is another in every process that opens it, as where its class shuffles by a generator without a
     seed. Raises ConfigError."""
     built = context.build.data["samples"]
-    if built is not None and data_digest(source) != built:
+    if built is not None and opened_digest(source) != built:
         raise ConfigError(
             f"data: rank {context.rank} has other samples than the process that built the model, both from the same "
             "class and options: it is made by random numbers without a seed, by a generator that goes on with every "
@@ -196,12 +197,23 @@ def check_opened_alike(source: Source, context: WorkerContext) -> None:
         )
 
 
+def opened_digest(source: Source) -> str:
+    """Of a few samples that train, and of some that are evaluated."""
+    if not source.eval_batches:
+        return data_digest(source)
+    held_out = source.held_out.indices(0, min(_PROBED_SAMPLES, source.held_out.num_samples))
+    return data_digest(source) + _digest_of(source.evaluation, held_out)
+
+
 def data_digest(source: Source) -> str:
     """Of a few samples, spread evenly over those that train: what is cheap to compare and seldom equal by chance."""
-    last = source.train.num_samples - 1
-    indices = np.unique(np.linspace(0, last, _PROBED_SAMPLES).astype(np.int64))
+    places = np.unique(np.linspace(0, source.train.num_samples - 1, _PROBED_SAMPLES).astype(np.int64))
+    return _digest_of(source.dataset, source.train.samples(places))
+
+
+def _digest_of(dataset: Dataset, indices: Indices) -> str:
     total = hashlib.sha256()
-    for name, tensor in sorted(source.dataset.batch(source.train.samples(indices)).items()):
+    for name, tensor in sorted(dataset.batch(indices).items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor_digest(tensor))
     return total.hexdigest()

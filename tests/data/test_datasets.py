@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sqlite3
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -462,6 +463,21 @@ class KeyedByDefault(Drawn):
 
 def subset(by: str) -> torch.utils.data.Subset[Any]:
     return torch.utils.data.Subset(KeyedByDefault(by) if by == "key" else Drawn("index"), range(4))
+
+
+class OfOneThread(Drawn):
+    """As a connection of SQLite, which only the thread may use that has opened it."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.connection = sqlite3.connect(":memory:")
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": self.connection.execute("select ?", (index,)).fetchone()}
+
+
+def test_one_thread_makes_and_reads_a_dataset() -> None:
+    assert drawn("OfOneThread").dataset.sample(5)["x"].tolist() == [5]
 
 
 def joined(by: str) -> torch.utils.data.ConcatDataset[Any]:

@@ -162,6 +162,7 @@ CONTAINERS = {
     "a pickle; save": written(pickle.dumps(ROWS)),
     "a pickle; save ": written(pickle.dumps(ROWS, protocol=2)),
     "an SQLite database; export": database,
+    "a packed dataset of lit-gpt; save": written(b"LITPKDS" + bytes(17) + TOKENS.tobytes()),
     "a PDF; extract": written(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj"),
     "a PNG image; leave": written(b"\x89PNG\r\n\x1a\n" + bytes(20)),
 }
@@ -238,6 +239,7 @@ def test_flat_files_of_another_width(
 
 CHARACTERS = np.random.default_rng(1).choice(65, 4000, p=np.arange(65) / np.arange(65).sum()).astype("u1")
 TEXT_IDS = np.unique(np.frombuffer(Path(__file__).read_bytes()[:8000], "u1"), return_inverse=True)[1].astype("u1")
+SAMPLES_OF_SOUND = np.random.default_rng(1).normal(128, 40, 8000).clip(0, 255).astype("u1")
 USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=uint8"
 
 
@@ -255,6 +257,7 @@ USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=u
             "used alike.*; nearest valid: data.dtype=uint8",
         ),
         (TEXT_IDS, "uint16", USED_ALIKE),
+        (SAMPLES_OF_SOUND, "uint16", USED_ALIKE),
         (CHARACTERS, "uint32", "the upper half of ids .*; nearest valid: data.dtype=uint8"),
         (
             (np.arange(4000) * 7919 % 500).astype("<u2"),
@@ -263,7 +266,7 @@ USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=u
         ),
         ((np.arange(4000) * 7919 % 5000).astype("<u2"), "uint8", "second token is at most 19, .*: data.dtype=uint16"),
     ],
-    ids=["characters", "padded", "text", "characters as uint32", "500 ids", "5000 ids"],
+    ids=["characters", "padded", "text", "sound", "characters as uint32", "500 ids", "5000 ids"],
 )
 def test_bytes_are_not_read_as_ids_of_two(tokens: np.ndarray, read: str, words: str, tmp_path: Path) -> None:
     tokens.tofile(tmp_path / "x.bin")
@@ -365,6 +368,12 @@ def test_negative_ids_are_named(tmp_path: Path) -> None:
     np.where(np.arange(4000) % 50, TOKENS.astype("<i8"), -1).tofile(tmp_path / "x.bin")
     with pytest.raises(DataError, match=r"x.bin: holds the negative id -1; token ids are 0 or more"):
         opened("memmap", tmp_path / "x.bin", "data.dtype=int64")
+
+
+def test_negative_ids_of_another_width_have_their_width_named(tmp_path: Path) -> None:
+    (np.random.default_rng(0).integers(0, 65_000, 4000)).astype("<u2").tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match="it would hold the negative id -.*; nearest valid: data.dtype=uint16"):
+        opened("memmap", tmp_path / "x.bin", "data.dtype=int32")
 
 
 def test_a_large_vocabulary_in_32_bits_is_not_read_as_16(tmp_path: Path) -> None:

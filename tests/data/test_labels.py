@@ -168,6 +168,30 @@ def test_the_last_labels_tell_where_no_others_count(next_tokens: bool) -> None:
     assert (labels != -100).nonzero().flatten().tolist() == [TOKENS - 1 if next_tokens else TOKENS - 2]
 
 
+class Bits:
+    """Their parity as the token behind them, or which of them have been more so far: equal to tokens by chance."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        bits = np.random.default_rng(index).integers(0, 2, TOKENS)
+        if self.what == "majority":
+            return {"input_ids": bits, "labels": (2 * np.cumsum(bits) > np.arange(TOKENS)).astype(np.int64)}
+        labels = np.full(TOKENS, -100)
+        labels[-1] = bits.sum() % 2 if self.what == "parity" else bits[-1]
+        return {"input_ids": bits, "labels": labels}
+
+
+@pytest.mark.parametrize("what", ["parity", "majority", "own"])
+def test_labels_that_equal_tokens_by_chance_are_not_shifted(what: str) -> None:
+    words = ["data._target_=prepared.Bits", f"data.what={what}", *GPT2, "model.config.vocab_size=2"]
+    assert isinstance(open_source(load_config(words)).dataset, NextTokenLabels) == (what == "own")
+
+
 def test_labels_of_other_data_for_evaluation_are_of_the_same_kind() -> None:
     words = [*GPT2, "data._target_=prepared.Prepared", "eval.every=1", "eval.data._target_=prepared.Prepared"]
     assert isinstance(open_source(load_config([*words, "eval.data.what=same"])).evaluation, NextTokenLabels)

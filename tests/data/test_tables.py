@@ -227,6 +227,27 @@ def lines_of(folder: Path, *words: str) -> tuple[str, ...]:
     return open_source(load_config(["data=hf", f"data.paths=[{folder}]", "cache.enabled=false", *words])).lines
 
 
+def test_splits_are_told_by_the_ends_and_capitals_of_words(tmp_path: Path) -> None:
+    for name in ("trainset", "XTest", "val_data", "DevSet"):
+        text_file(tmp_path / f"{name}.jsonl", x=[len(name)])
+    words = ("data.fields=[x]", "global_batch=1")
+    found = {split: len(opened(tmp_path, *words, f"data.split={split}")) for split in ("train", "validation", "test")}
+    assert found == {"train": 1, "validation": 2, "test": 1}
+
+
+@pytest.mark.parametrize("kind", ["memmap", "files"])
+def test_that_files_of_several_splits_are_read_is_said(kind: str, tmp_path: Path) -> None:
+    for name in ("fineweb_train_0", "fineweb_val_0"):
+        (tmp_path / f"{name}.bin").write_bytes((np.arange(4000) % 97).astype("<u2").tobytes() if kind == "memmap" else
+                                               b"some words of text " * 99)  # fmt: skip
+    words = [f"data={kind}", "seq_len=8", "global_batch=2"]
+    said = "data: reads files of several splits (train, validation), as their names tell"
+    lines = open_source(load_config([*words, f"data.paths=[{tmp_path}]"])).lines
+    assert any(line.startswith(said) for line in lines)
+    lines = open_source(load_config([*words, f"data.paths=[{tmp_path}/fineweb_train_0.bin]"])).lines
+    assert not any("several splits" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("names", "read"),
     [
@@ -439,6 +460,7 @@ def test_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("a.csv", "id;text\n1;abcdefgh\n" * 3, "its header 'id;text' has no comma, and ';'"),
+        ("a.csv", '"fixed acidity";"quality"\n7.4;5\n' * 3, "has no comma, and ';': save it with commas"),
         ("a.csv", "id\ttext\n1\tabcdefgh\n" * 3, "has no comma, and '\\\\t'"),
         ("a.csv", 'text,m\n"abc,1\nabcdefgh,2\n', "is no CSV .unexpected end of data."),
         ("a.csv", "text,text\nabcdefgh,abcdefgh\n", "has 2 columns text"),
@@ -822,6 +844,27 @@ def test_padding_is_no_part_of_a_stream(kind: str, tmp_path: Path) -> None:
                 opened(path, "data.column=input_ids")
         else:
             assert ids_of(opened(path, "data.column=input_ids")) == [5, 6, 7] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "values", "words"),
+    [
+        ("token_ids", "attention_mask", [1, 1, 0], "padding, .* as 0 in attention_mask"),
+        ("input_ids", "loss_mask", [0, 1, 1], "as 0 in loss_mask"),
+        ("tokens", "label", [-100, 6, 7], "as -100 in label"),
+        ("tokens", "labels", [5, 6, 7], None),
+    ],
+)
+def test_what_leaves_tokens_out_has_several_names(
+    name: str, beside: str, values: list[int], words: str | None, tmp_path: Path
+) -> None:
+    columns = {name: pa.array([[5, 6, 7]] * 3), beside: pa.array([values] * 3)}
+    path = table_file(tmp_path / "a.parquet", **columns)
+    if words is None:
+        assert ids_of(opened(path, f"data.column={name}")) == [5, 6, 7] * 3
+    else:
+        with pytest.raises(DataError, match=words):
+            opened(path, f"data.column={name}")
 
 
 @pytest.mark.parametrize("padded", [True, False])

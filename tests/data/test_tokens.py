@@ -272,6 +272,16 @@ def test_megatron_files(tmp_path: Path, dtype: str, code: int, shuffled: bool) -
     assert open_data(config).sample(2)["labels"].tolist() == [8, 9, 10]
 
 
+def test_an_index_of_fairseq_is_named(tmp_path: Path) -> None:
+    tokens = np.arange(600, dtype="<u2")
+    tokens.tofile(tmp_path / "a.bin")
+    sizes, offsets = np.full(200, 3, "<i4"), np.arange(200, dtype="<i8") * 6
+    head = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + bytes([8]) + (200).to_bytes(8, "little")
+    (tmp_path / "a.idx").write_bytes(head + sizes.tobytes() + offsets.tobytes())
+    with pytest.raises(DataError, match="is an index of fairseq, which knows no documents; save"):
+        open_token_files([str(tmp_path / "a.bin")], "uint16")
+
+
 def test_megatron_files_that_cannot_be(tmp_path: Path) -> None:
     index = tmp_path / "corpus.idx"
 

@@ -177,6 +177,14 @@ def test_data_that_each_rank_shuffles_in_its_own_way_is_refused(by: str, code: i
     assert ("has other samples than the process that built the model" in output) == (code == 2)
 
 
+def test_data_for_evaluation_that_each_rank_shuffles_in_its_own_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    targets = ("data._target_=bad.Shuffled", "+data.by='a seed'", "model._target_=bad.Sums", "eval.every=1")
+    evaluated = ("eval.data._target_=bad.Shuffled", "+eval.data.by='the system'")
+    code, output = train(tmp_path, *targets, *evaluated, "global_batch=8", "steps=1", "parallel.dp=2", "parallel.pp=1")
+    assert code == 2 and "has other samples than the process that built the model" in output, output
+
+
 def test_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None:
     """Each of its processes would start all ranks, in one directory."""
     command = [

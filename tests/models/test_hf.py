@@ -11,7 +11,8 @@ pytest.importorskip("transformers")
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
-from elaswave_fx.models.hf_config import task_of
+from elaswave_fx.models.hf_causal import check_causal
+from elaswave_fx.models.hf_config import refuse_other_classes, task_of
 from elaswave_fx.models.hf_loss import check_own_loss
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -324,6 +325,46 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
     with pytest.raises(ConfigError, match=r"init_from=.*: cannot be read"):
         build("gpt2", {}, init_from=tmp_path)
+
+
+XLNET = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+XLM = {"emb_dim": 16, "n_layers": 1, "n_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "task", "cure"),
+    [
+        ("xlnet", XLNET, "causal_lm", "model.task=masked_lm, or an architecture with a causal mask"),
+        ("xlm", XLM, "causal_lm", "model.config.causal=true"),
+        ("xlm", {**XLM, "causal": True}, "causal_lm", None),
+        ("gpt2", GPT2, "causal_lm", None),
+        ("llama", LLAMA, "causal_lm", None),
+        ("bert", SMALL, "causal_lm", None),
+        ("bert", SMALL, "masked_lm", None),
+        ("t5", T5, "seq2seq_lm", None),
+        ("vit", VIT, "image_classification", None),
+    ],
+)
+def test_who_sees_the_tokens_to_predict_is_refused(name, options, task, cure):
+    model, batch = build(name, options, task), inputs_of(name, 3)
+    before, training = {key: value.clone() for key, value in model.state_dict().items()}, model.training
+    if cure is None:
+        check_causal(model, batch)
+    else:
+        with pytest.raises(ConfigError, match=f"model.name={name}: sees the tokens .* nearest valid: {cure}"):
+            check_causal(model, batch)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.training == training
+
+
+def test_classes_of_a_folder_are_those_of_the_data():
+    config = build(
+        "vit", {**VIT, "id2label": {0: "Cat", 1: "dog", **{n: f"class {n}" for n in range(2, 10)}}}
+    ).model.config
+    refuse_other_classes(config, {"label": ("cat", "dog")})
+    refuse_other_classes(config, {"label": ("zebra", "horse")})
+    with pytest.raises(ConfigError, match=r"class 1 of the model is dog, which is 0 in label of the data \(dog, cat\)"):
+        refuse_other_classes(config, {"label": ("dog", "cat")})
 
 
 MIXTRAL = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
