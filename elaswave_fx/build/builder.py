@@ -48,7 +48,7 @@ from elaswave_fx.devices.mkl import fix_branch
 from elaswave_fx.errors import CaptureError, ConfigError, PlanError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.code_digests import target_code, targets_of
-from elaswave_fx.launch.job import BuildResult
+from elaswave_fx.launch.job import BuildResult, WorkerInputs
 from elaswave_fx.launch.joined import files_for_newcomers
 from elaswave_fx.launch.place import here
 from elaswave_fx.models.build import build_model
@@ -405,15 +405,16 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     assert built.state is not None, "a job has a state"
     update = update_program(config)
     kinds_of_data = (config.data.kind, config.eval.data.kind if config.eval.data is not None else None)
-    data = {
-        "fingerprint": fingerprint,
-        "artifact": str(built.folder),
-        "state": str(built.state),
-        "update": update,
-        "eval_batches": eval_batches,
-        "samples": opened_digest(built.source) if "target" in kinds_of_data else None,
-    }
     of_checkpoints, changes = _checkpoint_fields(config, run_dir, built, fingerprint, start)
+    data = WorkerInputs(
+        artifact=str(built.folder),
+        state=str(built.state),
+        update=update,
+        fingerprint=fingerprint,
+        eval_batches=eval_batches,
+        samples=opened_digest(built.source) if "target" in kinds_of_data else None,
+        **of_checkpoints,
+    )
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
     samples = digest_data(config, built.source.dataset)  # Last: one that hangs is the last that this process reads.
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
@@ -423,7 +424,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         plan=plan.to_json(),
         units=len(artifact.units),
         samples=config.global_batch,
-        data={**data, **of_checkpoints},
+        data=data,
         data_digest=samples.text(),
         code=target_code(targets_of(plain_config(config))),
         memory_bytes=plan.topology.members[0].memory_bytes,

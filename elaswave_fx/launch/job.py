@@ -42,9 +42,32 @@ _KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerInputs:
+    """What workers need of what the builder made.
+
+    `artifact`: the program's folder; `state`: the file of initial tensors; `update`: the program of the optimizer's
+    update; `fingerprint`: what else decides the bits of a step; `eval_batches`: global batches of an evaluation.
+    `samples`: the digest of some, of data that may be another one in each process. Of checkpoints, for a run that makes
+    or begins with one: `mark`, of the folder that all ranks write to; `first_step`, `resume_from`: where it begins;
+    `contents`: what would be in them.
+    """
+
+    artifact: str
+    state: str
+    update: Mapping[str, Any]
+    fingerprint: Mapping[str, str]
+    eval_batches: int = 0
+    samples: str | None = None
+    mark: str | None = None
+    first_step: int = 0
+    resume_from: str | None = None
+    contents: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What the builder made: the plan's text (`plan-0.json`), what workers need (JSON-able), lines for the user and
-    `details`, which are shown with log.level=debug.
+    """What the builder made: the plan's text (`plan-0.json`), `data` for workers, lines for the user and `details`,
+    which are shown with log.level=debug.
 
     The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
     `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
@@ -57,7 +80,7 @@ class BuildResult:
     plan: str
     units: int
     samples: int
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data: WorkerInputs
     lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.messages import Welcome
@@ -36,9 +38,9 @@ def files_for_newcomers(program: Mapping[str, Path], state: Path) -> dict[str, S
 def build_here(facts: Mapping[str, Any], folder: Path) -> BuildResult:
     """What the job's builder has made, with the files as they lie in `folder`, under the names by which they are
     shared."""
-    told = BuildResult(**{**facts["build"], "lines": ()})
-    places = {"artifact": str(folder / _PROGRAM), "state": str(folder / _STATE)}
-    return dataclasses.replace(told, data={**told.data, **places})
+    told = msgspec.convert({**facts["build"], "lines": ()}, BuildResult)
+    data = dataclasses.replace(told.data, artifact=str(folder / _PROGRAM), state=str(folder / _STATE))
+    return dataclasses.replace(told, data=data)
 
 
 def place_in_job(facts: Mapping[str, Any], number: int, ranks_per_host: int, place: Place) -> Place:

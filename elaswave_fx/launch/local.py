@@ -21,9 +21,10 @@ import sys
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.control.agent.join_folder import remove_left_behind
-from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.plan_cache import Planner, Planning, skipped_by_plan
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
@@ -129,9 +130,7 @@ def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | F
     """Run the builder in a child; None when the user stopped it."""
 
     def body(channel: Channel) -> None:
-        built = spec.builder()
-        files = {name: dataclasses.asdict(file) for name, file in built.files.items()}
-        channel.send("built", **{**vars(built), "data": dict(built.data), "files": files})
+        channel.send("built", **dataclasses.asdict(spec.builder()))
 
     progress.phase("building")
     with frozen_memory():  # Compiling makes many objects; what was imported need not be looked through again and again.
@@ -159,9 +158,7 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
     status = child.reap()
     for message in messages:
         if message.kind == "built":
-            lines = {name: tuple(message.fields[name]) for name in ("lines", "details")}
-            files = {name: SharedFile(**fields) for name, fields in message.fields["files"].items()}
-            return BuildResult(**{**message.fields, **lines, "files": files})
+            return msgspec.convert(message.fields, BuildResult)
         return from_message(child.name, message.fields, child.log)
     return from_exit(child.name, status, child.log)
 

@@ -121,12 +121,12 @@ class Checkpoints:
         links = Links(context.rank, ranks, int(plan.epoch), endpoint, group, leave_if_over)
         if links.is_first:
             sweep(folder)  # before anybody's first step, hence before anybody of this epoch writes
-        contents = msgspec.convert(context.build.data["contents"], Contents)
+        contents = msgspec.convert(context.build.data.contents, Contents)
         manifest = Manifest(0, str(context.run_dir), plain_config(config), contents, {})
         pieces = tuple(owned_pieces(artifact, plan, rank, _state_tensors(optimizer)) for rank in ranks)
         target = Target(folder, config.checkpoint.every, config.checkpoint.keep, manifest)
-        resumed = context.build.data["resume_from"]
-        saved = context.build.data["first_step"] if resumed and Path(resumed).parent == folder else 0
+        resumed = context.build.data.resume_from
+        saved = context.build.data.first_step if resumed and Path(resumed).parent == folder else 0
 
         def report(**fields: Any) -> None:
             context.report_event("checkpoint", plan.epoch, **fields)
@@ -172,10 +172,10 @@ def check_reach(config: Config, context: WorkerContext) -> None:
     folder = checkpoint_folder(config, context.run_dir)
     if folder is not None:
         of_run = config.checkpoint.dir is None
-        is_here = context.has_run_dir if of_run else bears(folder, data["mark"])
+        is_here = context.has_run_dir if of_run else data.mark is not None and bears(folder, data.mark)
         if not is_here or not os.access(folder if folder.is_dir() else folder.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"{folder}: the job's checkpoints go there, and this process cannot write to that folder")
-    resumed = data.get("resume_from")
+    resumed = data.resume_from
     if resumed is not None and Path(resumed).parent != folder and not (Path(resumed) / MANIFEST).is_file():
         raise ConfigError(f"{resumed}: the job has begun with this checkpoint, which is not to be found from here")
 
@@ -187,7 +187,7 @@ def _state_tensors(optimizer: Optimizer) -> int:
 def check_opened_alike(source: Source, context: WorkerContext) -> None:
     """Refuse data that is another in every process that opens it, as where its class shuffles by a generator without a
     seed. Raises ConfigError."""
-    built = context.build.data["samples"]
+    built = context.build.data.samples
     if built is not None and opened_digest(source) != built:
         raise ConfigError(
             f"data: rank {context.rank} has other samples than the process that built the model, both from the same "

@@ -75,7 +75,7 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any] | No
 
 def refuse_other_bits(device: Device, context: WorkerContext) -> None:
     """Refuse to compute with others where the same program would have other bits."""
-    other = difference(device.fingerprint(), context.build.data["fingerprint"])
+    other = difference(device.fingerprint(), context.build.data.fingerprint)
     if other is not None:
         raise ConfigError(f"exact=true: rank {context.rank} would compute other bits than the builder: {other}")
 
@@ -187,7 +187,7 @@ class Training:
     def _begin(self, _: do.Begin) -> None:
         worker, context = self._worker, self._worker.context
         worker.group.barrier(CONNECT_S)
-        path = context.build.data.get("resume_from")
+        path = context.build.data.resume_from
         with worker.disk_work("reads the checkpoint to begin with"):
             if path is not None:
                 native, plan = worker.engine.native, worker.plan
@@ -244,7 +244,7 @@ class Training:
         worker = self._worker
         assert worker.feed is not None
         loss = count = 0.0
-        for number in range(worker.context.build.data["eval_batches"]):
+        for number in range(worker.context.build.data.eval_batches):
             # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
             result = worker.engine.native.evaluate(number, worker.feed.held_out(number), self._deadline.seconds)
             loss, count = loss + result.loss, count + result.count

@@ -183,8 +183,8 @@ class Recovery:
 
 def checkpoint_at(worker: Worker, version: int) -> Path | None:
     """The checkpoint of `version` committed steps that this run made or began with."""
-    resumed = worker.context.build.data.get("resume_from")
-    if resumed is not None and version == worker.context.build.data["first_step"]:
+    resumed = worker.context.build.data.resume_from
+    if resumed is not None and version == worker.context.build.data.first_step:
         return Path(resumed)
     folder = checkpoint_folder(worker.config, worker.context.run_dir)
     return complete(folder).get(version) if folder is not None else None

@@ -174,12 +174,12 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
     card, cards = context.meet(endpoint.port)
     links = PeerLinks(endpoint)
     links.open(cards.values(), connect_s)
-    artifact, constants = load_artifact(Path(context.build.data["artifact"]))
+    artifact, constants = load_artifact(Path(context.build.data.artifact))
     code = UserCode(config.data.deadline_s, SampleError)
     source = open_source(config, code=code)
     check_opened_alike(source, context)
     return Equipment(
-        config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data["state"])),
+        config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data.state)),
         make_optimizer(config.optimizer), code, source,
         is_needed(config, context.build.data_digest),
     )  # fmt: skip
@@ -229,7 +229,7 @@ def start_engine(config: Config, context: WorkerContext, has: Equipment, plan: P
     speed = 1.0 if speeds is None or context.rank >= len(speeds) else speeds[context.rank]
     engine = RankEngine(
         engine_job(config, has.artifact), has.constants, has.initial, Rank(context.rank), has.endpoint, has.optimizer,
-        context.build.data["update"], plan, resume.version,
+        context.build.data.update, plan, resume.version,
         partial(kernels, speed=speed) if config.device == "emulated" else None,
     )  # fmt: skip
     has.initial.let_go()

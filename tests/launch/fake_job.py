@@ -23,7 +23,7 @@ from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.errors import ConfigError, DataError, Excluded, PeerLost, PlanError
 from elaswave_fx.launch.channel import ChannelClosed
-from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
+from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, WorkerInputs
 from elaswave_fx.launch.local import launch
 from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.metrics import StepReport
@@ -32,6 +32,9 @@ from tests.waiting import await_true
 
 UNITS, SAMPLES = toy_job.UNITS, toy_planner.BATCH
 BAD_STEP = 3
+
+
+INPUTS = WorkerInputs(artifact="", state="", update={"scale": 2.0}, fingerprint={})
 
 
 class Trouble:
@@ -107,7 +110,7 @@ class FakeRank(toy_job.ToyRank):
         step, epoch = certificate.stamp.version - 1, certificate.stamp.epoch
         report = StepReport(
             step=step,
-            loss=self.context.build.data["scale"] / (step + 1),
+            loss=self.context.build.data.update["scale"] / (step + 1),
             tokens=64,
             step_ms=4.0,
             lr=1e-3,
@@ -142,7 +145,7 @@ def job(
     def build() -> BuildResult:
         for old in (*run_dir.glob("*.sock"), *run_dir.glob("base-*"), *run_dir.glob("whole-*")):
             old.unlink()
-        return BuildResult(plan=plan, units=UNITS, samples=SAMPLES, data={"scale": 2.0}, lines=("built it",))
+        return BuildResult(plan=plan, units=UNITS, samples=SAMPLES, data=INPUTS, lines=("built it",))
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
         trouble.at_start(context.rank)

@@ -45,12 +45,13 @@ def test_what_is_shared_is_all_that_a_rank_loads(tmp_path: Path) -> None:
         path = tmp_path / "here" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(Path(file.path).read_bytes())
-    told = {"plan": "", "units": 7, "samples": 8, "data": {"artifact": "/there", "state": "/there", "update": {}}}
+    data = {"artifact": "/there", "state": "/there", "update": {}, "fingerprint": {}}
+    told = {"plan": "", "units": 7, "samples": 8, "data": data}
     here = build_here({"build": told}, tmp_path / "here")
-    program = Path(here.data["artifact"])
+    program = Path(here.data.artifact)
     assert Artifact.damage(program) is None and Artifact.load(program) == Artifact.load(built.folder)
-    assert Path(here.data["state"]).read_bytes() == built.state.read_bytes()
-    assert here.data["update"] == {} and here.units == 7
+    assert Path(here.data.state).read_bytes() == built.state.read_bytes()
+    assert here.data.update == {} and here.units == 7
 
 
 def test_what_is_shared_stays_as_it_is_whatever_other_runs_of_the_program_measure(tmp_path: Path) -> None:
@@ -69,7 +70,12 @@ def facts_of(run_dir: Path, data: Mapping[str, Any] | None = None) -> dict[str, 
     """Of a job whose store lies beside its run directory."""
     store = run_dir.parent / "elaswave-x7"
     return {
-        "build": {"plan": "", "units": 7, "samples": 8, "data": dict(data or {})},
+        "build": {
+            "plan": "",
+            "units": 7,
+            "samples": 8,
+            "data": {"artifact": "", "state": "", "update": {}, "fingerprint": {}, **(data or {})},
+        },
         "run_dir": str(run_dir),
         "store": str(store),
     }
