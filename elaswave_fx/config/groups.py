@@ -217,8 +217,8 @@ def _is_target(group: str, key: str, node: Mapping[str, Any]) -> bool:
     if node.get(key) != "target":
         raise ConfigError(
             f"{group}._target_={node['_target_']}: cannot be mixed with {group}={node.get(key)}; nearest valid: "
-            f"{group}=target (in a recipe: `override /{group}: target` in its defaults), and another name for an argument "
-            f"of the class that is called {key}"
+            f"{group}=target (in a recipe: `override /{group}: target` in its defaults), and another name for an "
+            f"argument of the class that is called {key}"
         )
     return True
 

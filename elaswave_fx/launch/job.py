@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import PowerConfig
 from elaswave_fx.control.coordinator.file_server import SharedFile
@@ -34,6 +36,7 @@ from elaswave_fx.launch.place import Place, here
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.plan.work.topology import Rank
 
@@ -217,12 +220,12 @@ class WorkerContext:
         """Report what this rank adds to `summary.json`, before its end: it may be lost until then."""
         self._send("share", summary=dict(share))
 
-    def report_event(self, kind: str, epoch: int = 0, **fields: Any) -> None:
-        """Report an event that happens now, a line of `events.jsonl`; docs/start/operating.md lists the kinds."""
-        at_s = self._job_time(time.monotonic())
-        event = Channel.packed("event", **{"event": kind, "epoch": epoch, "at_s": at_s, **fields})
-        if not self._send_packed(event):
-            self._said.append(event)
+    def report_event(self, event: RankEvent, epoch: int = 0) -> None:
+        """Report what happens now, a line of `events.jsonl`."""
+        at_s, fields = self._job_time(time.monotonic()), msgspec.to_builtins(event)
+        packed = Channel.packed("event", **{"event": fields.pop("event"), "epoch": epoch, "at_s": at_s, **fields})
+        if not self._send_packed(packed):
+            self._said.append(packed)
 
     def report_end(self, share: Mapping[str, Any], steps: int) -> None:
         """Report that this rank has done its work in a run of `steps` steps. If the launcher is gone, the rank that has

@@ -38,6 +38,7 @@ from elaswave_fx.data import Dataset, Source
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.observe.rank_events import CheckpointWritten
 from elaswave_fx.optim.optimizer import Optimizer
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.program.artifact import Artifact
@@ -129,7 +130,7 @@ class Checkpoints:
         saved = context.build.data.first_step if resumed and Path(resumed).parent == folder else 0
 
         def report(**fields: Any) -> None:
-            context.report_event("checkpoint", plan.epoch, **fields)
+            context.report_event(CheckpointWritten(**fields), plan.epoch)
 
         self._saver = Saver(target, pieces, engine, links, initial.tensor, report, saved, self._left)
 

@@ -14,6 +14,7 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.devices.clocks import Targets, make_actuator
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.observe.rank_events import ClockSet
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Rank
 
@@ -42,6 +43,5 @@ def set_clock(clock: RankClock, plan: Plan, rank: Rank, context: WorkerContext) 
     wanted = point.mhz if point is not None else None
     answer = clock.follow(wanted)
     if answer is not None:
-        context.report_event(
-            "clock", plan.epoch, wanted_mhz=wanted, outcome=answer.outcome, mhz=answer.mhz, why=answer.why
-        )
+        event = ClockSet(wanted_mhz=wanted, outcome=answer.outcome, mhz=answer.mhz, why=answer.why)
+        context.report_event(event, plan.epoch)

@@ -34,6 +34,7 @@ from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.launch.joined import JoinedContext, build_here, place_in_job
 from elaswave_fx.launch.place import Place, here
 from elaswave_fx.launch.stop import WARNINGS
+from elaswave_fx.observe.rank_events import Joined
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.scheduling import collect_rarely
@@ -133,7 +134,7 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
     worker = make_worker(config, context, has, engine, agent, plan, at)
     collect_rarely()
     say(f"rank {context.rank} is a member from epoch {go.activation.epoch} on, after step {resume.version}")
-    context.report_event("joined", go.activation.epoch, step=resume.version)
+    context.report_event(Joined(step=resume.version), go.activation.epoch)
     return worker, go
 
 

@@ -14,14 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch  # noqa: F401 - the native module finds its libraries loaded
 
 from elaswave_fx import _native, errors
 from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import Config
-from elaswave_fx.control.protocol import do
-from elaswave_fx.control.protocol.rank_state import Decision, Excluded, Go, Left
+from elaswave_fx.control.protocol import do, rank_state
+from elaswave_fx.control.protocol.rank_state import Decision, Excluded, Go
 from elaswave_fx.control.protocol.training_loop import StepFailed, perform, training
 from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import Payload, edges_of
@@ -30,6 +31,16 @@ from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, InputsDiffer, JobOver, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.rank_events import (
+    CaughtUp,
+    CopyDiffered,
+    FaultStrikes,
+    GaveUp,
+    Left,
+    ModelElsewhere,
+    Resumed,
+    UpdateSkipped,
+)
 from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.plan.predict.memory import memory_of
 from elaswave_fx.plan.work.box import BoxId
@@ -143,7 +154,7 @@ class Training:
             if self._has_lost_state():
                 raise UpdateFailed(str(error)) from error
             raise
-        if isinstance(ended, Left):
+        if isinstance(ended, rank_state.Left):
             return self._has_left(ended.reason)
         if isinstance(ended, Excluded):
             raise errors.Excluded(ended.reason)
@@ -172,7 +183,7 @@ class Training:
         assert found is not None, "the engine has found it in the same votes"
         reason = message(worker.config, worker.source, step, found, worker.links.host)
         if worker.is_first:
-            worker.context.report_event("gave_up", worker.plan.epoch, step=step, reason=reason)
+            worker.context.report_event(GaveUp(step=step, reason=reason), worker.plan.epoch)
         with contextlib.suppress(CommError):  # No rank that still waits for votes takes this one for lost.
             worker.group.barrier(CONNECT_S)
         worker.agent.close()  # The coordinator makes no new epoch: this rank is not lost, but done.
@@ -200,7 +211,7 @@ class Training:
             self._worker.group.barrier(DISK_S)  # for the slowest of them
 
     def _report_damage(self, what: do.ReportDamage) -> None:
-        self._worker.context.report_event("copy_differs", self._worker.plan.epoch, cause=what.why)
+        self._worker.context.report_event(CopyDiffered(cause=what.why), self._worker.plan.epoch)
 
     def _report_and_wait(self, what: do.Report) -> Decision:
         decision = self._recovery.report(what)
@@ -284,7 +295,7 @@ class Training:
         worker.agent.copies_come(what.coming)
         if not what.coming.behind:
             held = worker.engine.native.holdings()
-            worker.context.report_event("caught_up", worker.plan.epoch, bytes=held.behind_peak)
+            worker.context.report_event(CaughtUp(bytes=held.behind_peak), worker.plan.epoch)
 
     def _wants_to_stop(self) -> bool:
         worker = self._worker
@@ -318,8 +329,8 @@ class Training:
         slow = [fault for fault in self._slow if fault.slows(step)]
         for fault in set(slow) - self._told_slow:
             self._told_slow.add(fault)
-            words = {"step": step, "fault": fault.kind, "phase": fault.phase, "speed": fault.speed}
-            self._worker.context.report_event("fault", self._worker.plan.epoch, **words)
+            strikes = FaultStrikes(step=step, fault=fault.kind, phase=fault.phase, speed=fault.speed)
+            self._worker.context.report_event(strikes, self._worker.plan.epoch)
         return max((1 / fault.speed for fault in slow), default=1.0)
 
     def _report_commit(self, what: do.ReportCommit) -> None:
@@ -358,16 +369,16 @@ class Training:
             self._on_step(report)
         if self._resumes:
             if worker.is_first:
-                context.report_event("resumed", worker.plan.epoch, step=step)
+                context.report_event(Resumed(step=step), worker.plan.epoch)
             self._resumes = False
             self._keep_memory()
         if not worker.is_first:
             return
         if not result.updated:
-            context.report_event("skipped_update", worker.plan.epoch, step=step, grad_norm=result.grad_norm)
+            context.report_event(UpdateSkipped(step=step, grad_norm=result.grad_norm), worker.plan.epoch)
         if self._skipped == worker.config.optimizer.max_skipped:
             reason = _why_nothing_is_learned(worker.config, result)
-            context.report_event("gave_up", worker.plan.epoch, step=step, reason=reason)
+            context.report_event(GaveUp(step=step, reason=reason), worker.plan.epoch)
 
     def _keep_memory(self) -> None:
         """As much as the tile needs: a bigger one that this rank had, or what recovery took, is given back. That takes
@@ -383,11 +394,11 @@ class Training:
         done = worker.at.committed.version
         if worker.agent.must_stay is not None and done < worker.config.steps:
             why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"
-            worker.context.report_event("gave_up", worker.plan.epoch, step=done - 1, reason=why)
+            worker.context.report_event(GaveUp(step=done - 1, reason=why), worker.plan.epoch)
         with worker.disk_work("writes the last checkpoint"):
             failed = worker.checkpoints.finish(done)
         if failed is not None:
-            worker.context.report_event("gave_up", worker.plan.epoch, step=done, reason=failed)
+            worker.context.report_event(GaveUp(step=done, reason=failed), worker.plan.epoch)
         with worker.disk_work("writes the model"):
             self._share = self._hand_back()
             worker.group.barrier(DISK_S)  # nobody closes its links before everybody has what it waits for
@@ -401,20 +412,20 @@ class Training:
         )  # fmt: skip
         if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
             run_dir, host = str(worker.context.run_dir), worker.context.host
-            worker.context.report_event("model", path=share["model"], run_dir=run_dir, host=host)
+            worker.context.report_event(ModelElsewhere(path=share["model"], run_dir=run_dir, host=host))
         predicted = self._predictions.report(worker.plan, worker.rank, worker.group)
-        if predicted and worker.is_first:
-            worker.context.report_event("predicted", **predicted)
-            share = {**share, "predicted": predicted}
+        if predicted is not None and worker.is_first:
+            worker.context.report_event(predicted, worker.plan.epoch)
+            told = {name: value for name, value in msgspec.to_builtins(predicted).items() if name != "event"}
+            share = {**share, "predicted": {"epoch": int(worker.plan.epoch), **told}}
         worker.context.report_share(share)
         return share
 
     def _has_left(self, cause: str) -> None:
         """The others have gone on, and miss nothing."""
         worker = self._worker
-        worker.context.report_event(
-            "left", worker.plan.epoch, step=worker.at.committed.version - 1, cause=cause, asked=True
-        )
+        last = worker.at.committed.version - 1
+        worker.context.report_event(Left(step=last, cause=cause, asked=True), worker.plan.epoch)
         if worker.feed is not None:
             worker.feed.close()
         worker.agent.close(finished=False)

@@ -15,12 +15,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.disk_work import DISK_S
+from elaswave_fx.observe.rank_events import Predicted
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Rank
 
@@ -56,8 +56,8 @@ class Predictions:
         self._modelled_s += result.emulated.modelled_s
         self._overslept_s += result.emulated.overslept_s
 
-    def report(self, plan: Plan, rank: Rank, group: _native.Group) -> dict[str, Any]:
-        """The same on all ranks of the plan, all of which call it; empty without a step in its epoch.
+    def report(self, plan: Plan, rank: Rank, group: _native.Group) -> Predicted | None:
+        """The same on all ranks of the plan, all of which call it; None without a step in its epoch.
 
         Raises CommError when one of them is lost.
         """
@@ -70,32 +70,31 @@ class Predictions:
         parts = [(_COLUMNS * place, _COLUMNS * (place + 1)) for place in range(len(rows))]
         group.all_gather(rows.view(-1), parts, DISK_S)  # the first rank may still write the model
         if not counts:
-            return {}
+            return None
         return _report(plan, len(self._steps_s), rows.tolist())
 
 
-def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> Predicted:
     """`rows`: per rank its columns."""
     predicted = plan.predicted
     steps_s, pipelines_s, updates_s, modelled, overslept = zip(*rows, strict=True)
     step_s, pipeline_s, update_s = max(steps_s), max(pipelines_s), max(updates_s)
     modelled_s, overslept_s = math.fsum(modelled), math.fsum(overslept)
-    found = {
-        "ranks": len(rows),
-        "epoch": plan.epoch,
-        "steps": steps,
-        "predicted_pipeline_ms": _ms(predicted.pipeline_s),
-        "pipeline_ms": _ms(pipeline_s),
-        "predicted_exchange_ms": _ms(predicted.exchange_s),
-        "exchange_ms": _ms(step_s - pipeline_s - update_s),
-        "predicted_update_ms": _ms(predicted.update_s),
-        "update_ms": _ms(update_s),
-        "predicted_step_ms": _ms(predicted.step_s),
-        "step_ms": _ms(step_s),
-        "pipeline_over_predicted": round(pipeline_s / predicted.pipeline_s, 4),
-        "step_over_predicted": round(step_s / predicted.step_s, 4),
-    }
-    return found | ({"overslept_share": round(overslept_s / modelled_s, 5)} if modelled_s else {})
+    return Predicted(
+        ranks=len(rows),
+        steps=steps,
+        predicted_pipeline_ms=_ms(predicted.pipeline_s),
+        pipeline_ms=_ms(pipeline_s),
+        predicted_exchange_ms=_ms(predicted.exchange_s),
+        exchange_ms=_ms(step_s - pipeline_s - update_s),
+        predicted_update_ms=_ms(predicted.update_s),
+        update_ms=_ms(update_s),
+        predicted_step_ms=_ms(predicted.step_s),
+        step_ms=_ms(step_s),
+        pipeline_over_predicted=round(pipeline_s / predicted.pipeline_s, 4),
+        step_over_predicted=round(step_s / predicted.step_s, 4),
+        overslept_share=round(overslept_s / modelled_s, 5) if modelled_s else None,
+    )
 
 
 def _ms(seconds: float) -> float:

@@ -22,6 +22,7 @@ from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.rank_state import Decision
 from elaswave_fx.control.protocol.types import Activation, Certificate, Stamp, Version
 from elaswave_fx.errors import CheckpointError, CommError, DamagedCheckpoint, JobOver
+from elaswave_fx.observe.rank_events import Edited, Transferred
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import BoxId
 from elaswave_fx.plan.work.topology import Rank
@@ -152,7 +153,7 @@ class Recovery:
         self._edited_s = time.perf_counter()
         if worker.is_first:
             ms = round(1e3 * (self._edited_s - self._began_s), 3)
-            worker.context.report_event("edited", worker.plan.epoch, ms=ms)
+            worker.context.report_event(Edited(ms=ms), worker.plan.epoch)
         plan, buckets = worker.plan, worker.plan.workload.buckets
         width = max(1, len(buckets))
         wanted = bytearray(len(plan.ranks) * width)  # rank by rank, a flag per bucket
@@ -176,8 +177,8 @@ class Recovery:
             bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
             behind = bytes_each * sum(len(box.span) * len(box.catching_up) for box in worker.plan.boxes)
             ms = round(1e3 * (time.perf_counter() - self._edited_s), 3)
-            epoch = worker.plan.epoch
-            worker.context.report_event("transferred", epoch, ms=ms, bytes=self._moved, bytes_behind=behind)
+            moved = Transferred(ms=ms, bytes=self._moved, bytes_behind=behind)
+            worker.context.report_event(moved, worker.plan.epoch)
         return frozenset(native.holdings().catching_up)
 
 

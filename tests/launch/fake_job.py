@@ -27,6 +27,7 @@ from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, WorkerIn
 from elaswave_fx.launch.local import launch
 from elaswave_fx.launch.ports import claimed_ports
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.rank_events import CheckpointWritten, Edited, Resumed, Transferred
 from tests.control import toy_job, toy_planner
 from tests.waiting import await_true
 
@@ -124,12 +125,12 @@ class FakeRank(toy_job.ToyRank):
         mode = self.trouble.modes.get(self.rank, "")
         if mode.startswith("checkpoint") and step + 1 == BAD_STEP:
             fields = {"failed": "no space"} if mode == "checkpoint fails" else {"path": "nowhere"}
-            self.context.report_event("checkpoint", epoch, step=step + 1, **fields)
+            self.context.report_event(CheckpointWritten(step=step + 1, **fields), epoch)
         if epoch > self.resumed and self.rank == min(self.activation.assignment.members):
             self.resumed = epoch
-            self.context.report_event("edited", epoch, ms=1.0)
-            self.context.report_event("transferred", epoch, ms=2.0, bytes=3)
-            self.context.report_event("resumed", epoch, step=step, redone=0)
+            self.context.report_event(Edited(ms=1.0), epoch)
+            self.context.report_event(Transferred(ms=2.0, bytes=3), epoch)
+            self.context.report_event(Resumed(step=step), epoch)
 
     resumed = 0
 

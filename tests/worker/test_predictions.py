@@ -58,15 +58,15 @@ def test_the_report_is_of_the_slowest_rank() -> None:
     slow, quick = [0.25, 1.5 * predicted_s, 0.02, 0.3, 0.003], [0.1, 0.1, 0.01, 0.3, 0.0]
     others = [[0.0] * 5, slow, quick, quick]
     report = found.report(plan, Rank(0), OtherRanks(others))
-    assert report["pipeline_over_predicted"] == 1.5
-    assert report["step_ms"] == 250.0
-    assert report["step_over_predicted"] == pytest.approx(0.25 / plan.predicted.step_s, abs=1e-4)
-    assert report["update_ms"] == 20.0
-    assert report["exchange_ms"] == pytest.approx(250.0 - report["pipeline_ms"] - report["update_ms"], abs=2e-3)
-    assert report["predicted_exchange_ms"] == pytest.approx(1e3 * plan.predicted.exchange_s, abs=1e-3)
-    assert report["predicted_update_ms"] == pytest.approx(1e3 * plan.predicted.update_s, abs=1e-3) != 0.0
-    assert report["overslept_share"] == pytest.approx(0.006 / 1.2)
-    assert (report["ranks"], report["steps"], report["epoch"]) == (4, 3, 0)
+    assert report.pipeline_over_predicted == 1.5
+    assert report.step_ms == 250.0
+    assert report.step_over_predicted == pytest.approx(0.25 / plan.predicted.step_s, abs=1e-4)
+    assert report.update_ms == 20.0
+    assert report.exchange_ms == pytest.approx(250.0 - report.pipeline_ms - report.update_ms, abs=2e-3)
+    assert report.predicted_exchange_ms == pytest.approx(1e3 * plan.predicted.exchange_s, abs=1e-3)
+    assert report.predicted_update_ms == pytest.approx(1e3 * plan.predicted.update_s, abs=1e-3) != 0.0
+    assert report.overslept_share == pytest.approx(0.006 / 1.2)
+    assert (report.ranks, report.steps) == (4, 3)
 
 
 @pytest.mark.parametrize(("update", "update_ms"), [(BOTH, 10.0), ({"SNAPSHOT": 0.006}, 6.0), ({}, 0.0)])
@@ -74,7 +74,7 @@ def test_the_update_is_that_of_owned_boxes_and_of_copies(update: dict[str, float
     """A rank that owns nothing has no UPDATE, one that computes nothing may have neither."""
     plan, found = plan_2x2(), Predictions()
     found.step(plan, taken(0.5, update=update), 1.0)
-    assert found.report(plan, Rank(0), OtherRanks([[0.0] * 5] * 4))["update_ms"] == update_ms
+    assert found.report(plan, Rank(0), OtherRanks([[0.0] * 5] * 4)).update_ms == update_ms
 
 
 def test_only_the_newest_epoch_counts() -> None:
@@ -84,5 +84,5 @@ def test_only_the_newest_epoch_counts() -> None:
     found.step(new, taken(0.0, seconds=0.0), 9.0)  # finished after it had been left
     others = OtherRanks([[0.0] * 5] * 4)
     report = found.report(new, Rank(2), others)
-    assert (report["steps"], report["epoch"], report["step_ms"], report["pipeline_ms"]) == (1, 1, 2000.0, 2000.0)
+    assert (report.steps, report.epoch, report.step_ms, report.pipeline_ms) == (1, 1, 2000.0, 2000.0)
     assert found.report(plan_2x2(2), Rank(2), others) == {}

@@ -26,6 +26,7 @@ from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.training_loop import StepFailed, begin, perform, recover
 from elaswave_fx.devices import make_device
 from elaswave_fx.launch.job import WorkerContext
+from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.worker.loop import Training
 from elaswave_fx.worker.worker import Worker, set_up
@@ -33,6 +34,13 @@ from tools.bench.own_job import OwnJob, Variant
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from tools.bench.views import Checks
 from tools.bench.workload import Workload
+
+
+class EditTimed(RankEvent, frozen=True, tag="edit_timed"):
+    """When a survivor was done, by the clock of its machine."""
+
+    monotonic_s: float
+
 
 SETTLE_S = 0.5
 """Every rank has sent a few heartbeats, and plans for the loss of a rank are made ahead, before one is lost."""
@@ -82,7 +90,7 @@ def _work(victim: int, reports: Reports, config: Config, context: WorkerContext)
     reports.say("ready", rank=context.rank, pid=os.getpid())
     if context.rank != victim:
         reports.say("done", rank=context.rank, **_survive(worker, training))
-        context.report_event("edit_timed", worker.plan.epoch, monotonic_s=time.monotonic())
+        context.report_event(EditTimed(monotonic_s=time.monotonic()), worker.plan.epoch)
     while True:
         signal.pause()
 

@@ -29,6 +29,7 @@ from elaswave_fx.devices import make_device
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
+from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.train import train
 from elaswave_fx.worker.loop import Training, refuse_other_bits
@@ -36,6 +37,12 @@ from elaswave_fx.worker.worker import Worker, set_up
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from tools.bench.results import Steps
 from tools.bench.workload import Workload
+
+
+class ClockRead(RankEvent, frozen=True, tag="monotonic"):
+    """What the clock of the rank's machine says now."""
+
+    monotonic_s: float
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,7 @@ def _with_clock(
     """Have the first rank report an event that carries its own moment, before its work. It sets the clock of all
     others, which are written with the time since the launcher began."""
     if context.rank == 0:
-        context.report_event("monotonic", monotonic_s=time.monotonic())
+        context.report_event(ClockRead(monotonic_s=time.monotonic()))
     return work(config, context)
 
 

@@ -1,0 +1,149 @@
+"""What a rank says has happened, beside its steps: each is a line of `events.jsonl`, whose `kind` is the tag here.
+
+    context.report_event(Edited(ms=3.1), epoch=2)  ->  {"t_ms": 8.4, "kind": "edited", "epoch": 2, "rank": 0, "ms": 3.1}
+
+Fields have bounds: a rank that joined may be anybody's, and what it says goes into the files of the run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Step = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31))]
+Words = Annotated[str, msgspec.Meta(max_length=1 << 14)]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class RankEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+                tag_field="event"):  # fmt: skip
+    """Base of them all; fields that have their defaults are not written."""
+
+
+class Joined(RankEvent, frozen=True, tag="joined"):
+    """A rank that no launcher started is a member from `step` on."""
+
+    step: Step
+
+
+class Left(RankEvent, frozen=True, tag="left"):
+    """The rank was told to leave, and has: `step` was its last."""
+
+    step: Step
+    cause: Words
+    asked: Literal[True]
+
+
+class FaultStrikes(RankEvent, frozen=True, tag="fault"):
+    """A fault of `faults` takes effect from here on."""
+
+    step: Step
+    fault: Name
+    phase: Name
+    speed: float
+
+
+class Edited(RankEvent, frozen=True, tag="edited"):
+    """The first member has installed the plan of the epoch."""
+
+    ms: float
+
+
+class Transferred(RankEvent, frozen=True, tag="transferred"):
+    """The first member has its parameters: `bytes` of all ranks, `bytes_behind` of copies that come during steps."""
+
+    ms: float
+    bytes: Count
+    bytes_behind: Count = 0
+
+
+class Resumed(RankEvent, frozen=True, tag="resumed"):
+    """The first commit of the epoch."""
+
+    step: Step
+
+
+class CaughtUp(RankEvent, frozen=True, tag="caught_up"):
+    """All copies of the rank count: `bytes`, the most memory that this took."""
+
+    bytes: Count
+
+
+class CopyDiffered(RankEvent, frozen=True, tag="copy_differs"):
+    """A copy differed from its owner's box, and was dropped."""
+
+    cause: Words
+
+
+class UpdateSkipped(RankEvent, frozen=True, tag="skipped_update"):
+    """The gradient of a step was not finite, or nothing counted in it."""
+
+    step: Step
+    grad_norm: float
+
+
+class GaveUp(RankEvent, frozen=True, tag="gave_up"):
+    """The run ends before its time."""
+
+    step: Step
+    reason: Words
+
+
+class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
+    """One is complete after `step` steps, or has `failed`."""
+
+    step: Step
+    failed: Words | None = None
+    path: Name | None = None
+    megabytes: float | None = None
+    copy_ms: float | None = None
+    write_ms: float | None = None
+
+
+class ClockSet(RankEvent, frozen=True, tag="clock"):
+    """A clock was to be set; `wanted_mhz` None: as before the run."""
+
+    outcome: Literal["applied", "unsupported", "denied", "restored"]
+    wanted_mhz: float | None
+    mhz: float | None
+    why: Words
+
+
+class ModelElsewhere(RankEvent, frozen=True, tag="model"):
+    """The model could not be written to `run_dir`, and is at `path` on `host`."""
+
+    path: Name
+    run_dir: Name
+    host: Name
+
+
+class Predicted(RankEvent, frozen=True, tag="predicted"):
+    """Medians of the last epoch's steps, beside what its plan predicts."""
+
+    ranks: Count
+    steps: Count
+    predicted_pipeline_ms: float
+    pipeline_ms: float
+    predicted_exchange_ms: float
+    exchange_ms: float
+    predicted_update_ms: float
+    update_ms: float
+    predicted_step_ms: float
+    step_ms: float
+    pipeline_over_predicted: float
+    step_over_predicted: float
+    overslept_share: float | None = None
+
+
+OF_ANY_RANK: tuple[type[RankEvent], ...] = (
+    Joined, Left, Edited, Transferred, Resumed, CaughtUp, CopyDiffered, UpdateSkipped, GaveUp, CheckpointWritten,
+    ClockSet, ModelElsewhere, Predicted,
+)  # fmt: skip
+"""What a rank that no launcher started may say, too."""
+
+
+def tag_of(kind: type[RankEvent]) -> str:
+    """Its `kind` in `events.jsonl`."""
+    return str(kind.__struct_config__.tag)
