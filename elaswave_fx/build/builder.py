@@ -52,7 +52,7 @@ from elaswave_fx.launch.job import BuildResult, WorkerInputs
 from elaswave_fx.launch.joined import files_for_newcomers
 from elaswave_fx.launch.place import here
 from elaswave_fx.models.build import build_model
-from elaswave_fx.models.hf_config import refuse_other_classes
+from elaswave_fx.models.hf_config import refuse_other_classes, task_of
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.optim import optimizer as optimizer_module
 from elaswave_fx.optim.learning_rate import make_schedule
@@ -119,9 +119,12 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
+    awake = _set_to_train(model)
     if config.model.kind == "hf":
         refuse_other_classes(cast("Any", model).model.config, source.dataset.class_names)
-    awake = _set_to_train(model)
+        if config.model.task is None:
+            task = task_of(config.model, config.init_from)
+            awake = (*awake, f"model: {config.model.name or 'the one of init_from'} is trained as {task} (model.task)")
     state, stored = None, {name for name, _ in model.named_buffers()}
     if folder is not None:
         state = folder / "state.safetensors"

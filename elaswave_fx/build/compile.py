@@ -8,6 +8,7 @@ Apart from build.py, so that a program from the cache starts without torch.expor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from elaswave_fx.build.pipeline import make_pipeline
 from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device
-from elaswave_fx.errors import CaptureError
+from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models.hf import HFAdapter
 from elaswave_fx.models.hf_causal import check_causal
 from elaswave_fx.models.hf_loss import check_own_loss
@@ -54,6 +55,7 @@ def compile_model(
     pipeline = make_pipeline(config.passes)
     is_adapted = isinstance(model, HFAdapter)
     if is_adapted:
+        _refuse_unknown_fields(config, model, batches[0])
         with python_state_kept(model):
             _check_forward(model, batches[0])
             check_causal(model, batches[0])
@@ -74,6 +76,18 @@ def compile_model(
     own = [step for step in pipeline.passes if is_users(step)]
     modules = defining_modules(artifact, map(type, (*model.modules(), *own)))
     return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors
+
+
+def _refuse_unknown_fields(config: Config, model: nn.Module, batch: Batch) -> None:
+    """Refuse columns that a tokenizer gives and an adapter does not take."""
+    known = list(inspect.signature(model.forward).parameters)
+    for name in batch:
+        if name not in known:
+            raise ConfigError(
+                f"data.fields: {name} is no input of model=hf, which takes {', '.join(known)} "
+                f"({type(model).__name__}, model.task={config.model.task or 'null'}); leave it out, or have "
+                "data.transform give it one of these names"
+            )
 
 
 def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dict[str, Seconds]:

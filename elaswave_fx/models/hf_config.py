@@ -178,7 +178,8 @@ def refuse_loss_options(options: Mapping[str, Any]) -> None:
 def _choose_task(
     model_type: str, default: Any, task: str | None, architectures: Sequence[str] | None
 ) -> tuple[str, Any]:
-    """The task and its class: the given one, that of the class which a folder's `architectures` name, or the first."""
+    """The task and its class: the given one, that of the class which a folder's `architectures` name, or the first. The
+    library has some classes for several tasks, as that of BART for masked tokens, too."""
     transformers = import_transformers()
     if task is not None and task not in TASKS:
         raise ConfigError(f"model.task={task}: is unknown{_nearest(task, TASKS)}")
@@ -188,7 +189,8 @@ def _choose_task(
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
     first = "seq2seq_lm" if both else fitting[0]  # Such a type may have a class for its decoder alone.
-    chosen = task or next((name for name in fitting if _names(architectures, classes[name], default)), first)
+    named = (name for name in (first, *fitting) if _names(architectures, classes[name], default))
+    chosen = task or next(named, first)
     if chosen not in fitting:
         raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
     return chosen, classes[chosen]

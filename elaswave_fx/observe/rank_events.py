@@ -56,7 +56,7 @@ class Transferred(RankEvent, frozen=True, tag="transferred"):
 
     ms: float
     bytes: Count
-    bytes_behind: Count = 0
+    bytes_behind: Count
 
 
 class Resumed(RankEvent, frozen=True, tag="resumed"):

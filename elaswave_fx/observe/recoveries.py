@@ -3,7 +3,7 @@
 In: events as they come, with the sender's time, and the durations of steps. Out: `recovery` events, which are the
 `recoveries` of `summary.json`.
 
-    fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step, redone}
+    fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step}
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
 A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again. How
@@ -62,7 +62,6 @@ class _Open:
     detected_s: float | None = None
     stopped_s: float | None = None
     agreed_s: float | None = None
-    redone: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
     def lost(self, rank: int, cause: str, worth: int) -> None:
@@ -209,7 +208,6 @@ class Recoveries:
             self._add(now, transfer_ms=fields["ms"], bytes_moved=fields["bytes"])
 
     def _close(self, now: _Open, part: _Part) -> dict[str, Any]:
-        now.redone = part.fields.get("redone")
         self._settled.update(now.ranks)
         self._open = None
         self._closed.append(_entry(now, part.at_s))
@@ -285,8 +283,6 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     mttr_s = whole_s - (done.normal_s or 0.0) if whole_s is not None else None
     unobserved = dict.fromkeys(("plan_ms", "edit_ms", "transfer_ms", "steps_redone", "bytes_moved"))
     parts = {**unobserved, **done.fields}
-    if done.redone is not None:
-        parts["steps_redone"] = done.redone
     return {
         "cause": _cause(done),
         "rank": done.ranks[0] if done.ranks else None,

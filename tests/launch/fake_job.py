@@ -129,7 +129,7 @@ class FakeRank(toy_job.ToyRank):
         if epoch > self.resumed and self.rank == min(self.activation.assignment.members):
             self.resumed = epoch
             self.context.report_event(Edited(ms=1.0), epoch)
-            self.context.report_event(Transferred(ms=2.0, bytes=3), epoch)
+            self.context.report_event(Transferred(ms=2.0, bytes=3, bytes_behind=0), epoch)
             self.context.report_event(Resumed(step=step), epoch)
 
     resumed = 0

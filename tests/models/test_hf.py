@@ -120,6 +120,12 @@ BART = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_a_class_of_several_tasks_is_trained_as_the_types_own(name, tmp_path):
+    build(name, BART, "seq2seq_lm").model.save_pretrained(tmp_path)
+    assert task_of(ModelConfig(kind="hf", name="", task=None, options={}, mask_token=None), tmp_path) == "seq2seq_lm"
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("t5", T5), ("bart", BART), ("mbart", BART), ("pegasus", BART), ("blenderbot", BART), ("m2m_100", BART)],

@@ -46,7 +46,7 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
         ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
     )
     book.step(300.0)
-    tell(book, ("resumed", 10.1, {"step": 12, "redone": 1}))
+    tell(book, ("resumed", 10.1, {"step": 12}))
     (entry,) = book.entries()
     assert entry == {
         "cause": "kill in step 12, phase backward", "rank": 2, "ranks": [2], "step": 12, "epoch": 1,
@@ -211,7 +211,7 @@ def test_what_ranks_did_may_be_read_before_the_loss() -> None:
     of_a_rank = [
         ("edited", 10.03, {"ms": 3.0}),
         ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
-        ("resumed", 10.1, {"step": 12, "redone": 1}),
+        ("resumed", 10.1, {"step": 12}),
     ]
     entries = []
     for order in ([*signs, *of_a_rank], [*of_a_rank, *signs], [of_a_rank[0], *signs[:2], *of_a_rank[1:], *signs[2:]]):
