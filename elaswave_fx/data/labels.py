@@ -101,7 +101,7 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
     if data.kind not in ("hf", "target"):
         return dataset
     if _task(config) == "masked_lm" and (data.kind == "target" or data.fields):
-        return _with_masks(dataset)
+        return _with_masks(dataset, bool(config.eval.every) and config.eval.data is None)
     if data.labels == "shifted":
         return dataset
     if data.kind == "hf" and not data.fields:
@@ -132,12 +132,19 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
     return NextTokenLabels(dataset, note)
 
 
-def _with_masks(dataset: Dataset) -> Dataset:
+def _with_masks(dataset: Dataset, holds_out: bool) -> Dataset:
     examined = _examined(dataset)
     if not any(map(_counted, examined)):
         return dataset
     if all(map(_equal_where_they_count, examined)):
         return UnmaskedTokens(dataset, "labels: they are the tokens of input_ids, of which 15 % are masked here")
+    held_out = _examined(dataset.for_evaluation()) if holds_out else []
+    if any(map(_counted, held_out)) and all(map(_equal_where_they_count, held_out)):
+        raise DataError(
+            "data: the labels of held-out samples are their input_ids, and those of samples that train are not: only "
+            "these are masked, and an evaluation would ask for tokens that are seen; a transform with an argument "
+            "rng=None is called for both, without a generator for held-out ones"
+        )
     return MaskedTokens(
         dataset, "labels: they are other tokens than input_ids, which is masked already; none is masked here"
     )

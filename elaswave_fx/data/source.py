@@ -163,7 +163,7 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
         words = ["stand at their own tokens" if each else "are the next tokens" for each in shifted]
         raise DataError(
             f"eval.data={data.kind}: its labels {words[1]}, and those of data={config.data.kind} {words[0]}; nearest "
-            f"valid: eval.data.labels={'same' if shifted[0] else 'shifted'}"
+            f"valid: eval.data.labels={'same' if shifted[1] else 'shifted'}, if that is so"
         )
     if len(opened) < config.global_batch:
         raise DataError(

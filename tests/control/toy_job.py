@@ -25,14 +25,15 @@ from typing import Any
 
 import msgspec
 
-from elaswave_fx.control.agent.agent import Agent, Excluded, Go, Holdings, Progress
+from elaswave_fx.control.agent.agent import Agent, Excluded, Progress
 from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.card import Card, Conditions
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.speed_meter import Expected
+from elaswave_fx.control.protocol.training_loop import LoopState, StepFailed, perform, training
 from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.control.protocol.types import (
     SEED,
@@ -40,8 +41,6 @@ from elaswave_fx.control.protocol.types import (
     Assignment,
     BoxId,
     Certificate,
-    Copy,
-    Record,
     Stamp,
     Term,
     Version,
@@ -117,39 +116,32 @@ def value_at(box: int, version: int) -> int:
     return value
 
 
-class Lost(Exception):
-    """The step failed; `peer` is to blame, or nobody."""
-
-    def __init__(self, peer: Rank | None) -> None:
-        super().__init__(f"lost {peer}")
-        self.peer = peer
-
-
 @dataclass
 class Box:
-    """A base, and the version whose record is there."""
+    """What it is worth, and since when."""
 
     value: int
     stamp: Stamp
-    record: Record | None = None
 
 
 class ToyRank:
-    """The main thread of one rank."""
+    """One rank: its main thread does what `training_loop` says."""
 
     def __init__(
         self, card: Card, first: Activation, address: ControlAddress, home: JobHome, folder: Path, steps: int,
         pause_s: float,
     ) -> None:  # fmt: skip
         self.rank, self.folder, self.steps, self.pause_s = card.number, folder, steps, pause_s
+        assignment = first.assignment
         self.activation = first
-        self.committed = first.resume
+        self.loop = LoopState(self.rank, first.epoch, assignment.members, assignment.boxes, first.resume)
         self.boxes: dict[BoxId, Box] = {}
         self.missing: set[BoxId] = set()
         self.votes: dict[tuple[Stamp, Rank], Vote] = {}
+        self.voted: Stamp | None = None  # a step that is not committed here
         self.aborted: str | None = None
         self.phase, self.awaited = "start", None
-        self.redone = self.epochs = 0
+        self.epochs = 1
         self.stopped = False  # somebody's vote said so
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(self._path(self.rank))
@@ -158,6 +150,25 @@ class ToyRank:
             card, first, address, home, interrupt=self._interrupt, progress=self._progress,
             lost=self._links_down, mend=lambda: None, say=print,
         )  # fmt: skip
+        self._does: dict[type, Callable[[Any], Any]] = {
+            do.Begin: lambda _: self._load(first),
+            do.IsCalledOff: lambda _: self.agent.stop_requested,
+            do.MayStep: self._may_step,
+            do.BetweenSteps: lambda what: what.done < self.steps and not self.stopped,
+            do.TakeStep: self._take_step,
+            do.ReportCommit: self._report_commit,
+            do.LookAtCopies: lambda _: (frozenset(self.missing), frozenset(self.missing)),
+            do.ReportCopies: lambda what: self.agent.copies_come(what.coming),
+            do.LeaveStep: self._leave_step,
+            do.Report: lambda what: self.agent.report_and_wait(what.holdings, what.suspect),
+            do.CheckCopies: lambda _: set(),
+            do.FinishStep: lambda what: self._update(what.certificate.stamp),
+            do.DropStep: self._drop_step,
+            do.Install: self._install,
+            do.GoBack: lambda _: self._load(self.activation),
+            do.SendCopies: self._send_copies,
+            do.Enter: self._enter,
+        }
 
     def _interrupt(self, reason: str) -> None:
         self.aborted = reason
@@ -167,99 +178,104 @@ class ToyRank:
 
     def run(self) -> dict[str, Any]:
         """To the end of the job; what the rank has then."""
-        while not all(os.path.exists(self._path(peer)) for peer in self.activation.assignment.members):
+        while not all(os.path.exists(self._path(peer)) for peer in self.loop.members):
             time.sleep(0.005)
         self.agent.start()
-        self._install(self.activation)
-        while self.committed.version < self.steps and not self.stopped:
-            suspect = None
-            if not self.agent.stop_requested:
-                try:
-                    self._step()
-                    continue
-                except Lost as lost:
-                    suspect = lost.peer
-            decision = self.agent.report_and_wait(self._holdings(), suspect)
-            if not isinstance(decision, Go):
-                self.agent.close(finished=False)
-                kind = "excluded" if isinstance(decision, Excluded) else "over"
-                return {"end": kind, "reason": decision.reason}
-            self._install(decision.activation)
+        ended = perform(training(self.loop), lambda said: self._does.get(type(said), lambda _: None)(said))
+        if ended is not None:
+            self.agent.close(finished=False)
+            return {"end": "excluded" if isinstance(ended, Excluded) else "over", "reason": ended.reason}
         self.phase = "end"
         (self.folder / f"phase-{self.rank}").write_text(self.phase)
         self.agent.close()
         values = {str(box): [held.value, held.stamp.version] for box, held in self.boxes.items()}
-        return {"end": "done", "version": self.committed.version, "boxes": values, "epochs": self.epochs,
-                "redone": self.redone, "members": list(self.activation.assignment.members)}  # fmt: skip
+        return {"end": "done", "version": self.loop.committed.version, "boxes": values, "epochs": self.epochs,
+                "members": list(self.loop.members)}  # fmt: skip
 
-    def _install(self, activation: Activation) -> None:
-        assert activation.epoch == 0 or activation.epoch > self.activation.epoch
-        self.activation, resume = activation, activation.resume
-        self.redone += self.committed.version - resume.version if self.committed.version > resume.version else 0
-        self.epochs += 1
-        self.committed, self.aborted = resume, None
-        kept = {box_id: box for box_id, box in numbered(activation.assignment.boxes) if self.rank in box.replica_ranks}
-        boxes: dict[BoxId, Box] = {}
-        for box, plan in kept.items():
-            held = self.boxes.get(box)
-            if activation.rollback:
-                boxes[box] = Box(value_at(box, resume.version), resume)
-            elif held is not None and held.stamp == resume:
-                boxes[box] = replace(held, record=None)
-            elif held is not None and held.record is not None and held.record.stamp == resume:
-                boxes[box] = held
-                self._update(box, held)
-            else:
-                assert self.rank in plan.catching_up, f"rank {self.rank} was given box {box} that it has no copy of"
-        self.boxes, self.missing = boxes, set(kept) - set(boxes)
-        for box, plan in kept.items():
-            if plan.owner == self.rank and plan.catching_up:
-                held = boxes[box]
-                beside = self.folder / f".base-{box}-{activation.epoch}"
+    # --- Epochs
+
+    def _load(self, activation: Activation) -> None:
+        """The state that an epoch begins with, which everybody can make."""
+        resume, boxes = activation.resume, activation.assignment.boxes
+        kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
+        self.boxes = {box: Box(value_at(box, resume.version), resume) for box in kept}
+
+    def _leave_step(self, what: do.LeaveStep) -> do.Inventory:
+        in_flight = [vote for (stamp, _), vote in self.votes.items() if stamp == self.voted]
+        recorded = () if self.voted is None else tuple(self.boxes)
+        digests = {box: held.value & 0xFFFF for box, held in self.boxes.items()}
+        return do.Inventory(None, digests, recorded, tuple(in_flight) if self.voted is not None else None)
+
+    def _drop_step(self, _: do.DropStep) -> None:
+        self.voted = None
+
+    def _install(self, what: do.Install) -> frozenset[int]:
+        assert what.go.activation.epoch > self.activation.epoch
+        self.activation, self.aborted = what.go.activation, None
+        kept = {
+            box_id: box for box_id, box in numbered(self.activation.assignment.boxes) if self.rank in box.replica_ranks
+        }
+        self.boxes = {box: held for box, held in self.boxes.items() if box in kept and not what.restart}
+        self.missing = set(kept) - set(self.boxes)
+        for box in self.missing:
+            assert what.restart or self.rank in kept[box].catching_up, f"rank {self.rank} has no copy of box {box}"
+        return frozenset()
+
+    def _send_copies(self, what: do.SendCopies) -> frozenset[BoxId]:
+        self.missing -= set(self.boxes)
+        for box, owner, _ in what.copies:
+            if owner == self.rank:
+                held = self.boxes[box]
+                beside = self.folder / f".base-{box}-{self.activation.epoch}"
                 beside.write_text(json.dumps([held.value, *held.stamp]))
-                beside.rename(self.folder / f"base-{box}-{activation.epoch}")
+                beside.rename(self.folder / f"base-{box}-{self.activation.epoch}")
+        return frozenset(self.missing)
 
-    def _update(self, box: BoxId, held: Box) -> None:
-        assert held.record is not None
-        held.stamp = held.record.stamp
-        held.value = (held.value * 31 + held.stamp.version) % (1 << 61)
-        held.record = None
+    def _enter(self, _: do.Enter) -> None:
+        self.epochs += 1
+
+    def _update(self, stamp: Stamp) -> None:
+        """A step is committed: every box is another number."""
+        for held in self.boxes.values():
+            held.value, held.stamp = (held.value * 31 + stamp.version) % (1 << 61), stamp
+        self.voted = None
+        self.votes = {key: old for key, old in self.votes.items() if key[0].version > stamp.version}
 
     def _catch_up(self) -> None:
         """Take bases that have come; what happened since depends on the version alone."""
+        committed = self.loop.committed
         for box in sorted(self.missing):
             path = self.folder / f"base-{box}-{self.activation.epoch}"
             if path.exists():
                 value, version, _ = json.loads(path.read_text())
-                for v in range(version + 1, self.committed.version + 1):
+                for v in range(version + 1, committed.version + 1):
                     value = (value * 31 + v) % (1 << 61)
-                self.boxes[box] = Box(value, self.committed)
+                self.boxes[box] = Box(value, committed)
                 self.missing.discard(box)
-                missing = frozenset(self.missing)
-                self.agent.copies_come(ComingCopies(missing, missing))
         if not self.missing:
             (self.folder / f"whole-{self.rank}-{self.activation.epoch}").touch()
 
-    def _step(self) -> None:
+    # --- Steps
+
+    def _may_step(self, _: do.MayStep) -> bool:
         if not self.agent.may_step:
             print(f"rank {self.rank} waits for the store", flush=True)
-        if not self.agent.await_store(5.0):
-            return
+        return self.agent.await_store(5.0)
+
+    def _take_step(self, what: do.TakeStep) -> Certificate:
         self._catch_up()
-        members = self.activation.assignment.members
-        stamp = Stamp(Version(self.committed.version + 1), self.activation.epoch)
+        members = self.loop.members
+        stamp = Stamp(Version(what.step + 1), self.loop.epoch)
         self.before_step()
         self.phase = "compute"
         time.sleep(self.pause_s)
-        for held in self.boxes.values():
-            held.record = Record(stamp, (), 0)
         tile = toy_planner.tile_of(self.rank, self.activation.assignment)
         flags = STOP_WANTED if self.wants_stop() else 0
         payload = Payload(
             count=ExactTotal.of(tile.sample_count), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags
         )
         vote = Vote(stamp, self.rank, tuple(WorkSpan(tile.units, span) for span in tile.spans), payload.pack())
-        self.votes[stamp, self.rank] = vote
+        self.votes[stamp, self.rank], self.voted = vote, stamp
         for peer in members:
             self._send(peer, vote)
         self.phase = "vote"
@@ -268,12 +284,12 @@ class ToyRank:
         certificate = Certificate(stamp, tuple(self.votes[stamp, peer] for peer in members))
         self.stopped = any(Payload.unpack(vote.payload).flags & STOP_WANTED for vote in certificate.votes)
         self.phase = "update"
-        self.committed = stamp
-        self.agent.committed(certificate)
-        self.votes = {key: old for key, old in self.votes.items() if key[0].version > stamp.version}
-        for box, held in self.boxes.items():
-            self._update(box, held)
-        self.after_step(certificate)
+        self._update(stamp)
+        return certificate
+
+    def _report_commit(self, what: do.ReportCommit) -> None:
+        self.agent.committed(what.certificate)
+        self.after_step(what.certificate)
 
     def wants_stop(self) -> bool:
         """Whether this rank votes for the end."""
@@ -287,12 +303,12 @@ class ToyRank:
 
     def _receive(self, stamp: Stamp) -> None:
         if self.aborted is not None:
-            raise Lost(None)
-        members = self.activation.assignment.members
+            raise StepFailed(None, self.aborted)
+        members = self.loop.members
         self.awaited = next((peer for peer in members if (stamp, peer) not in self.votes), None)
         try:
             heard = msgspec.msgpack.decode(self.socket.recv(1 << 16), type=Vote)
-            if heard.stamp.epoch >= self.activation.epoch:
+            if heard.stamp.epoch >= self.loop.epoch:
                 self.votes[heard.stamp, heard.rank] = heard
         except TimeoutError:
             for peer in members:
@@ -308,7 +324,7 @@ class ToyRank:
             except TimeoutError:
                 continue  # its queue is full
             except (ConnectionRefusedError, FileNotFoundError):
-                raise Lost(peer) from None
+                raise StepFailed(peer, f"rank {peer} is gone") from None
 
     def _probe(self, peer: Rank) -> None:
         """Whether the peer's process is there."""
@@ -316,7 +332,7 @@ class ToyRank:
             try:
                 probe.connect(self._path(peer))
             except (ConnectionRefusedError, FileNotFoundError):
-                raise Lost(peer) from None
+                raise StepFailed(peer, f"rank {peer} is gone") from None
 
     def _links_down(self) -> list[Rank]:
         """The peers whose process is gone; called from the agent's thread."""
@@ -324,17 +340,12 @@ class ToyRank:
         for peer in self.activation.assignment.members:
             try:
                 self._probe(peer)
-            except Lost:
+            except StepFailed:
                 down.append(peer)
         return down
 
     def _path(self, peer: Rank) -> str:
         return str(self.folder / f"{peer}.sock")
-
-    def _holdings(self) -> Holdings:
-        copies = {box: Copy(held.stamp, held.value & 0xFFFF) for box, held in self.boxes.items()}
-        records = {box: (held.record,) for box, held in self.boxes.items() if held.record is not None}
-        return Holdings(self.committed, copies, records, tuple(self.votes.values()), frozenset(copies))
 
 
 class ToyJob:

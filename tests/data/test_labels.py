@@ -197,11 +197,11 @@ def test_labels_of_other_data_for_evaluation_are_of_the_same_kind() -> None:
     assert isinstance(open_source(load_config([*words, "eval.data.what=same"])).evaluation, NextTokenLabels)
     message = (
         "eval.data=target: its labels are the next tokens, .* data=target stand at their own tokens; nearest valid: "
-        "eval.data.labels=same"
+        "eval.data.labels=shifted, if"
     )
     with pytest.raises(DataError, match=message):
         open_source(load_config([*words, "eval.data.what=shifted"]))
-    with pytest.raises(DataError, match="eval.data=target: its labels stand at .*: eval.data.labels=shifted"):
+    with pytest.raises(DataError, match="eval.data=target: its labels stand at .*: eval.data.labels=same, if"):
         open_source(load_config([*words, "data.what=shifted", "eval.data.what=same"]))
     assert open_source(load_config([*words, "data.what=shifted", "eval.data.labels=same"])).eval_batches
 
@@ -262,6 +262,31 @@ def test_tokens_with_labels_of_their_own_are_masked_here(words: tuple[str, ...])
     assert model.mask_token == MASK
     batch = load_batch(found.evaluation, found.held_out, 0, 2)
     assert torch.equal(batch["labels"], torch.where(batch["labels"] == -100, -100, batch["input_ids"]))
+
+
+class Masking:
+    """Masks tokens of samples that train; `both`: of held-out ones, too."""
+
+    def __call__(self, sample: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        hit = torch.from_numpy(rng.random(len(sample["labels"])) < 0.5) & (sample["labels"] != -100)
+        inputs = sample["input_ids"].masked_fill(hit, MASK)
+        return {"input_ids": inputs, "labels": sample["labels"].masked_fill(~hit, -100)}
+
+
+class MaskingBoth(Masking):
+    def __call__(
+        self, sample: dict[str, torch.Tensor], rng: np.random.Generator | None = None
+    ) -> dict[str, torch.Tensor]:
+        return super().__call__(sample, np.random.default_rng(int(sample["input_ids"].sum())) if rng is None else rng)
+
+
+def test_held_out_samples_are_masked_as_those_that_train() -> None:
+    words = ["data._target_=prepared.Prepared", *BERT, "eval.every=5", "eval.fraction=0.2"]
+    masks = "data.transform._target_=tests.data.test_labels"
+    with pytest.raises(DataError, match="labels of held-out samples are their input_ids, and those of samples that tr"):
+        open_source(load_config([*words, f"{masks}.Masking"]))
+    assert open_source(load_config([*words, f"{masks}.MaskingBoth"])).evaluation.masked
+    assert open_source(load_config([*words[:-2], f"{masks}.Masking"])).dataset.masked
 
 
 def test_labels_of_both_kinds_are_refused_when_they_come() -> None:

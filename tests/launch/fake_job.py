@@ -102,10 +102,10 @@ class FakeRank(toy_job.ToyRank):
 
     def before_step(self) -> None:
         for fault in self.context.faults:
-            if fault.step == self.committed.version and self.trouble.modes.get(self.rank) != "fails to fail":
+            if fault.step == self.loop.committed.version and self.trouble.modes.get(self.rank) != "fails to fail":
                 os.write(*self.context.fault_words(fault, self.activation.epoch))
                 os.kill(os.getpid(), fault.signal)
-        self.trouble.in_step(self.rank, self.committed.version)
+        self.trouble.in_step(self.rank, self.loop.committed.version)
 
     def after_step(self, certificate: Certificate) -> None:
         step, epoch = certificate.stamp.version - 1, certificate.stamp.epoch
@@ -126,7 +126,7 @@ class FakeRank(toy_job.ToyRank):
         if mode.startswith("checkpoint") and step + 1 == BAD_STEP:
             fields = {"failed": "no space"} if mode == "checkpoint fails" else {"path": "nowhere"}
             self.context.report_event(CheckpointWritten(step=step + 1, **fields), epoch)
-        if epoch > self.resumed and self.rank == min(self.activation.assignment.members):
+        if epoch > self.resumed and self.rank == min(self.loop.members):
             self.resumed = epoch
             self.context.report_event(Edited(ms=1.0), epoch)
             self.context.report_event(Transferred(ms=2.0, bytes=3, bytes_behind=0), epoch)
