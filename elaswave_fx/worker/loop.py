@@ -116,29 +116,29 @@ class Training:
         recovery = self._recovery = Recovery(worker)
         self._does: Mapping[type, Callable[[Any], Any]] = {
             do.Begin: self._begin,
-            do.AwaitOthers: self._await_others,
-            do.IsCalledOff: lambda _: worker.agent.stop_requested,
-            do.FinishSending: lambda _: worker.engine.native.sync(_FLOOR_S),
+            do.Barrier: self._barrier,
+            do.MustLeave: lambda _: worker.agent.stop_requested,
+            do.FlushSends: lambda _: worker.engine.native.sync(_FLOOR_S),
             do.MayStep: lambda _: worker.agent.may_step or worker.agent.await_store(_STORE_S),
             do.BetweenSteps: self._between_steps,
             do.TakeStep: self._take_step,
             do.ReportCommit: self._report_commit,
-            do.LookAtCopies: self._look_at_copies,
-            do.ReportCopies: self._report_copies,
+            do.ReadSyncState: self._read_sync_state,
+            do.ReportSyncState: self._report_sync_state,
             do.Finish: self._finish,
-            do.ReportDamage: self._report_damage,
-            do.LeaveStep: recovery.leave,
+            do.ReportMismatch: self._report_mismatch,
+            do.AbortStep: recovery.abort_step,
             do.Report: self._report_and_wait,
             do.OpenLinks: recovery.open_links,
-            do.CheckCopies: recovery.check_copies,
+            do.VerifyReplicas: recovery.verify_replicas,
             do.FinishStep: self._finish_step,
             do.DropStep: lambda _: worker.engine.native.drop(),
             do.AdvanceLinks: recovery.advance_links,
-            do.Install: recovery.install,
-            do.GoBack: recovery.go_back,
+            do.InstallPlan: recovery.install_plan,
+            do.Restore: recovery.restore,
             do.GatherParameters: recovery.gather_parameters,
-            do.SendCopies: recovery.send_copies,
-            do.Enter: self._enter,
+            do.SyncReplicas: recovery.sync_replicas,
+            do.EpochBegun: self._epoch_begun,
         }
 
     def run(self, entering: Go | None = None) -> Mapping[str, Any] | None:
@@ -206,11 +206,11 @@ class Training:
                 native.refresh([list(plan.groups[bucket.name]) for bucket in worker.artifact.buckets], DISK_S)
             self._keep_memory()
 
-    def _await_others(self, _: do.AwaitOthers) -> None:
+    def _barrier(self, _: do.Barrier) -> None:
         with self._worker.disk_work("waits for ranks that read the checkpoint to begin with"):
             self._worker.group.barrier(DISK_S)  # for the slowest of them
 
-    def _report_damage(self, what: do.ReportDamage) -> None:
+    def _report_mismatch(self, what: do.ReportMismatch) -> None:
         self._worker.context.report_event(CopyDiffered(cause=what.why), self._worker.plan.epoch)
 
     def _report_and_wait(self, what: do.Report) -> Decision:
@@ -225,7 +225,7 @@ class Training:
         result = self._worker.engine.native.finish({vote.rank: vote.payload for vote in certificate.votes})
         self._report(result, certificate)
 
-    def _enter(self, what: do.Enter) -> None:
+    def _epoch_begun(self, what: do.EpochBegun) -> None:
         if what.went_back:
             self._skipped = 0
         # All ranks look again whether an evaluation or a checkpoint is due, for some may have begun it, or are new; one
@@ -286,11 +286,11 @@ class Training:
             self._fault = None  # The step has no such phase here: the launcher will miss it.
         return self._recovery.certificate()
 
-    def _look_at_copies(self, _: do.LookAtCopies) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
+    def _read_sync_state(self, _: do.ReadSyncState) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
         held = self._worker.engine.native.holdings()
         return frozenset(held.catching_up), frozenset(held.far_behind)
 
-    def _report_copies(self, what: do.ReportCopies) -> None:
+    def _report_sync_state(self, what: do.ReportSyncState) -> None:
         worker = self._worker
         worker.agent.copies_come(what.coming)
         if not what.coming.behind:

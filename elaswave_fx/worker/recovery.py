@@ -1,9 +1,8 @@
-"""What a rank does when a step was left, as the training loop says it: say what is here, hear what comes next, and go
-on by the plan of the new epoch.
+"""Recovery on a worker: the requests of the training loop after a failure, on engine, links and disk.
 
-    recovery.leave(LeaveStep(suspect=2))    ->  Inventory: copies, records and votes that are here
-    recovery.report(Report(holdings, 2))    ->  Go(activation, plan)
-    recovery.install(Install(go, …))        ->  buckets whose working copy is not whole
+recovery.abort_step(AbortStep(suspect=2))     ->  Inventory: boxes, records and votes in memory
+recovery.report(Report(holdings, 2))          ->  Go(activation, plan)
+recovery.install_plan(InstallPlan(go, ...))   ->  buckets whose parameters are not complete
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def suspect_of(error: BaseException) -> Rank | None:
 
 
 class Recovery:
-    """One rank's. `result`: the engine's, of the newest step that it has committed."""
+    """`result`: what the engine returned for the newest step that it has committed."""
 
     result: _native.StepResult
 
@@ -55,8 +54,8 @@ class Recovery:
 
     # --- Leaving
 
-    def leave(self, what: do.LeaveStep) -> do.Inventory:
-        """What is on its way ends; what of the step is here."""
+    def abort_step(self, what: do.AbortStep) -> do.Inventory:
+        """Transfers end, and a checkpoint that is being written is given up."""
         worker = self._worker
         self._drain_transfers()
         if worker.checkpoints is not None:  # A rank that joins may leave its first epoch before it has entered it.
@@ -76,7 +75,7 @@ class Recovery:
         )
 
     def certificate(self) -> Certificate:
-        """Of `result`."""
+        """The certificate of `result`."""
         return certificate_of(Stamp(Version(self.result.version), self._worker.plan.epoch), self.result.votes)
 
     def _drain_transfers(self) -> None:
@@ -90,29 +89,29 @@ class Recovery:
             return  # the engine has dropped what was not there yet
 
     def report(self, what: do.Report) -> Decision:
-        """As long as that takes."""
+        """Report to the coordinator and wait, for as long as it takes."""
         return self._worker.agent.report_and_wait(what.holdings, what.suspect)
 
     # --- Entering
 
     def open_links(self, what: do.OpenLinks) -> None:
-        """Within `LINK_S`."""
+        """Raises CommError after `LINK_S`."""
         worker = self._worker
         self._began_s = time.perf_counter()
         self._plan = worker.foresight.plan(what.go.plan)
         worker.links.open(what.go.cards, LINK_S, what.anew)
 
-    def check_copies(self, what: do.CheckCopies) -> set[BoxId]:
-        """By their bytes."""
+    def verify_replicas(self, what: do.VerifyReplicas) -> set[BoxId]:
+        """The engine reads every byte."""
         return {box for box in what.boxes if not self._worker.engine.native.intact(box)}
 
     def advance_links(self, what: do.AdvanceLinks) -> None:
-        """What comes of earlier epochs is dropped from now on."""
+        """Frames of earlier epochs are dropped from now on."""
         for rank in what.gone:
             self._worker.endpoint.disconnect(rank)
         self._worker.endpoint.advance(int(what.epoch))
 
-    def install(self, what: do.Install) -> frozenset[int]:
+    def install_plan(self, what: do.InstallPlan) -> frozenset[int]:
         """Raises JobOver if the plan ends the job."""
         worker, plan, activation = self._worker, self._plan, what.go.activation
         if plan.terminal_reason:
@@ -131,8 +130,8 @@ class Recovery:
                 failed = worker.checkpoints.finish(activation.resume.version)
         raise JobOver(f"{plan.terminal_reason}; {failed}" if failed is not None else plan.terminal_reason)
 
-    def go_back(self, what: do.GoBack) -> None:
-        """To the checkpoint of that version, or the beginning: no copy is left of something."""
+    def restore(self, what: do.Restore) -> None:
+        """Load a checkpoint, or the initial state: some box has no replica left."""
         worker = self._worker
         with worker.disk_work("reads a checkpoint, to go back to it"):
             worker.engine.load_initial()
@@ -148,7 +147,7 @@ class Recovery:
             worker.group.barrier(DISK_S)  # for the slowest of them
 
     def gather_parameters(self, what: do.GatherParameters) -> None:
-        """Working copies to every rank that has none that is whole."""
+        """Exchange which buckets are missing where, then receive and send them."""
         worker = self._worker
         self._edited_s = time.perf_counter()
         if worker.is_first:
@@ -169,8 +168,8 @@ class Recovery:
         worker.engine.native.refresh(takers, TRANSFER_S)
         self._moved = sum(bucket.work_bytes * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
 
-    def send_copies(self, what: do.SendCopies) -> frozenset[BoxId]:
-        """They travel behind the coming steps."""
+    def sync_replicas(self, what: do.SyncReplicas) -> frozenset[BoxId]:
+        """The transfers overlap with the next steps."""
         worker, native = self._worker, self._worker.engine.native
         native.replicate(list(what.copies))
         if worker.is_first:

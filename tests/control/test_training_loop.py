@@ -29,9 +29,11 @@ FIRST: Assignment = first_plan(3, 1).assignment
 SECOND = replace(first_plan(2, 1).assignment, plan_hash=2)
 """Of ranks 0 and 1, when rank 2 has gone."""
 
-ENTERS = [do.OpenLinks, do.CheckCopies, do.DropStep, do.AdvanceLinks, do.IsCalledOff, do.Install, do.GatherParameters,
-          do.SendCopies, do.Enter]  # fmt: skip
-STEP = [do.IsCalledOff, do.MayStep, do.BetweenSteps, do.TakeStep, do.ReportCommit]
+ENTERS = [
+    do.OpenLinks, do.VerifyReplicas, do.DropStep, do.AdvanceLinks, do.MustLeave, do.InstallPlan, do.GatherParameters,
+    do.SyncReplicas, do.EpochBegun,
+]  # fmt: skip
+STEP = [do.MustLeave, do.MayStep, do.BetweenSteps, do.TakeStep, do.ReportCommit]
 
 
 class Follower:
@@ -41,8 +43,8 @@ class Follower:
         self.state = LoopState(Rank(0), Epoch(0), FIRST.members, FIRST.boxes, SEED)
         self.said: list[Any] = []
         self.answers: dict[type, Any] = {
-            do.IsCalledOff: False, do.MayStep: True, do.CheckCopies: set(), do.Install: frozenset(),
-            do.SendCopies: frozenset(), do.LeaveStep: do.Inventory(None, {BoxId(0): 7}, (), None),
+            do.MustLeave: False, do.MayStep: True, do.VerifyReplicas: set(), do.InstallPlan: frozenset(),
+            do.SyncReplicas: frozenset(), do.AbortStep: do.Inventory(None, {BoxId(0): 7}, (), None),
         }  # fmt: skip
         self._decisions, self._steps, self._fails = decisions, steps, fails or {}
 
@@ -77,7 +79,7 @@ def go(resume: Stamp, epoch: int = 1, previous: Stamp = SEED, rollback: bool = F
 def test_without_failures_steps_follow_each_other_to_the_end() -> None:
     follower = Follower(iter(()))
     assert follower.run() is None
-    assert follower.kinds == [do.Begin, do.AwaitOthers, *STEP * 3, *STEP[:3], do.Finish]
+    assert follower.kinds == [do.Begin, do.Barrier, *STEP * 3, *STEP[:3], do.Finish]
     assert [each.step for each in follower.of(do.TakeStep)] == [0, 1, 2]
     assert follower.state.committed == Stamp(Version(3), Epoch(0)) and follower.state.started
 
@@ -86,7 +88,7 @@ def test_a_failure_in_a_step_leads_to_the_epoch_that_is_decided() -> None:
     after_one = Stamp(Version(1), Epoch(0))
     follower = Follower(iter([go(after_one, previous=after_one)]), fails={11: StepFailed(Rank(2), "lost")})
     assert follower.run() is None
-    assert follower.kinds[10:23] == [do.TakeStep, do.LeaveStep, do.Report, *ENTERS, do.IsCalledOff]
+    assert follower.kinds[10:23] == [do.TakeStep, do.AbortStep, do.Report, *ENTERS, do.MustLeave]
     (report,) = follower.of(do.Report)
     assert report.suspect == 2 and report.holdings.committed == after_one
     assert report.holdings.copies == {BoxId(0): Copy(after_one, 7)}
@@ -99,7 +101,7 @@ def test_a_step_that_others_have_committed_is_finished_and_one_that_nobody_has_i
     votes = (Vote(first, Rank(0), ()),)
     for resume, kind in ((first, do.FinishStep), (SEED, do.DropStep)):
         follower = Follower(iter([go(resume)]), fails={6: StepFailed(None, "lost")})
-        follower.answers[do.LeaveStep] = do.Inventory(None, {}, (), votes)
+        follower.answers[do.AbortStep] = do.Inventory(None, {}, (), votes)
         assert follower.run() is None
         assert [each for each in follower.kinds if each in (do.FinishStep, do.DropStep)] == [kind]
         assert [each.step for each in follower.of(do.TakeStep)] == (
@@ -110,9 +112,9 @@ def test_a_step_that_others_have_committed_is_finished_and_one_that_nobody_has_i
 def test_a_step_that_was_committed_before_it_failed_is_reported_first() -> None:
     first = Stamp(Version(1), Epoch(0))
     follower = Follower(iter([go(first, previous=first)]), fails={6: StepFailed(None, "lost")})
-    follower.answers[do.LeaveStep] = do.Inventory(Certificate(first, ()), {}, (), None)
+    follower.answers[do.AbortStep] = do.Inventory(Certificate(first, ()), {}, (), None)
     assert follower.run() is None
-    assert follower.kinds[5:9] == [do.TakeStep, do.LeaveStep, do.ReportCommit, do.Report]
+    assert follower.kinds[5:9] == [do.TakeStep, do.AbortStep, do.ReportCommit, do.Report]
     assert [each.step for each in follower.of(do.TakeStep)] == [0, 1, 2]
 
 
@@ -123,8 +125,8 @@ def test_a_second_failure_anywhere_on_the_way_is_the_same_again(place: int) -> N
     fails = {11: StepFailed(Rank(2), "lost"), 14 + place: StepFailed(None, "again")}
     follower = Follower(iter(again), fails=fails)
     assert follower.run() is None
-    assert follower.kinds[11:13] == [do.LeaveStep, do.Report] and follower.kinds[13 : 14 + place] == ENTERS[: place + 1]
-    assert follower.kinds[14 + place : 16 + place + len(ENTERS)] == [do.LeaveStep, do.Report, *ENTERS]
+    assert follower.kinds[11:13] == [do.AbortStep, do.Report] and follower.kinds[13 : 14 + place] == ENTERS[: place + 1]
+    assert follower.kinds[14 + place : 16 + place + len(ENTERS)] == [do.AbortStep, do.Report, *ENTERS]
     assert [each.step for each in follower.of(do.TakeStep)] == [0, 1, 1, 2] and follower.state.epoch == 2
 
 
@@ -133,16 +135,16 @@ def test_who_goes_back_takes_the_state_and_has_it_from_then_on() -> None:
     fails = {6: StepFailed(None, "lost"), 15: StepFailed(None, "again")}
     follower = Follower(iter([go(SEED, rollback=True), go(SEED, epoch=2)]), fails=fails)
     assert follower.run() is None
-    back = [do.OpenLinks, do.DropStep, do.AdvanceLinks, do.IsCalledOff, do.Install, do.GoBack, do.GatherParameters]
-    assert follower.kinds[6:17] == [do.LeaveStep, do.Report, *back, do.LeaveStep, do.Report]
-    assert follower.of(do.Install)[0].restart and not follower.of(do.Install)[1].restart
+    back = [do.OpenLinks, do.DropStep, do.AdvanceLinks, do.MustLeave, do.InstallPlan, do.Restore, do.GatherParameters]
+    assert follower.kinds[6:17] == [do.AbortStep, do.Report, *back, do.AbortStep, do.Report]
+    assert follower.of(do.InstallPlan)[0].restart and not follower.of(do.InstallPlan)[1].restart
     assert [len(each.holdings.copies) for each in follower.of(do.Report)] == [1, 1]
 
 
 def test_before_the_state_is_in_place_there_are_no_copies() -> None:
     follower = Follower(iter([go(SEED, rollback=True)]), fails={1: StepFailed(None, "lost at the start")})
     assert follower.run() is None
-    assert follower.kinds[:3] == [do.Begin, do.LeaveStep, do.Report]
+    assert follower.kinds[:3] == [do.Begin, do.AbortStep, do.Report]
     assert follower.of(do.Report)[0].holdings.copies == {}
     assert follower.kinds.count(do.Begin) == 1, "it has gone back to the beginning"
 
@@ -157,16 +159,16 @@ def test_damaged_copies_that_were_promoted_are_told_and_not_reported() -> None:
 
     def performer(said: Any) -> Any:
         answer = follower(said)
-        return next(damaged) if isinstance(said, do.CheckCopies) else answer
+        return next(damaged) if isinstance(said, do.VerifyReplicas) else answer
 
-    assert perform(training(follower.state), performer) is None and answers[do.CheckCopies] == set()
+    assert perform(training(follower.state), performer) is None and answers[do.VerifyReplicas] == set()
     assert follower.kinds[11:18] == [
-        do.LeaveStep,
+        do.AbortStep,
         do.Report,
         do.OpenLinks,
-        do.CheckCopies,
-        do.ReportDamage,
-        do.LeaveStep,
+        do.VerifyReplicas,
+        do.ReportMismatch,
+        do.AbortStep,
         do.Report,
     ]
     assert [len(each.holdings.copies) for each in follower.of(do.Report)] == [1, 0]
@@ -182,33 +184,33 @@ def test_an_epoch_that_is_over_is_not_entered() -> None:
 
     def performer(said: Any) -> Any:
         answer = follower(said)
-        return next(over, False) if isinstance(said, do.IsCalledOff) else answer
+        return next(over, False) if isinstance(said, do.MustLeave) else answer
 
     assert perform(training(follower.state), performer) is None
-    assert len(follower.of(do.Install)) == 1 and len(follower.of(do.Report)) == 2
+    assert len(follower.of(do.InstallPlan)) == 1 and len(follower.of(do.Report)) == 2
 
 
 def test_who_is_told_to_go_ends_with_the_reason() -> None:
     follower = Follower(iter([Left("rank 0 was told to leave")]), fails={6: StepFailed(None, "called off")})
     ended = follower.run()
     assert isinstance(ended, Left) and ended.reason == "rank 0 was told to leave"
-    assert follower.kinds[-2:] == [do.LeaveStep, do.Report]
+    assert follower.kinds[-2:] == [do.AbortStep, do.Report]
 
 
 def test_copies_that_come_are_told_of_when_that_changes() -> None:
     first = Stamp(Version(1), Epoch(0))
     follower = Follower(iter([go(first, previous=first)]), steps=4, fails={11: StepFailed(Rank(2), "lost")})
-    follower.answers[do.SendCopies] = frozenset({BoxId(0)})
+    follower.answers[do.SyncReplicas] = frozenset({BoxId(0)})
     looks = iter(
         [(frozenset({BoxId(0)}), frozenset()), (frozenset({BoxId(0)}), frozenset()), (frozenset(), frozenset())]
     )
 
     def performer(said: Any) -> Any:
         answer = follower(said)
-        return next(looks) if isinstance(said, do.LookAtCopies) else answer
+        return next(looks) if isinstance(said, do.ReadSyncState) else answer
 
     assert perform(training(follower.state), performer) is None
-    assert [(len(each.coming.behind), len(each.coming.far)) for each in follower.of(do.ReportCopies)] == [
+    assert [(len(each.coming.behind), len(each.coming.far)) for each in follower.of(do.ReportSyncState)] == [
         (1, 0),
         (0, 0),
     ]

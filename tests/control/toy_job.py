@@ -152,22 +152,22 @@ class ToyRank:
         )  # fmt: skip
         self._does: dict[type, Callable[[Any], Any]] = {
             do.Begin: lambda _: self._load(first),
-            do.IsCalledOff: lambda _: self.agent.stop_requested,
+            do.MustLeave: lambda _: self.agent.stop_requested,
             do.MayStep: self._may_step,
             do.BetweenSteps: lambda what: what.done < self.steps and not self.stopped,
             do.TakeStep: self._take_step,
             do.ReportCommit: self._report_commit,
-            do.LookAtCopies: lambda _: (frozenset(self.missing), frozenset(self.missing)),
-            do.ReportCopies: lambda what: self.agent.copies_come(what.coming),
-            do.LeaveStep: self._leave_step,
+            do.ReadSyncState: lambda _: (frozenset(self.missing), frozenset(self.missing)),
+            do.ReportSyncState: lambda what: self.agent.copies_come(what.coming),
+            do.AbortStep: self._leave_step,
             do.Report: lambda what: self.agent.report_and_wait(what.holdings, what.suspect),
-            do.CheckCopies: lambda _: set(),
+            do.VerifyReplicas: lambda _: set(),
             do.FinishStep: lambda what: self._update(what.certificate.stamp),
             do.DropStep: self._drop_step,
-            do.Install: self._install,
-            do.GoBack: lambda _: self._load(self.activation),
-            do.SendCopies: self._send_copies,
-            do.Enter: self._enter,
+            do.InstallPlan: self._install,
+            do.Restore: lambda _: self._load(self.activation),
+            do.SyncReplicas: self._send_copies,
+            do.EpochBegun: self._enter,
         }
 
     def _interrupt(self, reason: str) -> None:
@@ -200,7 +200,7 @@ class ToyRank:
         kept = [box_id for box_id, box in numbered(boxes) if self.rank in box.replica_ranks]
         self.boxes = {box: Box(value_at(box, resume.version), resume) for box in kept}
 
-    def _leave_step(self, what: do.LeaveStep) -> do.Inventory:
+    def _leave_step(self, what: do.AbortStep) -> do.Inventory:
         in_flight = [vote for (stamp, _), vote in self.votes.items() if stamp == self.voted]
         recorded = () if self.voted is None else tuple(self.boxes)
         digests = {box: held.value & 0xFFFF for box, held in self.boxes.items()}
@@ -209,7 +209,7 @@ class ToyRank:
     def _drop_step(self, _: do.DropStep) -> None:
         self.voted = None
 
-    def _install(self, what: do.Install) -> frozenset[int]:
+    def _install(self, what: do.InstallPlan) -> frozenset[int]:
         assert what.go.activation.epoch > self.activation.epoch
         self.activation, self.aborted = what.go.activation, None
         kept = {
@@ -221,7 +221,7 @@ class ToyRank:
             assert what.restart or self.rank in kept[box].catching_up, f"rank {self.rank} has no copy of box {box}"
         return frozenset()
 
-    def _send_copies(self, what: do.SendCopies) -> frozenset[BoxId]:
+    def _send_copies(self, what: do.SyncReplicas) -> frozenset[BoxId]:
         self.missing -= set(self.boxes)
         for box, owner, _ in what.copies:
             if owner == self.rank:
@@ -231,7 +231,7 @@ class ToyRank:
                 beside.rename(self.folder / f"base-{box}-{self.activation.epoch}")
         return frozenset(self.missing)
 
-    def _enter(self, _: do.Enter) -> None:
+    def _enter(self, _: do.EpochBegun) -> None:
         self.epochs += 1
 
     def _update(self, stamp: Stamp) -> None:

@@ -98,7 +98,7 @@ def _work(victim: int, reports: Reports, config: Config, context: WorkerContext)
 def _survive(worker: Worker, training: Training) -> dict[str, Any]:
     """Stand in a barrier, leave it, agree, install what comes next; the moments of it."""
     try:
-        training.do(do.AwaitOthers())
+        training.do(do.Barrier())
     except StepFailed as error:
         left_s, failed = time.monotonic(), error
     else:

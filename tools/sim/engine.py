@@ -418,7 +418,7 @@ class Engine:
         self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
 
     def _leave_step(self, box: BoxId, peer: None) -> None:
-        raise StepFailed(None, f"copies of box {box} differ from their owners'", damage=True)
+        raise StepFailed(None, f"copies of box {box} differ from their owners'", mismatch=True)
 
     def _commit(self, box: None, peer: None) -> None:
         stamp = self.flight

@@ -326,10 +326,10 @@ class RankProcess:
         self.engine.load(resume, lambda box: truth[box, resume], kept)
         self.engine.start_from_seed(box_id for box_id, box in numbered(boxes) if self.rank in box.readers)
 
-    def _await_others(self, _: do.AwaitOthers) -> Wait:
+    def _barrier(self, _: do.Barrier) -> Wait:
         yield
 
-    def _is_called_off(self, _: do.IsCalledOff) -> bool:
+    def _must_leave(self, _: do.MustLeave) -> bool:
         return protocol.must_leave(self.state, self.loop.committed.version)
 
     def _may_step(self, _: do.MayStep) -> Generator[None, None, bool]:
@@ -374,17 +374,17 @@ class RankProcess:
         leaves = protocol.must_leave(self.state, what.certificate.stamp.version)
         self._say(Committed(what.certificate, self.world.now, leaves), wakes=False)
 
-    def _look_at_copies(self, _: do.LookAtCopies) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
+    def _read_sync_state(self, _: do.ReadSyncState) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
         return _boxes(self.engine.machine.catching_up), _boxes(self.engine.machine.far_behind)
 
-    def _report_copies(self, what: do.ReportCopies) -> None:
+    def _report_sync_state(self, what: do.ReportSyncState) -> None:
         self._say(what.coming, wakes=True)
 
-    def _report_damage(self, what: do.ReportDamage) -> None:
+    def _report_mismatch(self, what: do.ReportMismatch) -> None:
         self.world.hear(self.rank, COPY_DIFFERS, what)
         self._broadcast_abort(what.suspect)
 
-    def _leave_step(self, what: do.LeaveStep) -> Generator[None, None, do.Inventory]:
+    def _abort_step(self, what: do.AbortStep) -> Generator[None, None, do.Inventory]:
         engine = self.engine
         self.aborted = self.aborted or Abort(self.generation, what.suspect)
         yield from engine.leave()
@@ -423,7 +423,7 @@ class RankProcess:
         self._linked |= members
         self._next = members
 
-    def _check_copies(self, what: do.CheckCopies) -> set[BoxId]:
+    def _verify_replicas(self, what: do.VerifyReplicas) -> set[BoxId]:
         return {box for box in what.boxes if not self.engine.intact(box)}
 
     def _finish_step(self, what: do.FinishStep) -> Wait:
@@ -438,7 +438,7 @@ class RankProcess:
             self.world.end_link(self.rank, gone)
         self._peers, self.aborted, self.engine.epoch = self._next, None, what.epoch
 
-    def _install(self, what: do.Install) -> Generator[None, None, set[int]]:
+    def _install_plan(self, what: do.InstallPlan) -> Generator[None, None, set[int]]:
         activation, engine = what.go.activation, self.engine
         yield from self._take_over(activation)
         self._follow_abort()
@@ -447,7 +447,7 @@ class RankProcess:
             return set(engine.buckets)
         return {bucket for bucket in engine.read if engine.machine.stale(bucket)}
 
-    def _go_back(self, what: do.GoBack) -> None:
+    def _restore(self, what: do.Restore) -> None:
         truth = self.world.checker.truth
         kept = [box_id for box_id, box in numbered(self.loop.boxes) if self.rank in box.replica_ranks]
         self.engine.load(what.to, lambda box: truth[box, what.to], kept)
@@ -464,7 +464,7 @@ class RankProcess:
         yield from engine.refresh(takers)
         yield from self._wait("refresh", engine.parameters_ready, self._awaited)
 
-    def _send_copies(self, what: do.SendCopies) -> Generator[None, None, frozenset[BoxId]]:
+    def _sync_replicas(self, what: do.SyncReplicas) -> Generator[None, None, frozenset[BoxId]]:
         yield from self.engine.replicate(what.copies)
         return _boxes(self.engine.machine.catching_up)
 
@@ -489,26 +489,26 @@ class LinkNews:
 
 _DOES: Mapping[type, Callable[[RankProcess, Any], Any]] = {
     do.Begin: RankProcess._begin,
-    do.AwaitOthers: RankProcess._await_others,
-    do.IsCalledOff: RankProcess._is_called_off,
-    do.FinishSending: lambda process, what: None,
+    do.Barrier: RankProcess._barrier,
+    do.MustLeave: RankProcess._must_leave,
+    do.FlushSends: lambda process, what: None,
     do.MayStep: RankProcess._may_step,
     do.BetweenSteps: lambda process, what: True,
     do.TakeStep: RankProcess._take_step,
     do.ReportCommit: RankProcess._report_commit,
-    do.LookAtCopies: RankProcess._look_at_copies,
-    do.ReportCopies: RankProcess._report_copies,
-    do.ReportDamage: RankProcess._report_damage,
-    do.LeaveStep: RankProcess._leave_step,
+    do.ReadSyncState: RankProcess._read_sync_state,
+    do.ReportSyncState: RankProcess._report_sync_state,
+    do.ReportMismatch: RankProcess._report_mismatch,
+    do.AbortStep: RankProcess._abort_step,
     do.Report: RankProcess._report,
     do.OpenLinks: RankProcess._open_links,
-    do.CheckCopies: RankProcess._check_copies,
+    do.VerifyReplicas: RankProcess._verify_replicas,
     do.FinishStep: RankProcess._finish_step,
     do.DropStep: RankProcess._drop_step,
     do.AdvanceLinks: RankProcess._advance_links,
-    do.Install: RankProcess._install,
-    do.GoBack: RankProcess._go_back,
+    do.InstallPlan: RankProcess._install_plan,
+    do.Restore: RankProcess._restore,
     do.GatherParameters: RankProcess._gather_parameters,
-    do.SendCopies: RankProcess._send_copies,
-    do.Enter: lambda process, what: None,
+    do.SyncReplicas: RankProcess._sync_replicas,
+    do.EpochBegun: lambda process, what: None,
 }

@@ -1,6 +1,8 @@
-"""What the training loop says that a rank is to do; each with what is sent back.
+"""Requests that the training loop yields to whoever runs a rank, each with the result that is sent back (none if its
+docstring names none).
 
-The worker does it on engine, disk and links, the simulator on digests and a network.
+`worker/loop.py` and `worker/recovery.py` carry them out on engine, disk and links; `tools/sim/rank_process.py` on
+digests and a simulated network.
 """
 
 from __future__ import annotations
@@ -13,90 +15,97 @@ from elaswave_fx.control.protocol.rank_state import Go, Holdings
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Stamp, Version, Vote
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
+# --- Steps ------------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Take the state that the run begins with."""
+    """Load the state that the run begins with."""
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitOthers:
-    """Until all ranks of the epoch are here."""
+class Barrier:
+    """Wait for all ranks of the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class IsCalledOff:
-    """Sent back: whether the rank is to leave its epoch, and to begin nothing else in it."""
+class MustLeave:
+    """Result: True if the coordinator has ended the epoch for this rank, so that it starts nothing else in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class FinishSending:
-    """What the last step still sends is wanted, where the epoch ends as it was planned to."""
+class FlushSends:
+    """Send what the last step still has to send: the epoch ends as planned, and its receivers wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class MayStep:
-    """Sent back: whether the store has answered lately; a while may pass."""
+    """Result: False if the store has not answered within the lease. May block for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class BetweenSteps:
-    """What is due after so many steps, the same on all ranks. Sent back: whether there is another step."""
+    """Run what is due after `done` steps on all ranks, such as an evaluation. Result: whether another step follows."""
 
     done: Version
 
 
 @dataclass(frozen=True, slots=True)
 class TakeStep:
-    """Sent back: the votes that have committed it."""
+    """Run a step until it is committed. Result: its `Certificate`."""
 
     step: Version
 
 
 @dataclass(frozen=True, slots=True)
 class ReportCommit:
-    """Tell the agent and the user of a step that was committed here."""
+    """Report a committed step to the agent and the launcher."""
 
     certificate: Certificate
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtCopies:
-    """Sent back: boxes that are behind, and those of them that are far behind."""
+class ReadSyncState:
+    """Result: (boxes whose replica here is not in sync, those of them that will not be after the next step)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReportCopies:
-    """Tell the agent what is still to come of copies."""
+class ReportSyncState:
+    """Report to the agent which replicas are not in sync."""
 
     coming: ComingCopies
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """There are no more steps: hand back what is here."""
+    """Export the model with the other ranks: all steps are done."""
+
+
+# --- Failure ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ReportDamage:
-    """Tell everybody that a copy differs from its owner's."""
+class ReportMismatch:
+    """Report that a replica differs from its owner's box."""
 
     why: str
     suspect: Rank | None
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveStep:
-    """Stop what is under way. Sent back: an `Inventory`."""
+class AbortStep:
+    """Stop the step and all transfers. Result: `Inventory`."""
 
     suspect: Rank | None
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What is here after that. `certificate`: of the step, if it was committed before it failed. `digests`: of boxes;
-    `recorded`: those of them that have the record of a step in flight. `votes`: those of that step that have come, None
-    if there is no such step."""
+    """What a rank has in memory after `AbortStep`.
+
+    `certificate`: of the step, if it was committed before it failed. `digests`: by box, owned or replica. `recorded`:
+    boxes with the record of a step in flight. `votes`: received for that step, None if there is no such step.
+    """
 
     certificate: Certificate | None
     digests: Mapping[BoxId, int]
@@ -106,81 +115,87 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Say what is here, and wait for what comes next. Sent back: a `Decision`."""
+    """Report to the coordinator and wait. Result: a `Decision`."""
 
     holdings: Holdings
     suspect: Rank | None
 
 
+# --- Next epoch -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class OpenLinks:
-    """To members of the next epoch, and once more to those of `anew`."""
+    """Open missing links to members of the next epoch; those to `anew` are opened again."""
 
     go: Go
     anew: frozenset[Rank]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckCopies:
-    """Read these boxes once more, before an update hides that they have changed. Sent back: those that have."""
+class VerifyReplicas:
+    """Compare boxes in memory with the digests of their last update. Result: the set of those that differ."""
 
     boxes: tuple[BoxId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FinishStep:
-    """Finish the step that was left, by the votes that the others had."""
+    """Finish the aborted step with the votes of all ranks."""
 
     certificate: Certificate
 
 
 @dataclass(frozen=True, slots=True)
 class DropStep:
-    """Give up the step that was left, if there is one."""
+    """Drop the aborted step, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceLinks:
-    """To the epoch, without those who have gone."""
+    """Put all links into the epoch, and close those to ranks that are `gone`."""
 
     epoch: Epoch
     gone: frozenset[Rank]
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
-    """Take over the plan; `restart`: what is here goes, and what is loaded then counts as that of the epoch's resume.
-    Sent back: buckets whose working copy is not whole. The job ends here if the plan says so."""
+class InstallPlan:
+    """Change the engine to the plan of the epoch. Result: buckets whose parameters are not complete here.
+
+    `restart`: all state is dropped; what is loaded then counts as that of the epoch's resume. A terminal plan ends the
+    job here.
+    """
 
     go: Go
     restart: bool
 
 
 @dataclass(frozen=True, slots=True)
-class GoBack:
-    """Take the state of a checkpoint, or that of the beginning."""
+class Restore:
+    """Load the state of the checkpoint of that version, or the initial one."""
 
     to: Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class GatherParameters:
-    """Working copies of these buckets here, and of what others lack there."""
+    """Receive the parameters of `stale` buckets from their owners, and send what other ranks lack."""
 
     stale: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class SendCopies:
-    """States to new holders, which travel behind the coming steps: (box, owner, holder). Sent back: boxes that are
-    behind here."""
+class SyncReplicas:
+    """Start state transfers (box, owner, new holder), which overlap with the next steps. Result: boxes that are not in
+    sync here."""
 
     copies: tuple[tuple[BoxId, Rank, Rank], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
-    """The epoch has begun here."""
+class EpochBegun:
+    """Note that this rank is a member of the epoch. `went_back`: its state was restored or dropped."""
 
     activation: Activation
     went_back: bool

@@ -1,14 +1,14 @@
-"""What a rank does around its steps, and in which order: a generator that yields what to do, and is sent what came of
-it. It touches nothing: the worker does what it says on engine, disk and links, the simulator on digests and a network.
+"""The training loop of a rank, as a generator: it yields requests (`do.py`) and is sent their results. It has no
+effects of its own, so that the worker and the simulator run the same order.
 
     loop = training(state)
     next(loop)                              ->  Begin()
-    loop.send(None)                         ->  AwaitOthers(), and so on to TakeStep(7), whose certificate is sent
-    loop.throw(StepFailed(Rank(2), "…"))    ->  LeaveStep(), Report(holdings, suspect=2), whose decision is sent,
-                                                OpenLinks(…), …, Install(go), GatherParameters(…), SendCopies(…)
+    loop.send(None)                         ->  Barrier(), ..., TakeStep(7), which is sent the certificate of step 7
+    loop.throw(StepFailed(Rank(2), "..."))  ->  AbortStep(), Report(holdings, suspect=2), which is sent a decision,
+                                                OpenLinks(...), ..., InstallPlan(go), ..., SyncReplicas(...)
 
-A failure at any of these is the same again: every part of the way into an epoch either has happened on this rank or is
-done anew.
+A failure of any request on the way into an epoch leads to the same sequence again: each part either has been done on
+this rank or is repeated.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from elaswave_fx.plan.work.topology import Epoch, Rank
 
 
 class StepFailed(Exception):
-    """What is under way cannot be finished now; `suspect` is to blame, or nobody. `damage`: a copy differs from its
-    owner's, which the others do not know yet."""
+    """A request failed because of other ranks; `suspect`: the one to blame, if known. `mismatch`: a replica differs
+    from its owner's box, which the other ranks do not know yet."""
 
-    def __init__(self, suspect: Rank | None, why: str, damage: bool = False) -> None:
+    def __init__(self, suspect: Rank | None, why: str, mismatch: bool = False) -> None:
         super().__init__(why)
-        self.suspect, self.damage = suspect, damage
+        self.suspect, self.mismatch = suspect, mismatch
 
 
 @dataclass
 class LoopState:
-    """Where a rank stands. The loop alone changes it.
+    """The state of a rank's training loop, which alone changes it.
 
-    `epoch`, `members`, `boxes`: of the epoch that it is in. `committed`: the newest step that is known to be committed.
-    `started`: the state that the run begins with is in place. `pending`: a step was left after the own vote.
-    `stale`: buckets whose working copy is not whole. `coming`: copies that do not count yet. `damaged`: boxes found to
-    have other bytes than were written.
+    `epoch`, `members`, `boxes`: of the current epoch. `committed`: the newest commit known here. `started`: the state
+    of `committed` has been loaded. `pending`: a step was aborted after the own vote. `stale`: buckets whose parameters
+    are not complete. `coming`: replicas that are not in sync. `damaged`: boxes that differ from the digest of their
+    last update.
     """
 
     rank: Rank
@@ -67,7 +67,7 @@ class LoopState:
 
 
 Do = Generator[Any, Any, None]
-"""Yields what `do.py` has."""
+"""Yields requests of `do.py`."""
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ Ended = Excluded | Left | Over
 
 
 def perform(loop: Generator[Any, Any, T], performer: Callable[[Any], Any]) -> T:
-    """Follow a loop to its end. `performer` returns what came of what the loop has said, or raises StepFailed."""
+    """Run a loop to its end. `performer` carries out a request and returns its result, or raises StepFailed."""
     answer: Any = None
     failed: StepFailed | None = None
     while True:
@@ -95,8 +95,8 @@ def perform(loop: Generator[Any, Any, T], performer: Callable[[Any], Any]) -> T:
 
 
 def training(state: LoopState, entering: Go | None = None) -> Generator[Any, Any, Ended | None]:
-    """To the end of the run, or until this rank is to end before. `entering`: the epoch in which a rank that joins
-    becomes a member. What is thrown in as `StepFailed` leads back to where the job stands."""
+    """Train to the end of the run. Returns None, or why this rank ends before. `entering`: the first epoch of a rank
+    that joins. A `StepFailed` that is thrown in starts recovery."""
     failed: StepFailed | None = None
     while True:
         try:
@@ -117,12 +117,12 @@ def training(state: LoopState, entering: Go | None = None) -> Generator[Any, Any
 
 
 def begin(state: LoopState) -> Do:
-    """Take the state that the run begins with, unless that has been done."""
+    """Load the initial state, unless that has been done."""
     if state.started:
         return
     yield do.Begin()
     state.started = True
-    yield do.AwaitOthers()
+    yield do.Barrier()
 
 
 def _steps(state: LoopState) -> Do:
@@ -133,18 +133,18 @@ def _steps(state: LoopState) -> Do:
         certificate = yield do.TakeStep(state.committed.version)
         yield from _commit(state, certificate)
         if state.coming.behind:
-            behind, far = yield do.LookAtCopies()
+            behind, far = yield do.ReadSyncState()
             coming = state.coming.seen(behind, far)
             if coming != state.coming:
                 state.coming = coming
-                yield do.ReportCopies(coming)
+                yield do.ReportSyncState(coming)
 
 
 def _await_permission(state: LoopState) -> Do:
-    """Until the rank may step. Raises StepFailed if it is to leave its epoch."""
+    """Wait until the rank may step. Raises StepFailed if the epoch has ended for it."""
     while True:
-        if (yield do.IsCalledOff()):
-            yield do.FinishSending()
+        if (yield do.MustLeave()):
+            yield do.FlushSends()
             raise StepFailed(None, f"rank {state.rank}: called off before step {state.committed.version}")
         if (yield do.MayStep()):
             return
@@ -156,10 +156,10 @@ def _commit(state: LoopState, certificate: Certificate) -> Do:
 
 
 def recover(state: LoopState, failed: StepFailed) -> Generator[Any, Any, Ended | None]:
-    """Stop, report, and go on by what is decided; or return why this rank ends."""
-    if failed.damage:
-        yield do.ReportDamage(str(failed), failed.suspect)
-    left: do.Inventory = yield do.LeaveStep(failed.suspect)
+    """Abort the step, report, and enter the epoch that is decided; or return why this rank ends."""
+    if failed.mismatch:
+        yield do.ReportMismatch(str(failed), failed.suspect)
+    left: do.Inventory = yield do.AbortStep(failed.suspect)
     if left.certificate is not None:
         yield from _commit(state, left.certificate)
     state.pending = left.votes is not None
@@ -173,12 +173,12 @@ def recover(state: LoopState, failed: StepFailed) -> Generator[Any, Any, Ended |
 
 
 def enter(state: LoopState, go: Go) -> Do:
-    """Take over the epoch of `go`. Raises StepFailed when something else fails meanwhile."""
+    """Enter the epoch of `go`. Raises StepFailed at the next failure."""
     activation, boxes = go.activation, go.activation.assignment.boxes
     members, resume = activation.assignment.members, activation.resume
     was, before = state.epoch, state.boxes
     restart = is_elsewhere(state.committed, was, activation)
-    # First, for the others wait for the same links: what comes next takes ranks different times.
+    # First: other ranks wait for the same links, and the rest takes each rank another time.
     yield do.OpenLinks(go, anew(state.members, was, members, activation.epoch))
     if not restart:
         yield from _check_promoted(state, boxes)
@@ -190,32 +190,32 @@ def enter(state: LoopState, go: Go) -> Do:
         yield do.DropStep()
     state.pending = False
     yield do.AdvanceLinks(activation.epoch, frozenset(state.members).difference(members))
-    if (yield do.IsCalledOff()):  # before the epoch was entered: the abort that told of it is over by now
+    if (yield do.MustLeave()):  # Its abort came before the links were advanced.
         raise StepFailed(None, f"rank {state.rank}: epoch {activation.epoch} is over already")
-    # Copies were compared that the epoch before this one had, which need not be the one that this rank was in.
+    # Replicas were compared in the epoch before this one, which this rank may have missed.
     agree = activation.copies_agree and not has_missed(was, activation.epoch)
     state.stale |= unchecked_buckets(state.rank, before, boxes, agree, state.damaged)
-    if restart:  # what is here is of no use
+    if restart:
         state.started, state.committed = False, resume
         state.damaged.clear()
-    state.stale |= yield do.Install(go, restart)
+    state.stale |= yield do.InstallPlan(go, restart)
     state.epoch, state.members, state.boxes = activation.epoch, members, boxes
     if activation.rollback:
-        yield do.GoBack(resume)
+        yield do.Restore(resume)
     state.started = True
     state.stale &= {box.bucket for box in boxes if state.rank in box.readers}
     yield do.GatherParameters(frozenset(state.stale))
     state.stale.clear()
-    behind = yield do.SendCopies(tuple(copies_due(boxes)))
+    behind = yield do.SyncReplicas(tuple(copies_due(boxes)))
     state.coming = state.coming.anew(behind)
-    state.damaged.clear()  # by now dropped, or to be replaced by what is on its way
-    yield do.Enter(activation, restart)
+    state.damaged.clear()  # They have been dropped, or are being replaced.
+    yield do.EpochBegun(activation, restart)
 
 
 def _check_promoted(state: LoopState, boxes: tuple[Box, ...]) -> Do:
-    """A copy that becomes the truth is read once more."""
-    found = yield do.CheckCopies(tuple(promoted(state.rank, state.boxes, boxes)))
+    """Verify replicas that this rank comes to own or to compute with: after that nothing else could tell."""
+    found = yield do.VerifyReplicas(tuple(promoted(state.rank, state.boxes, boxes)))
     state.damaged |= found
     if found:
         why = f"rank {state.rank}: copies of boxes {sorted(found)} were damaged in memory"
-        raise StepFailed(None, why, damage=True)
+        raise StepFailed(None, why, mismatch=True)
