@@ -160,6 +160,41 @@ def test_samples_that_stand_for_themselves(model: nn.Module) -> None:
     assert judged(model) == ((), (), ())
 
 
+class Weighted(Classifier):
+    """Losses with a weight a sample, which is 1 in nearly all of them."""
+
+    def __init__(self, scale: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.scale = scale
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        losses = F.cross_entropy(self.head(self.features(x)), y, reduction="none")
+        return (losses * self.scale(w).flatten()).sum(), torch.ones_like(w).sum()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize(
+    ("scale", "is_coupled"),
+    [
+        (lambda w: w / w.mean(), True),
+        (lambda w: w / w.max(), True),
+        (lambda w: w - w.mean() + 1, True),
+        (lambda w: w, False),
+        (lambda w: w.sqrt() + 1, False),
+    ],
+    ids=["over their mean", "over the largest", "about their mean", "as they are", "of their own"],
+)
+def test_weights_that_are_nearly_always_alike_hide_nothing(
+    scale: Callable[[Tensor], Tensor], is_coupled: bool, shape: tuple[int, ...]
+) -> None:
+    def make(samples: int, seed: int) -> dict[str, Tensor]:
+        return {**vectors(samples, seed), "w": torch.ones(samples, *shape)}
+
+    model = Weighted(scale)
+    found = find_couplings(front(model, make, 1), state_of(model), make(2, 1), make(3, 2))
+    assert bool(found.reasons) == is_coupled
+
+
 class Along(Classifier):
     """The sum of `operations` on the features [samples, WIDTH]."""
 
