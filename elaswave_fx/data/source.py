@@ -44,6 +44,8 @@ class Source:
     held_out: HeldOutOrder
     eval_batches: int  # this is 0 if nothing is evaluated
     lines: tuple[str, ...]
+    has_eval_data: bool = False
+    """Whether `evaluation` is that of `eval.data`, opened by itself."""
 
 
 def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Source:
@@ -85,7 +87,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         lines = (*lines, "eval.data: reads what data reads, so that samples that are evaluated are trained on")
     if notes != noted:
         lines = (*lines, *(f"eval.data: {note}" for note in notes))
-    return Source(dataset, SampleOrder(config.seed, train, shuffle), evaluation, held_out, batches, lines)
+    order, is_other = SampleOrder(config.seed, train, shuffle), bool(config.eval.every) and config.eval.data is not None
+    return Source(dataset, order, evaluation, held_out, batches, lines, is_other)
 
 
 def _read_by_both(data: DataConfig, other: DataConfig) -> bool:

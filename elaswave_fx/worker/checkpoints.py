@@ -199,8 +199,8 @@ def check_opened_alike(source: Source, context: WorkerContext) -> None:
 
 
 def opened_digest(source: Source) -> str:
-    """Of a few samples that train, and of some that are evaluated."""
-    if not source.eval_batches:
+    """Of a few samples that train, and of some of `eval.data`."""
+    if not source.has_eval_data or not source.eval_batches:
         return data_digest(source)
     held_out = source.held_out.indices(0, min(_PROBED_SAMPLES, source.held_out.num_samples))
     return data_digest(source) + _digest_of(source.evaluation, held_out)

@@ -122,9 +122,8 @@ def test_the_command_needs_nothing_of_its_environment(tmp_path: Path) -> None:
 
 def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
     device = make_device("cpu")
-    context = SimpleNamespace(
-        rank=3, build=SimpleNamespace(data={"fingerprint": {**device.fingerprint(), "torch": "1"}})
-    )
+    inputs = SimpleNamespace(fingerprint={**device.fingerprint(), "torch": "1"})
+    context = SimpleNamespace(rank=3, build=SimpleNamespace(data=inputs))
     with pytest.raises(ConfigError, match="exact=true: rank 3 would compute other bits than the builder: torch is 2"):
         refuse_other_bits(device, context)  # type: ignore[arg-type]
 
