@@ -164,7 +164,7 @@ class Training:
         return self._close()
 
     def do(self, said: Any) -> Any:
-        """What the loop has said. Raises StepFailed."""
+        """Carry out a request of the training loop and return its result. Raises StepFailed."""
         try:
             return self._does[type(said)](said)
         except (CommError, CopyDiffers) as error:

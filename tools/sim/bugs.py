@@ -67,8 +67,8 @@ class Rules:
     """What the simulator runs: the commit machine `without` some of its guards, and the coordinator's decision.
     `store_is_read`: for a rank that asks what the store says; else the coordinator answers with what it knows.
     `leavers_wait`: until the planner can spare them. `misses_are_seen`: by a rank, of epochs that were over before it
-    had entered them; else it takes itself for one that comes from the epoch before. `left_out`: of what the training
-    loop says, what a rank does not do, with what the loop is told in its place."""
+    had entered them; else it takes itself for one that comes from the epoch before. `left_out`: requests of the
+    training loop that a rank does not carry out, by type, with the result that is sent back instead."""
 
     without: tuple[str, ...] = ()
     decide: Decide = decide

@@ -269,7 +269,7 @@ class Engine:
         self.machine.end_step()
 
     def take_certificate(self) -> Certificate | None:
-        """Of the step that was committed, once."""
+        """Return the certificate of the step that was committed, and forget it."""
         certificate, self.certificate = self.certificate, None
         return certificate
 
