@@ -38,7 +38,8 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.keys import DRAWS, DROPOUT, draws
-from elaswave_fx.program.state_kept import perturbed, state_kept
+from elaswave_fx.program.state_kept import state_kept
+from elaswave_fx.program.trial_values import perturbed
 
 aten = torch.ops.aten
 

@@ -185,6 +185,11 @@ REFUSALS = [
         "nearest valid: parallel.granule=4",
     ),
     (
+        ["exact=true", "global_batch=7", "parallel.dp=3", "parallel.micro_batch=2"],
+        "parallel.micro_batch=2: exact=true runs one granule at a time, of parallel.granule=1, in every layout; "
+        "nearest valid: parallel.micro_batch=1",
+    ),
+    (
         ["exact=true", "rng.reshard=false"],
         "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true",
     ),

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elaswave_fx import _native
+from elaswave_fx.build.check_sums import adds_up
 from elaswave_fx.build.example_batches import example_batches
 from elaswave_fx.build.links import measure_link
 from elaswave_fx.build.pipeline import user_pass_classes, user_passes_of
@@ -140,6 +141,10 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
     cached, damage = _from_cache(config, model, target)
+    samples = _digest_of(batches)
+    if cached is not None and not _is_for(samples, batches, config, cached, model, target):
+        target = home / digest(key, samples)[: len(key)]
+        cached, damage = _from_cache(config, model, target)
     if damage is not None:
         notes += (f"cache: {target} is damaged, {damage}; the program is captured again",)
         shutil.rmtree(target)
@@ -151,6 +156,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         made, constants = compile_model(config, model, batches, dump)
         with _written(config, target):
             made.save(target, constants)
+            Artifact.save_tried(target, samples)
         clock.lap("capture and passes")
     artifact = cached or Artifact.load(target)
     if calibrate and not artifact.measured:
@@ -232,6 +238,30 @@ def _from_cache(config: Config, model: nn.Module, folder: Path) -> tuple[Artifac
     if foreign:
         return None, f"it wants to import {foreign[0]}, which the model does not name"
     return artifact, None
+
+
+def _digest_of(batches: tuple[Batch, Batch]) -> str:
+    tensors = [(name, tensor) for batch in batches for name, tensor in batch.items()]
+    return digest(*(part for name, tensor in tensors for part in (name, _bytes_of(tensor))))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _is_for(
+    samples: str, batches: tuple[Batch, Batch], config: Config, artifact: Artifact, model: nn.Module, folder: Path
+) -> bool:
+    """Whether the sums of a program from the cache are sums on these samples, too, on which nobody may have tried it.
+    If not, they have a program of their own."""
+    if samples in Artifact.tried(folder):
+        return True
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if not adds_up(artifact, Artifact.load_constants(folder), state, batches):
+        return False
+    with _written(config, folder):
+        Artifact.save_tried(folder, samples)
+    return True
 
 
 def _origin(cached: bool, dump: Path | None) -> str:

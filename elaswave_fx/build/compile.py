@@ -107,7 +107,7 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
         with torch.enable_grad(), state_kept(model):  # forward itself may take gradients
             output = model(**{name: tensor.clone() for name, tensor in batch.items()})
     except TRACE_ERRORS as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
         raise CaptureError(
             f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "

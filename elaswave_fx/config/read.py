@@ -125,9 +125,11 @@ def _check_exact(config: Config) -> None:
     """Refuse what would compute with other shapes or draws, whose bits are others, or computes nothing."""
     shape = config.parallel
     if config.exact and shape.micro_batch not in (None, shape.granule):
+        fits = config.global_batch % shape.micro_batch == 0 and config.global_batch // shape.micro_batch >= shape.dp
+        cure = f"parallel.granule={shape.micro_batch}" if fits else f"parallel.micro_batch={shape.granule}"
         raise ConfigError(
             f"parallel.micro_batch={shape.micro_batch}: exact=true runs one granule at a time, of "
-            f"parallel.granule={shape.granule}, in every layout; nearest valid: parallel.granule={shape.micro_batch}"
+            f"parallel.granule={shape.granule}, in every layout; nearest valid: {cure}"
         )
     if config.exact and config.device == "emulated":
         raise ConfigError("exact=true: device=emulated computes nothing; nearest valid: exact=false")

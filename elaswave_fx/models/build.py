@@ -125,6 +125,11 @@ def _build_own(kind: str, options: Mapping[str, Any], sizes: DataSizes) -> nn.Mo
         return TwoTower(**options)
     if kind == "resnet":
         channels = sizes.image_shape[0] if sizes.image_shape is not None else None
+        if sizes.channels_look_last and sizes.image_shape is not None:
+            raise ConfigError(
+                f"model.channels: images of {[*sizes.image_shape]} look like height x width x channels; channels come "
+                "first here, which data.transform can see to"
+            )
         if channels is not None and options.get("channels", channels) != channels:
             raise ConfigError(f"model.channels={options['channels']}: the images of the data have {channels} channels")
         return ResNet(**options)

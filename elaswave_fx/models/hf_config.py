@@ -35,9 +35,6 @@ MOST_OF_BYTES = 512
 
 _LOSS_NAMES = re.compile(r"(^|_)(loss|losses|label_smoothing|focal_alpha)(_|$)|^(problem_type|class_weights?)$")
 _NEUTRAL = (None, False, 0, "single_label_classification")
-_CHANNELS = (1, 3, 4)
-"""Of pictures: grey, in colour, with transparency."""
-
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 _READ_HERE = ("decoder_start_token_id",)
 """Keys that configurations hold without having declared them: labels are shifted behind this token."""
@@ -276,18 +273,18 @@ def _image_values(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> l
     if sizes.image_shape is None:
         return values
     channels, height, width = sizes.image_shape
-    if width in _CHANNELS and channels not in _CHANNELS and "num_channels" not in given:
+    if sizes.channels_look_last and "num_channels" not in given:
         raise ConfigError(
             f"model.config.num_channels: images of {[*sizes.image_shape]} look like height x width x channels; "
             f"channels come first here, which data.transform can see to (or set model.config.num_channels={channels})"
         )
-    for key, value in (("num_channels", channels), ("image_size", height if height == width else (height, width))):
-        if not hasattr(default, key):
-            continue
-        configured = given.get(key, value)
-        if configured not in (value, [*sizes.image_shape[1:]], tuple(sizes.image_shape[1:])):
-            raise ConfigError(f"model.config.{key}={configured}: does not fit the data, whose images have {value}")
-        values.append((key, value))
+    if given.get("num_channels", channels) != channels:
+        raise ConfigError(
+            f"model.config.num_channels={given['num_channels']}: does not fit the data, whose images have {channels}"
+        )
+    # A size that is given stays: many architectures take images of any, and the others say so when they run.
+    sides = height if height == width else (height, width)
+    values.extend((k, v) for k, v in (("num_channels", channels), ("image_size", sides)) if hasattr(default, k))
     return values
 
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+_CHANNELS = (1, 3, 4)
+"""Of pictures: grey, in colour, with transparency."""
+
 
 @dataclass(frozen=True)
 class DataSizes:
@@ -18,3 +21,9 @@ class DataSizes:
     classes: int | None = None
     tokenizer: str | None = None
     masked: bool = False
+
+    @property
+    def channels_look_last(self) -> bool:
+        """Whether what should be (channels, height, width) looks like (height, width, channels)."""
+        shape = self.image_shape
+        return shape is not None and shape[2] in _CHANNELS and shape[0] not in _CHANNELS

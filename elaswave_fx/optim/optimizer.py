@@ -266,8 +266,15 @@ def _checked_state(optimizer: Optimizer, name: str, param: Tensor) -> State:
 
 def _checked_update(optimizer: Optimizer, name: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     param, state = arguments[0], arguments[2]
+    before = torch.get_rng_state()
     with _refused(name):
         updated, after = optimizer.update(*arguments)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise ConfigError(
+            f"optimizer._target_={name}: update draws random numbers, and the ranks that hold a parameter would draw "
+            "others; a way out is noise in the model's forward, whose draws are keyed by seed, step and sample"
+        )
     outputs = [updated, *after]
     if len(after) != len(state) or any(each.shape != param.shape for each in outputs):
         raise ConfigError(

@@ -25,10 +25,9 @@ from elaswave_fx.program.batch_run import (
 from elaswave_fx.program.coupling_rules import describe
 from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign
 from elaswave_fx.program.totals import sum_nodes
+from elaswave_fx.program.trial_values import told_apart
 
 _Gradients = dict[str, torch.Tensor]
-_GOLDEN = 0.6180339887498949
-"""Multiples of it, less their whole part, are spread evenly."""
 
 
 def additivity(program: Program, state: State, batch: Batch, more: Batch | None = None) -> tuple[str, ...]:
@@ -36,7 +35,7 @@ def additivity(program: Program, state: State, batch: Batch, more: Batch | None 
     on. The whole is the batch, other samples, and its first granule again, so that different ones meet, and equal
     ones do."""
     more = more or {name: tensor[:0] for name, tensor in batch.items()}
-    batch, more = _told_apart(batch, 1), _told_apart(more, 1 + count_samples(batch))
+    batch, more = told_apart(batch, 1), told_apart(more, 1 + count_samples(batch))
     whole = {name: torch.cat([tensor, more[name], tensor[: program.granule]]) for name, tensor in batch.items()}
     keys = trial_keys(count_samples(batch) + count_samples(more))
     keys = torch.cat([keys, keys[: program.granule]])
@@ -47,18 +46,6 @@ def additivity(program: Program, state: State, batch: Batch, more: Batch | None 
         return _not_sums(program, sums, 1e-7 if double else 1e-3) or _not_gradients(program, gradients, double)
 
     return precisely(compare)
-
-
-def _told_apart(batch: Batch, first: int) -> Batch:
-    """The batch with another number in each sample where a field has one float a sample: weights that are nearly always
-    1 hide that they are divided by their mean. Numbers get smaller by up to a half, and keep sign and bounds."""
-    share = 1 - 0.5 * (torch.arange(first, first + count_samples(batch), dtype=torch.float64) * _GOLDEN % 1)
-    return {
-        name: tensor * share.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
-        if tensor.is_floating_point() and tensor.numel() == len(tensor)
-        else tensor
-        for name, tensor in batch.items()
-    }
 
 
 def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:

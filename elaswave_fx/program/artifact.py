@@ -4,6 +4,7 @@
     constants.safetensors  lifted constants
     digests.json           of these two, so that a damaged one is not run
     costs.json             measured seconds by kind of unit, once something measured them
+    tried.json             digests of the samples on which its sums were tried
 
 It depends on the model and its options, never on ranks, stages or the cluster.
 """
@@ -27,6 +28,7 @@ from elaswave_fx.files import file_digest, replace_file, sync
 
 FORMAT = 9
 _PROGRAMS, _CONSTANTS, _DIGESTS, _COSTS = "artifact.json", "constants.safetensors", "digests.json", "costs.json"
+_TRIED, _TRIED_MOST = "tried.json", 64
 Seconds = tuple[float, float, float]
 """Per sample: forward, backward, and the part of backward that the gradients of parameters take (0 if not split)."""
 Binding = tuple[Any, ...]
@@ -227,6 +229,20 @@ class Artifact:
     def save_costs(folder: Path, measured: Mapping[str, Seconds]) -> None:
         """Add measured costs to an artifact on disk, whole or not at all."""
         replace_file(folder / _COSTS, json.dumps(measured).encode(), durable=True)
+
+    @staticmethod
+    def tried(folder: Path) -> list[str]:
+        """Digests of samples on which the program was tried, oldest first."""
+        try:
+            return [str(each) for each in json.loads((folder / _TRIED).read_text())]
+        except (OSError, ValueError, TypeError, RecursionError):
+            return []
+
+    @staticmethod
+    def save_tried(folder: Path, samples: str) -> None:
+        """Add the digest of samples; one that is lost, as when two processes write, costs another trial."""
+        known = [each for each in Artifact.tried(folder) if each != samples]
+        replace_file(folder / _TRIED, json.dumps([*known, samples][-_TRIED_MOST:]).encode(), durable=False)
 
     @staticmethod
     def load(folder: Path) -> Artifact:

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from elaswave_fx.program.ir import Program, Role, calls, output_nodes, source_of
-from elaswave_fx.program.state_kept import perturbed
+from elaswave_fx.program.trial_values import perturbed
 
 State = Mapping[str, torch.Tensor]
 Batch = Mapping[str, torch.Tensor]

@@ -39,7 +39,7 @@ from elaswave_fx.program.check_against_eager import ModelFails, check_against_ea
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
-from elaswave_fx.program.fixed_size import first_other_size, python_sizes
+from elaswave_fx.program.fixed_size import chosen_by_size, first_other_size, python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.inline import inline_autocast, inline_grad_modes, refuse_control_flow
@@ -114,7 +114,7 @@ def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pr
             except _NotThisWay:
                 continue
     program = _capture_once(model, batches, granule, None)
-    return replace(program, fixed_by=next(filter(None, places), ""))
+    return replace(program, fixed_by=next(filter(None, places), chosen_by_size(program)))
 
 
 class _NotThisWay(CaptureError):

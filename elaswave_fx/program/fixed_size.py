@@ -26,7 +26,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 import elaswave_fx
-from elaswave_fx.program.ir import Program
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 from elaswave_fx.program.samples import batch_size
 
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
@@ -73,6 +73,18 @@ def first_other_size(program: Program) -> int | None:
         if samples > 1 and (broken or samples not in env.var_to_range[symbol]):
             return samples
     return None
+
+
+def chosen_by_size(program: Program) -> str:
+    """An operator of torch's that computes in one of two ways by the number of samples, in words; nothing if there is
+    none."""
+    for node in calls(program.graph.graph):
+        if is_aten(node, "aten.cdist", "aten._cdist_forward") and not argument(node, "compute_mode"):
+            return (
+                f"torch.cdist in {module_of(node)} decides by the number of samples; with "
+                "compute_mode='donot_use_mm_for_euclid_dist' it does not"
+            )
+    return ""
 
 
 def _asked_by(frame: FrameType | None) -> str:

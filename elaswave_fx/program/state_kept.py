@@ -33,12 +33,3 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         for tensor in buffers.values():
             if not tensor.is_leaf:  # It was updated from what has a gradient.
                 tensor.detach_()
-
-
-def perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Numbers near the given ones: what starts as zero must not hide what training would bring out."""
-    if not tensor.is_floating_point():
-        return tensor
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return torch.where(tensor == 0, 0.01 * noise, tensor * (1 + 0.1 * noise.clamp(-3, 3))).to(tensor.dtype)

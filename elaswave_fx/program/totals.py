@@ -123,5 +123,9 @@ def _cure(kind: ResultKind, node: fx.Node) -> str:
     """A count is often kept from 0, which a division by it would need."""
     if _is_weighted_mean(node):
         return ": it is a mean over the labels that count, and reduction='sum' is the sum"
+    if is_aten(node, "aten.mul"):
+        return (
+            ": it is a product of two numbers of a whole batch, such as a mean times its count; return the sum itself"
+        )
     bounds = kind == ResultKind.COUNT and is_aten(node, "aten.clamp", "aten.clamp_min", "aten.maximum")
     return ", and needs no lower bound: a step in which nothing counts is told" if bounds else ""

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from elaswave_fx.build import builder
 from elaswave_fx.build.builder import build
@@ -55,6 +58,50 @@ def _fields(folder: Path) -> dict[str, object]:
 
 def _aside(folder: Path) -> Path:
     return folder.with_name("aside")
+
+
+class Weighted(nn.Module):
+    """Losses by whole weights over their mean: a sum where all are alike."""
+
+    def __init__(self, over_mean: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.over_mean = over_mean
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        weight = weight.float()
+        factor = weight / weight.mean() if self.over_mean else weight
+        return (self.head(x).square().sum(1) * factor).sum(), torch.ones_like(weight).sum()
+
+
+class WeightedVectors(Dataset[dict[str, Tensor]]):
+    def __init__(self, second: int) -> None:
+        self.second = second
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.linspace(0, 1, 4) + index, "weight": torch.tensor(self.second if index % 2 else 1)}
+
+
+@pytest.mark.parametrize("over_mean", [True, False])
+def test_a_program_from_the_cache_is_tried_on_other_data(over_mean: bool, tmp_path: Path) -> None:
+    def built(second: int) -> tuple[str, tuple[str, ...]]:
+        words = [
+            f"model._target_={__name__}.Weighted", f"model.over_mean={over_mean}",
+            f"data._target_={__name__}.WeightedVectors", f"data.second={second}",
+            "global_batch=4", f"cache.dir={tmp_path}",
+        ]  # fmt: skip
+        found = build(load_config(words), None)
+        return found.origin, found.artifact.batch_coupled
+
+    assert built(1) == ("program captured", ())
+    origin, coupled = built(3)
+    assert bool(coupled) == over_mean
+    assert origin == ("program captured" if over_mean else "program from the cache")
+    assert built(3) == ("program from the cache", coupled)
+    assert built(1) == ("program from the cache", ())
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

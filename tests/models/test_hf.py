@@ -32,7 +32,8 @@ MODELS = [
 
 def build(name, options, task=None, *, seed=0, init_from=None, vocab_size=VOCAB, seq_len=TOKENS, mask_token=None):
     images = {"image_shape": (1, 8, 8), "classes": 10, "vocab_size": None, "seq_len": None}
-    sizes = images if name == "vit" else {"vocab_size": vocab_size, "seq_len": seq_len}
+    is_of_images = name == "vit" or task == "image_classification"
+    sizes = images if is_of_images else {"vocab_size": vocab_size, "seq_len": seq_len}
     config = ModelConfig(kind="hf", name=name, task=task, options=options, mask_token=mask_token)
     return build_model(config, seed=seed, init_from=init_from, **sizes)
 
@@ -218,6 +219,21 @@ def test_images_with_their_channels_last_are_refused():
     ):
         build_model(config, seed=0, image_shape=(8, 8, 3), **sizes)
     build_model(config, seed=0, image_shape=(3, 8, 8), **sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dinov2", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}),
+        ("swin", {"patch_size": 1, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}),
+        ("convnext", {"depths": [1, 1], "hidden_sizes": [8, 8], "num_stages": 2}),
+    ],
+)
+def test_types_that_take_images_of_any_size_do(name, options):
+    model = build(name, {**options, "image_size": 224}, "image_classification")
+    assert model.model.config.image_size == 224
+    loss, count = model(torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
+    assert (loss.isfinite(), count) == (True, 2)
 
 
 @pytest.mark.parametrize("name", ["opt", "roberta", "bert"])

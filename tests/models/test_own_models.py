@@ -127,6 +127,9 @@ def test_refusals(arguments, message):
 def test_sizes_of_the_data_must_fit():
     with pytest.raises(ConfigError, match=r"model\.channels=1: the images of the data have 3 channels"):
         built("resnet", {"channels": 1}, image_shape=(3, 8, 8))
+    for channels in (3, 16):
+        with pytest.raises(ConfigError, match=r"model\.channels: images of \[16, 16, 3\] look like height x width x"):
+            built("resnet", {"channels": channels}, image_shape=(16, 16, 3))
     with pytest.raises(ConfigError, match=r"model\.classes=10: the data has 12 classes"):
         built("two_tower", {"classes": 10}, classes=12)
     with pytest.raises(ConfigError, match="model=gpt: needs data of tokens"):

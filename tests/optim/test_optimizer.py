@@ -112,6 +112,11 @@ class CountsCalls(CountsInHyperValues):
         return [lr / self.count]
 
 
+class Noisy(Lion):
+    def update(self, param, grad, state, hyper):
+        return param - hyper[0] * (grad + torch.randn_like(param)), state
+
+
 class ClipsItself(RootMeanSquare):
     """No gradient of a trial has that norm."""
 
@@ -279,6 +284,7 @@ def test_a_users_optimizer_is_built_and_traced():
         ("ScalarState", r"is not elementwise, its state has shape \[\]"),
         ("PositionDependent", "rounds an element differently by its position"),
         ("Forgetful", "has no update"),
+        ("Noisy", "update draws random numbers, and the ranks that hold a parameter would draw others; a way out is "),
         ("ClipsItself", r"update is not elementwise: aten\..*norm.* looks at several elements, and updates get slices"),
         ("SkipsSpikes", r"update is not elementwise: aten\.max.* looks at several elements"),
         ("DecaysMatrices", r"init or update does something else with a parameter of shape \[32, 32\] than with its"),

@@ -100,6 +100,7 @@ BENT: dict[str, tuple[nn.Module, str]] = {
     "NaN to 0": (Totals(lambda losses: losses.sum().nan_to_num()), "nan_to_num.* loss is no sum over samples"),
     "largest": (Totals(lambda losses: losses.sum() + 0 * losses.max()), "max.* loss is no sum over samples"),
     "mean over labels": (MeanTimesSamples(layers=1), "mean over the labels that count, and reduction='sum' is the sum"),
+    "a mean times a count": (Totals(lambda losses: losses.mean() * (losses > -1).sum()), "mul.* return the sum itself"),
     "where": (Totals(lambda losses: torch.where(losses.sum() > -1, losses.sum(), 0.0)), "where"),
 }
 LINEAR: dict[str, nn.Module] = {
@@ -161,7 +162,7 @@ def test_samples_that_stand_for_themselves(model: nn.Module) -> None:
 
 
 class Weighted(Classifier):
-    """Losses with a weight a sample, which is 1 in nearly all of them."""
+    """Losses with a weight a sample, or several, which are 1 in nearly all of them."""
 
     def __init__(self, scale: Callable[[Tensor], Tensor]) -> None:
         super().__init__(layers=1)
@@ -169,10 +170,10 @@ class Weighted(Classifier):
 
     def forward(self, x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         losses = F.cross_entropy(self.head(self.features(x)), y, reduction="none")
-        return (losses * self.scale(w).flatten()).sum(), torch.ones_like(w).sum()
+        return (losses * self.scale(w).flatten(1).mean(1)).sum(), torch.ones_like(y).sum()
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [(1,), (5,), (2, 3)])
 @pytest.mark.parametrize(
     ("scale", "is_coupled"),
     [
@@ -296,6 +297,21 @@ def test_what_makes_a_number_of_the_batch_size_is_named_with_a_cure(count: Calla
     words = "one fixed batch size only: <lambda>, line .* of test_coupling.py .* makes a Python number"
     (reason,) = judged(Counted(layers=1))[2]
     assert re.search(words, reason) and "torch.full((), x.shape[0])" in reason
+
+
+def test_distances_are_named_that_torch_takes_in_two_ways_by_the_number_of_samples() -> None:
+    class Distances(Classifier):
+        def __init__(self, **options: str) -> None:
+            super().__init__(layers=1)
+            self.options = options
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            codes = torch.linspace(-1, 1, CLASSES * WIDTH).view(CLASSES, WIDTH)
+            return token_loss_sum(-torch.cdist(self.features(x), codes, **self.options), y)
+
+    (reason,) = judged(Distances())[2]
+    assert re.search("torch.cdist in .* decides by the number of samples; with compute_mode=", reason)
+    assert not judged(Distances(compute_mode="donot_use_mm_for_euclid_dist"))[2]
 
 
 BRANCHES: list[Callable[[int], bool]] = [
