@@ -2,7 +2,7 @@
 
 It works on the artifact, so that nobody traces again when ranks come and go:
 
-    AssignStages(dp=2, pp=2).apply(artifact, topology, global_batch=16, state_tensors=2) -> Plan with four tiles
+    AssignStages(PlanOptions(global_batch=16), dp=2, pp=2).apply(artifact, topology, state_tensors=2)  ->  Plan
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.replicas.deal_boxes import least_elements
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Topology
 from elaswave_fx.program.artifact import Artifact, UnitSpec
 
@@ -33,21 +34,15 @@ class AssignStages:
     """Make the slowest stage as fast as it can be, within every rank's memory."""
 
     name: ClassVar[str] = "assign_stages"
+    options: PlanOptions
     dp: int
     pp: int
-    micro_batch: int | None = None
     copies: int = 1
-    exact: bool = False
-    schedule: str = "1f1b"
-    policy: str = "elaswave"
-    axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
-    goals: str = "background"
 
     def apply(
         self,
         artifact: Artifact,
         topology: Topology,
-        global_batch: int,
         state_tensors: int,
         update_s: float = 0.0,
         sample_tokens: int = 0,
@@ -58,14 +53,11 @@ class AssignStages:
         Raises ConfigError naming the key for a shape that leaves a rank without work or memory, or for a schedule of
         halves that the program does not have.
         """
-        workload = make_workload(artifact, global_batch, state_tensors, self.exact)
-        workload = replace(
-            workload, policy=self.policy, axes=self.axes, goals=self.goals, update_s=update_s,
-            sample_tokens=sample_tokens,
-        )  # fmt: skip
-        wanted = Parallel(self.dp, self.pp, self.micro_batch, self.copies, self._possible_schedule(artifact))
+        options = replace(self.options, schedule=self._possible_schedule(artifact))
+        workload = make_workload(artifact, options, state_tensors)
+        workload = replace(workload, update_s=update_s, sample_tokens=sample_tokens)
         try:
-            plan = plan_uniform(workload, topology, wanted)
+            plan = plan_uniform(workload, topology, self.dp, self.pp, self.copies)
         except ConfigError as error:
             if isinstance(error.__cause__, PlanError):  # Memory is short; any other error names what would be valid.
                 raise ConfigError(f"{error}; {_what_takes_memory(artifact)}") from error
@@ -74,9 +66,10 @@ class AssignStages:
         return plan
 
     def _possible_schedule(self, artifact: Artifact) -> str:
-        if self.schedule == "1f1b" or artifact.is_split:
-            return self.schedule
-        if self.schedule == "split":
+        schedule = self.options.schedule
+        if schedule == "1f1b" or artifact.is_split:
+            return schedule
+        if schedule == "split":
             raise ConfigError(
                 "parallel.schedule=split: the pipeline (passes.pipeline) leaves split_backward out; nearest valid: "
                 "parallel.schedule=1f1b"
@@ -95,8 +88,10 @@ def _what_takes_memory(artifact: Artifact) -> str:
     )
 
 
-def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exact: bool = False) -> Workload:
+def make_workload(artifact: Artifact, options: PlanOptions, state_tensors: int) -> Workload:
     """What the planner needs to know of a program: measured costs where there are any, analytic ones elsewhere."""
+    if options.granule != artifact.granule:
+        raise PlanError(f"assign_stages: the program has granules of {artifact.granule}, not of {options.granule}")
     return Workload(
         units=tuple(_unit_cost(artifact, unit) for unit in artifact.units),
         values=tuple(
@@ -107,12 +102,10 @@ def make_workload(artifact: Artifact, global_batch: int, state_tensors: int, exa
             Bucket(bucket.name, bucket.numel, bucket.users, bool(bucket.buffers), bucket.torch_dtype.itemsize)
             for bucket in artifact.buckets
         ),
-        global_batch=global_batch,
-        granule=artifact.granule,
+        options=options,
         batch_coupled=bool(artifact.batch_coupled),
         state_bytes_per_element=_MASTER_BYTES + GRADIENT_BYTES + 4 * state_tensors,
         least_elements=least_elements(sum(bucket.numel for bucket in artifact.buckets)),
-        exact=exact,
     )
 
 

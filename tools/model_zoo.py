@@ -134,7 +134,7 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     """Capture, cut and measure one configuration; the fields of `Cuts`."""
     import torch
 
-    from elaswave_fx.build.builder import build
+    from elaswave_fx.build.builder import build, options_of
     from elaswave_fx.config.compose import load_config
     from elaswave_fx.passes.assign_stages import make_workload
     from elaswave_fx.plan.lanes.partition import crossing_bytes, minimax, slowest_stage
@@ -142,7 +142,7 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     config = load_config(list(overrides))
     with tempfile.TemporaryDirectory(prefix="elaswave-survey-") as folder:
-        workload = make_workload(build(config, Path(folder), calibrate=True).artifact, config.global_batch, 2)
+        workload = make_workload(build(config, Path(folder), calibrate=True).artifact, options_of(config), 2)
     costs = [unit.forward_s + unit.backward_s for unit in workload.units]
     crossing = crossing_bytes(workload)
     efficiency, border = {}, 0.0

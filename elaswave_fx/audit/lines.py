@@ -61,7 +61,7 @@ def check_cover(record: Record) -> Finding:
         return unchecked("cover", "no plan can be read")
     steps = _steps(record)
     first = record.parts[0].first_step
-    units, samples = len(plan.workload.units), plan.workload.global_batch
+    units, samples = len(plan.workload.units), plan.workload.options.global_batch
     skipped = {name: each.workload.skipped for part in record.parts for name, each in part.plans.items()}
     found = covers_once([line_fields(line) for line in record.lines], units, samples, first, steps, skipped)
     if found is not None:

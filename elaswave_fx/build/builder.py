@@ -64,6 +64,7 @@ from elaswave_fx.plan.describe import fatal_words, link_words, shape_words
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import per_parameter
 from elaswave_fx.plan.work.operating_points import OperatingPoint
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.fingerprint import fingerprint
@@ -333,6 +334,15 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
     return cached_json(folder, name, digest(repr(optimizer), torch.__version__, code, code_digest()), make)
 
 
+def options_of(config: Config) -> PlanOptions:
+    """What a configuration asks of the plans of its job."""
+    parallel, planner = config.parallel, config.planner
+    return PlanOptions(
+        config.global_batch, parallel.granule, parallel.micro_batch, config.exact, parallel.schedule, config.policy,
+        planner.axes, planner.goals,
+    )  # fmt: skip
+
+
 def plan_of(config: Config, artifact: Artifact) -> Plan:
     """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
     parallel = config.parallel
@@ -340,22 +350,13 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     _refuse_single_samples(config, artifact)
     topology = topology_of(config)
     state_tensors = len(make_optimizer(config.optimizer).init(torch.zeros(1)))
+    options = options_of(config)
     if config.emulated.unit_ms is not None:
-        costs = make_workload(artifact, config.global_batch, state_tensors).units
+        costs = make_workload(artifact, options, state_tensors).units
         artifact = replace(artifact, measured=scaled_costs(artifact, costs, config.emulated.unit_ms))
-    stages = AssignStages(
-        parallel.dp,
-        parallel.pp,
-        parallel.micro_batch,
-        config.copies.count,
-        config.exact,
-        parallel.schedule,
-        config.policy,
-        config.planner.axes,
-        config.planner.goals,
-    )
+    stages = AssignStages(options, parallel.dp, parallel.pp, config.copies.count)
     tokens = config.seq_len if "input_ids" in artifact.inputs else 0
-    plan = stages.apply(artifact, topology, config.global_batch, state_tensors, update_seconds(config), tokens)
+    plan = stages.apply(artifact, topology, state_tensors, update_seconds(config), tokens)
     has_clocks = config.power.points and "frequency" in config.planner.axes
     return _clocks_of(config).apply(plan) if has_clocks else plan
 

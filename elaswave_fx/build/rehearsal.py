@@ -31,6 +31,7 @@ from elaswave_fx.errors import ConfigError, ExecError
 from elaswave_fx.files import replace_file
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.operators import import_modules
@@ -150,8 +151,8 @@ class _Stage:
         optimizer = make_optimizer(self.config.optimizer)
         artifact = replace(self.artifact, granule=size)
         topology = local_topology(1, 1, make_device(self.config.device).memory_total_bytes())
-        stages = AssignStages(dp=1, pp=1, copies=0, exact=True)
-        plan = stages.apply(artifact, topology, size, len(optimizer.init(torch.zeros(1))))
+        stages = AssignStages(PlanOptions(size, size, exact=True), dp=1, pp=1, copies=0)
+        plan = stages.apply(artifact, topology, len(optimizer.init(torch.zeros(1))))
         job = engine_job(self.config, artifact)
         inputs = {name: self.batch[name][:size] for name in input_names(artifact, plan, _RANK)}
         hyper = step_hypers(optimizer, 0, 0.0)

@@ -110,7 +110,7 @@ def _draw_plane(axes: Any, measured: Measured, before: Plan, after: Plan) -> Non
         _draw_tile(axes, tile, f"C{tile.rank % 10}", hatch, lost=tile.rank not in after.ranks)
     for lane in plan.lanes:
         _draw_lane(axes, lane, len(plan.workload.units))
-    axes.set_xlim(0, plan.workload.global_batch)
+    axes.set_xlim(0, plan.workload.options.global_batch)
     axes.set_ylim(len(plan.workload.units), 0)
     axes.set_xlabel("sample of the step")
     axes.set_title(measured.words, loc="left", fontsize=9)

@@ -41,10 +41,10 @@ def describe(plan: Plan) -> str:
     """The plan's reason, a row per rank, its schedule and the predicted step; ends with a newline."""
     work, predicted = plan.workload, plan.predicted
     update = f", update {_seconds(predicted.update_s)}" if work.update_s else ""
-    of_batch = f" of {work.global_batch}" if work.skipped else ""
+    of_batch = f" of {work.options.global_batch}" if work.skipped else ""
     lines = [
         f"plan of epoch {plan.epoch}: {len(work.units)} units x {work.samples}{of_batch} samples "
-        f"(granule {work.granule}) on {len(plan.tiles)} ranks",
+        f"(granule {work.options.granule}) on {len(plan.tiles)} ranks",
         f"because: {plan.reason}",
         "",
         *_table([HEADINGS, *(_row(plan, rank) for rank in plan.ranks)]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,8 +22,9 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.order.hops import Hop, ValueRoutes, find_hops, rank_hops
 from elaswave_fx.plan.order.schedule import Action
 from elaswave_fx.plan.work.box import Box, Span
-from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.operating_points import OperatingPoint
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.work.topology import Epoch, Rank, Topology
 
@@ -245,6 +246,39 @@ class _BoxLine(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _WorkloadLine:
+    """A workload, its options among its own fields, as plans have been written since before they were apart."""
+
+    units: tuple[UnitCost, ...]
+    values: tuple[Value, ...]
+    buckets: tuple[Bucket, ...]
+    global_batch: int
+    granule: int
+    batch_coupled: bool
+    state_bytes_per_element: int
+    update_s: float
+    sample_tokens: int
+    micro_batch: int | None
+    least_elements: int
+    exact: bool
+    schedule: str
+    policy: str
+    axes: tuple[str, ...]
+    goals: str
+    skipped: int
+
+    @staticmethod
+    def of(workload: Workload) -> _WorkloadLine:
+        known = {**vars(workload.options), **vars(workload)}
+        return _WorkloadLine(**{each.name: known[each.name] for each in fields(_WorkloadLine)})
+
+    def workload(self) -> Workload:
+        options = PlanOptions(**{each.name: getattr(self, each.name) for each in fields(PlanOptions)})
+        own = {each.name: getattr(self, each.name) for each in fields(Workload) if each.name != "options"}
+        return Workload(options=options, **own)
+
+
+@dataclass(frozen=True)
 class _PlanFile:
     """A plan as it is written: field by field, by name. Every rank reads it between a loss and its next step."""
 
@@ -253,7 +287,7 @@ class _PlanFile:
     reason: str
     terminal_reason: str
     topology: Topology
-    workload: Workload
+    workload: _WorkloadLine
     lanes: tuple[Lane, ...]
     readers: tuple[tuple[Rank, ...], ...]
     boxes: tuple[_BoxLine, ...]
@@ -278,8 +312,8 @@ def _file_of(plan: Plan) -> _PlanFile:
         for b in plan.boxes
     )
     return _PlanFile(
-        FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, plan.workload, plan.lanes, readers, boxes,
-        plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked, plan.given_up,
+        FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, _WorkloadLine.of(plan.workload),
+        plan.lanes, readers, boxes, plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked, plan.given_up,
     )  # fmt: skip
 
 
@@ -288,6 +322,6 @@ def _plan_of(file: _PlanFile) -> Plan:
         Box(b.bucket, Span(b.lo, b.hi), b.owner, b.holders, b.catching_up, file.readers[b.readers]) for b in file.boxes
     )
     return Plan(
-        file.topology, file.workload, file.lanes, boxes, file.schedule, file.predicted, file.reason,
+        file.topology, file.workload.workload(), file.lanes, boxes, file.schedule, file.predicted, file.reason,
         file.terminal_reason, file.clocks, file.goal, file.is_asked, file.given_up,
     )  # fmt: skip

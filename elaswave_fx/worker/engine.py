@@ -99,7 +99,7 @@ class RankEngine:
 
     def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
         """What units that come to this rank compute with."""
-        buckets, exact = self._job.artifact.buckets, plan.workload.exact
+        buckets, exact = self._job.artifact.buckets, plan.workload.options.exact
         made = made_ahead(self.plan, plan, self._rank)
         return {index: _native.BucketMemory(buckets[index].numel, buckets[index].dtype, exact) for index in made}
 

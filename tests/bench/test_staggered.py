@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain
+from tests.plan.samples import asking, chain
 from tools.bench.staggered import staggered_step_s
 
 
@@ -23,9 +23,9 @@ def workload(samples: int, tied: bool = False) -> Workload:
 
 def planned(work: Workload, dp: int, pp: int, schedule: str, room: float | None) -> Plan:
     """`room`: memory of every rank, in what 1F1B takes at most."""
-    lean = plan_uniform(work, local_topology(dp * pp, 1), Parallel(dp, pp, micro_batch=1))
+    lean = plan_uniform(asking(work, micro_batch=1), local_topology(dp * pp, 1), dp, pp)
     memory = None if room is None else int(room * most_memory(lean))
-    return plan_uniform(work, local_topology(dp * pp, 1, memory), Parallel(dp, pp, micro_batch=1, schedule=schedule))
+    return plan_uniform(asking(work, micro_batch=1, schedule=schedule), local_topology(dp * pp, 1, memory), dp, pp)
 
 
 @pytest.mark.parametrize("pp", [1, 4])

@@ -12,7 +12,7 @@ import torch
 
 from elaswave_fx.checkpoint.initial_state import split_bucket
 from elaswave_fx.checkpoint.layout import Piece, key_paths, logical_tensors, owned_pieces, rectangles
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import BoxId, Span, numbered
@@ -44,7 +44,7 @@ def artifact() -> Artifact:
 
 
 def after_losses(dp: int, pp: int, *lost: int) -> Plan:
-    plan = plan_uniform(WORKLOAD, local_topology(dp * pp, 1), Parallel(dp, pp))
+    plan = plan_uniform(WORKLOAD, local_topology(dp * pp, 1), dp, pp)
     for rank in lost:
         have = {box_id: box.replica_ranks for box_id, box in numbered(plan.boxes)}
         plan = replan(plan, tuple(r for r in plan.ranks if r != rank), have, 1)

@@ -18,7 +18,7 @@ from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
-from tests.plan.samples import chain, even_lanes
+from tests.plan.samples import asking, chain, even_lanes
 from tests.plan.test_goal import job
 
 
@@ -171,7 +171,7 @@ def test_a_plan_for_who_joins_is_there_before_anybody_stops() -> None:
 
 def test_a_job_that_has_no_work_for_more_ranks_says_so() -> None:
     work = chain(4, global_batch=8)
-    bound = replace(work, axes=("graph",))
+    bound = asking(work, axes=("graph",))
     planner, five = Planner(1), tuple(map(Rank, range(5)))
     for workload, most in ((work, 32), (bound, 4)):
         plan = make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 1), "")

@@ -11,12 +11,12 @@ from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planner
 from elaswave_fx.control.protocol.speed_meter import WINDOW, Expected, SpeedMeter
 from elaswave_fx.control.protocol.trials import MOST_WAIT_S, WAIT_S, Drained, SlowRanks, Trials
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain
+from tests.plan.samples import asking, chain
 
 TWO = Rank(2)
 DRAINED = SlowRanks({TWO: Drained(0.1, 1.0)})
@@ -65,8 +65,8 @@ def test_a_rank_on_trial_is_held_against_those_whose_speeds_are_known() -> None:
 def plans(layout: tuple[int, int], speed_at: Callable[[float], float], until_s: float) -> Iterator[tuple[float, Plan]]:
     """The plan of each step, and when it ended, in a job whose rank 2 has that speed; copies are there at once."""
     planner, now_s = Planner(1), 0.0
-    workload = chain(6, 24, costs=[2e-3] * 6)
-    plan = plan_uniform(workload, local_topology(layout[0] * layout[1]), Parallel(*layout, 1))
+    workload = asking(chain(6, 24, costs=[2e-3] * 6), micro_batch=1)
+    plan = plan_uniform(workload, local_topology(layout[0] * layout[1]), *layout)
     present, ahead = planner.read(plan.to_json()), PlanCache(planner)
     meter, trials = SpeedMeter.of(planner.expected(present)), Trials()
     while now_s < until_s:

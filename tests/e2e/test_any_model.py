@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elaswave_fx.build.builder import build, make_model
+from elaswave_fx.build.builder import build, make_model, options_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
@@ -157,7 +157,7 @@ def cut_in_the_decoder(stages: int) -> object:
         inside = range(value.consumers[0] + 1, value.consumers[-1] + 1)
         borders = (inside[len(inside) // 2],) if stages == 2 else (value.producer, inside[0], inside[-1])
         ends = (0, *borders, len(artifact.units))
-        workload = make_workload(artifact, config.global_batch, 2)
+        workload = make_workload(artifact, options_of(config), 2)
         pieces = split_micro_batches(Span(0, config.global_batch), 2, 1)
         pipeline = lane([((stage,), ends[stage : stage + 2]) for stage in range(stages)], pieces)
         return make_plan(local_topology(stages), workload, [pipeline], f"cut at {borders}")

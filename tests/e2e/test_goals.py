@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elaswave_fx.build.builder import options_of
 from elaswave_fx.config.types import Config
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform
@@ -26,11 +27,10 @@ WORDS = ("exact=true", f"steps={STEPS}", "global_batch=12", "eval.every=0")
 
 def on_slow_links(config: Config, artifact: Artifact) -> Plan:
     """3 x 2, with units that take seconds."""
-    workload = make_workload(artifact, config.global_batch, 1)
+    workload = make_workload(artifact, replace(options_of(config), micro_batch=1), 1)
     units = tuple(replace(unit, forward_s=1.0, backward_s=2.0, fixed_s=0.0) for unit in workload.units)
     topology = replace(local_topology(6, 2), within_host=SLOW, between_hosts=SLOW)
-    workload = replace(workload, units=units, exact=True, goals=config.planner.goals)
-    return plan_lanes(workload, topology, uniform(3, 2), 1)
+    return plan_lanes(replace(workload, units=units), topology, uniform(3, 2))
 
 
 def plans(run: Run) -> list[Plan]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elaswave_fx.build.builder import build_job, make_model
+from elaswave_fx.build.builder import build_job, make_model, options_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import load_batch, open_source
@@ -165,7 +165,7 @@ def run_with_plan(config: Config, folder: Path, planner: object) -> Run:
 
 def lanes_of(widths: Widths) -> object:
     def planner(config: Config, artifact: Artifact) -> Plan:
-        workload = make_workload(artifact, config.global_batch, 2)
+        workload = make_workload(artifact, options_of(config), 2)
         return plan_lanes(workload, local_topology(sum(map(sum, widths))), widths)
 
     return planner
@@ -179,7 +179,7 @@ def combs(config: Config, artifact: Artifact) -> Plan:
         lane([((first,), (0, units // 2)), ((first + 1,), (units // 2, units))], pieces[number::2])
         for number, first in enumerate((0, 2))
     ]
-    return make_plan(local_topology(4), make_workload(artifact, config.global_batch, 2), lanes, "combs")
+    return make_plan(local_topology(4), make_workload(artifact, options_of(config), 2), lanes, "combs")
 
 
 UNEVEN: dict[str, tuple[object, int]] = {

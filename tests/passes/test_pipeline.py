@@ -19,6 +19,7 @@ from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, Pipeline, render, run_passes
 from elaswave_fx.passes.recompute import Policy, Recompute
 from elaswave_fx.passes.user_pass import load_pass_class
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import local_topology
 from tests.passes.compiled import artifact_of, captured
 from tests.passes.models import Classifier, vectors
@@ -201,13 +202,16 @@ def test_passes_leave_their_argument_alone() -> None:
     assert render(program) == before
 
 
+OPTIONS = PlanOptions(8)
+
+
 def test_stages_are_assigned_to_an_artifact() -> None:
     artifact = artifact_of(compiled("gpt"))
-    plan = AssignStages(dp=2, pp=2).apply(artifact, local_topology(4), global_batch=8, state_tensors=2)
+    plan = AssignStages(OPTIONS, dp=2, pp=2).apply(artifact, local_topology(4), state_tensors=2)
     assert len(plan.tiles) == 4
     assert {tile.units.lo for tile in plan.tiles} == {0, next(t.units.hi for t in plan.tiles if t.units.lo == 0)}
     with pytest.raises(ConfigError, match="parallel.pp=9"):
-        AssignStages(dp=1, pp=9).apply(artifact, local_topology(9), global_batch=8, state_tensors=2)
+        AssignStages(OPTIONS, dp=1, pp=9).apply(artifact, local_topology(9), state_tensors=2)
 
 
 def test_what_does_not_fit_names_what_takes_the_memory() -> None:
@@ -217,18 +221,18 @@ def test_what_does_not_fit_names_what_takes_the_memory() -> None:
         r"kept for backward by unit \d+ .*; recompute=full, precision=bf16 or copies.count=0 need less$"
     )
     with pytest.raises(ConfigError, match=message):
-        AssignStages(dp=1, pp=1).apply(artifact, local_topology(1, memory_bytes=100), global_batch=8, state_tensors=2)
+        AssignStages(OPTIONS, dp=1, pp=1).apply(artifact, local_topology(1, memory_bytes=100), state_tensors=2)
 
 
 def test_the_workload_of_an_artifact() -> None:
     artifact = artifact_of(compiled("tied"))
-    workload = make_workload(artifact, global_batch=8, state_tensors=2)
+    workload = make_workload(artifact, OPTIONS, state_tensors=2)
     assert len(workload.units) == len(artifact.units)
     assert [bucket.users for bucket in workload.buckets] == [bucket.users for bucket in artifact.buckets]
     assert all(unit.backward_s == 2 * unit.forward_s for unit in workload.units), "analytic where nothing was measured"
     kind = artifact.units[0].kind
     measured = dataclasses.replace(artifact, measured={kind: (1.0, 3.0, 1.5)})
-    unit = make_workload(measured, 8, 2).units[0]
+    unit = make_workload(measured, OPTIONS, 2).units[0]
     assert (unit.backward_s, unit.weights_share) == (3.0, 0.5)
 
 
@@ -237,13 +241,13 @@ def test_halves_need_the_pass_that_makes_them(schedule: str) -> None:
     result = compiled("gpt")
     whole = {kind: dataclasses.replace(each, halves=None) for kind, each in result.program.kinds.items()}
     artifact = artifact_of(dataclasses.replace(result, program=dataclasses.replace(result.program, kinds=whole)))
-    stages = AssignStages(dp=1, pp=2, schedule=schedule)
+    stages = AssignStages(PlanOptions(8, schedule=schedule), dp=1, pp=2)
     if schedule == "split":
         message = "parallel.schedule=split: the pipeline .passes.pipeline. leaves split_backward out; nearest valid"
         with pytest.raises(ConfigError, match=message):
-            stages.apply(artifact, local_topology(2), 8, 2)
+            stages.apply(artifact, local_topology(2), 2)
     else:
-        assert stages.apply(artifact, local_topology(2), 8, 2).workload.schedule == "1f1b"
+        assert stages.apply(artifact, local_topology(2), 2).workload.options.schedule == "1f1b"
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))

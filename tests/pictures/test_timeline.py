@@ -11,7 +11,7 @@ import pytest
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.pictures.plans import before_and_after
 from elaswave_fx.pictures.recovery import parts_of
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Epoch, local_topology
@@ -61,7 +61,7 @@ def test_the_same_run_gives_the_same_picture(tmp_path: Path) -> None:
 
 
 def test_the_plans_on_both_sides_of_a_loss_become_a_picture(tmp_path: Path) -> None:
-    first = plan_uniform(chain(6), local_topology(4), Parallel(2, 2))
+    first = plan_uniform(chain(6), local_topology(4), 2, 2)
     left = tuple(rank for rank in first.ranks if rank != 2)
     second = replan(first, left, {number: left for number, _ in numbered(first.boxes)}, 1)
     third = replace(second, topology=replace(second.topology, epoch=Epoch(2)))  # a copy has caught up

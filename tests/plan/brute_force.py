@@ -87,13 +87,13 @@ class BruteForce:
     def _with_any_cut(self, sketch: Sketch, size: int, share: int) -> float:
         stages, work = len(sketch.stages), self._workload
         cuts = [sketch.borders] if sketch.borders is not None else all_borders(len(work.units), stages)
-        pieces = split_micro_batches(Span(0, share * work.granule), size, work.granule, sketch.width)
+        pieces = split_micro_batches(Span(0, share * work.options.granule), size, work.options.granule, sketch.width)
         sizes = [len(piece) for piece in pieces]
         deals = tuple(deal(len(pieces), stage) for stage in sketch.stages)
         if not cuts:
             return math.inf
         speeds = tuple(tuple(member.speed for member in stage) for stage in sketch.stages)
-        if work.schedule != "1f1b":
+        if work.options.schedule != "1f1b":
             return min(self._in_halves(sketch, cut, deals, sizes) for cut in cuts)
         seconds = _seconds(work, cuts, deals, speeds, sizes)
         return float(np.where(_fits(work, cuts, deals, sketch, sizes), seconds, math.inf).min())

@@ -38,11 +38,13 @@ from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Topology, local_topology
 from tests.plan import random_topologies
 from tests.plan.brute_force import BruteForce, all_borders, lane_seconds
 from tests.plan.random_topologies import history, random_ranks
 from tests.plan.real_steps import TinyJob
+from tests.plan.samples import asking
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,7 @@ def random_workload(rng: random.Random, granules: int, memory: bool = False) -> 
         ),
         tuple(Value(f"h{i}", i, (i + 1,), 0) for i in range(units - 1)),
         (),
-        granules * granule,
-        granule,
+        PlanOptions(granules * granule, granule),
     ), limit
 
 
@@ -102,7 +103,7 @@ def minimax_cases(rng: random.Random) -> list[Case]:
     sketches = (Sketch(tuple(tuple(next(members) for _ in range(width)) for width in widths)),)
     found = []
     shaper = LaneShaper(workload, topology)
-    for size in shaper.sizes(sketches, None):
+    for size in shaper.sizes(sketches):
         fits, costs = fits_of(workload, size, limit), unit_seconds(workload, size)
         strengths = sketches[0].strengths
         allowed = [
@@ -128,7 +129,7 @@ def share_cases(rng: random.Random) -> list[Case]:
     topology = random_topology(rng, rng.randint(1, 6))
     shaper, brute_force, found = LaneShaper(workload, topology), BruteForce(workload), []
     for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
-        for size in shaper.sizes(candidate.sketches, None):
+        for size in shaper.sizes(candidate.sketches):
             lanes = shaper.shape(candidate.sketches, size, shaper.table(candidate.sketches, 0))
             if lanes is None:
                 continue
@@ -156,7 +157,7 @@ def after_losses(rng: random.Random, schedule: str) -> list[Case]:
     of what is done, against that of every candidate in the sizes of micro-batches that are tried."""
     ranks = rng.randint(2, 7)
     workload, limit = random_workload(rng, rng.randint(ranks, 16), memory=rng.random() < 0.5)
-    workload = replace(workload, schedule=schedule)
+    workload = asking(workload, schedule=schedule)
     widths: list[list[int]] = []
     while (left := ranks - sum(map(sum, widths))) > 0:
         widths.append([])
@@ -200,7 +201,7 @@ def best_after(plan: Plan, lost: Sequence[int]) -> tuple[float, str] | None:
     for tried in (SIZES_TRIED, None):
         found = []
         for candidate in lane_candidates(plan, topology):
-            sizes = dict.fromkeys((largest, *shaper.sizes(candidate.sketches, None)))
+            sizes = dict.fromkeys((largest, *shaper.sizes(candidate.sketches)))
             for size in itertools.islice(sizes, tried):
                 best = brute_force.shortest(candidate.sketches, size)
                 if best is not None:
@@ -239,7 +240,7 @@ def tiny_job() -> TinyJob:
 def step_cases(rng: random.Random) -> list[Case]:
     """The last plan of up to 8 ranks through losses and joins."""
     job = tiny_job()
-    workload = replace(job.workload, schedule=rng.choice(("1f1b", "1f1b", "split")))
+    workload = asking(job.workload, schedule=rng.choice(("1f1b", "1f1b", "split")))
     plans = list(history(rng, workload, rng.randint(2, 8)))
     return [Case(1.0 if job.run(plan) == job.alone else math.inf, str(plan.lanes)) for plan in plans[-1:]]
 

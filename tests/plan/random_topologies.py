@@ -16,7 +16,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Member, Rank, Topology
-from tests.plan.samples import chain, two_towers
+from tests.plan.samples import asking, chain, two_towers
 
 MOST_CHANGES = 4
 """Of the topology, in a history."""
@@ -32,7 +32,7 @@ def random_workload(rng: random.Random, ranks: int) -> Workload:
     granule = rng.choice((1, 1, 2))
     granules = rng.randint(ranks, max(4, 3 * ranks))
     if rng.random() < 0.15:
-        found = replace(two_towers(granules * granule), granule=granule)
+        found = asking(two_towers(granules * granule), granule=granule)
     else:
         units = rng.randint(1, 12)
         costs = [rng.choice((1e-3, 1e-3, 2e-3, 5e-3)) for _ in range(units)]
@@ -42,7 +42,8 @@ def random_workload(rng: random.Random, ranks: int) -> Workload:
     schedule = rng.choice(("1f1b", "1f1b", "split", "auto") if ranks <= 8 else ("1f1b",))
     micro_batch = rng.choice((None, None, granule, 3 * granule))
     exact = rng.random() < 0.3
-    return replace(found, units=units_in_halves, schedule=schedule, micro_batch=micro_batch, exact=exact)
+    found = asking(found, schedule=schedule, micro_batch=micro_batch, exact=exact)
+    return replace(found, units=units_in_halves)
 
 
 def random_topology(rng: random.Random, ranks: int) -> Topology:
@@ -80,14 +81,14 @@ def first_plan(rng: random.Random, workload: Workload, topology: Topology, copie
     widths = random_widths(rng, len(topology.members), len(workload.units), workload.granules)
     if widths is None:
         return None
-    found = plan_lanes(workload, topology, widths, workload.micro_batch, copies)
+    found = plan_lanes(workload, topology, widths, copies)
     if rng.random() < 0.67:
         return found
     most = max(cost.memory_bytes for cost in found.predicted.ranks.values())
     limit = int(most * rng.uniform(0.9, 2.0))
     bounded = replace(topology, members=tuple(replace(m, memory_bytes=limit) for m in topology.members))
     try:
-        return plan_lanes(workload, bounded, widths, workload.micro_batch, copies)
+        return plan_lanes(workload, bounded, widths, copies)
     except PlanError:
         return None
 

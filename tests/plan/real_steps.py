@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.build.builder import build, update_program
+from elaswave_fx.build.builder import build, options_of, update_program
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.devices import make_device
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
@@ -60,7 +60,7 @@ class TinyJob:
         self.artifact, self._constants = load_artifact(built.folder)
         self._update = update_program(self.config)
         assert self.artifact.is_split, "backward passes may be in halves"
-        self.workload: Workload = make_workload(self.artifact, self.config.global_batch, 2, exact=True)
+        self.workload: Workload = make_workload(self.artifact, replace(options_of(self.config), exact=True), 2)
 
     @cached_property
     def alone(self) -> Bits:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
 from elaswave_fx.plan.work.topology import Rank
 
@@ -39,8 +42,7 @@ def chain(
         tuple(UnitCost(c, 2 * c, c / 100, 400, 50) for c in costs),
         tuple(values),
         tuple(buckets),
-        global_batch,
-        granule,
+        PlanOptions(global_batch, granule),
         batch_coupled,
         least_elements=48,
     )
@@ -52,16 +54,21 @@ def two_towers(global_batch: int = 12) -> Workload:
         tuple(UnitCost(c, 2 * c, 0.0, 40, 5) for c in (3e-3, 1e-3, 2e-3, 1e-3)),
         (Value("left", 0, (2,), 30), Value("right", 1, (2,), 50), Value("joined", 2, (3,), 20)),
         (Bucket("a", 10, (0,)), Bucket("b", 7, (1,)), Bucket("c", 5, (2,))),
-        global_batch,
+        PlanOptions(global_batch),
     )
+
+
+def asking(workload: Workload, **options: Any) -> Workload:
+    """The workload with other options."""
+    return replace(workload, options=replace(workload.options, **options))
 
 
 def even_lanes(workload: Workload, dp: int, pp: int, micro_batch: int) -> tuple[Lane, ...]:
     """Equal lanes of one rank a stage; units and samples must divide."""
-    per_stage, share = len(workload.units) // pp, workload.global_batch // dp
+    per_stage, share = len(workload.units) // pp, workload.options.global_batch // dp
     return tuple(
         lane([((c * pp + s,), (s * per_stage, (s + 1) * per_stage)) for s in range(pp)],
-             split_micro_batches(Span(c * share, (c + 1) * share), micro_batch, workload.granule))
+             split_micro_batches(Span(c * share, (c + 1) * share), micro_batch, workload.options.granule))
         for c in range(dp)
     )  # fmt: skip
 
@@ -122,5 +129,5 @@ def world(lanes: Sequence[Lane]) -> int:
 
 def wide_lane(workload: Workload, micro_batch: int = 2) -> tuple[Lane, ...]:
     """Three ranks, then two, over 4 units and all samples."""
-    pieces = split_micro_batches(Span(0, workload.global_batch), micro_batch, workload.granule)
+    pieces = split_micro_batches(Span(0, workload.options.global_batch), micro_batch, workload.options.granule)
     return (lane([((0, 1, 2), (0, 2)), ((3, 4), (2, 4))], pieces),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from elaswave_fx.plan.lanes.sketches import Part, Run, Sketch
 from elaswave_fx.plan.work.topology import local_topology
 from tests.plan.brute_force import all_borders
 from tests.plan.campaign import random_topology, random_workload
+from tests.plan.samples import asking
 
 MEMBERS = local_topology(3).members
 STAGES = Run(Sketch(tuple((member,) for member in MEMBERS)), 1)
@@ -110,7 +110,7 @@ def test_no_lane_with_halves_is_shorter_than_its_bound(seed: int) -> None:
 def check_bounds(seed: int, schedule: str) -> None:
     rng = random.Random(seed)
     workload, _ = random_workload(rng, rng.randint(4, 16))
-    workload = replace(workload, schedule=schedule)
+    workload = asking(workload, schedule=schedule)
     topology = random_topology(rng, rng.randint(2, 6))
     shaper, members = LaneShaper(workload, topology), list(topology.members)
     stages: list[tuple[object, ...]] = []
@@ -120,7 +120,7 @@ def check_bounds(seed: int, schedule: str) -> None:
         members = members[width:]
     sketch = Sketch(tuple(stages))  # type: ignore[arg-type]
     run = Run(sketch, 1)
-    for size in shaper.sizes((sketch,), None):
+    for size in shaper.sizes((sketch,)):
         for borders in all_borders(len(workload.units), len(stages)):
             each = Part(run, borders, workload.granules, 1)
             kind = shaper.kind(each, size)

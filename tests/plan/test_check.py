@@ -17,7 +17,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import Box, Span
 from elaswave_fx.plan.work.tiling import Stage, Tile
 from elaswave_fx.plan.work.topology import Host, Member, Rank, local_topology
-from tests.plan.samples import chain, even_lanes, lane, wide_lane
+from tests.plan.samples import asking, chain, even_lanes, lane, wide_lane
 
 
 def good(granule: int = 1, batch_coupled: bool = False) -> Plan:
@@ -93,7 +93,7 @@ def in_halves() -> Plan:
     """One pipeline of two stages over 4 units and 8 samples, with backward passes in halves."""
     workload = chain(4, 8)
     units = tuple(replace(unit, weights_share=0.5, held_bytes=30) for unit in workload.units)
-    workload = replace(workload, units=units, schedule="split")
+    workload = asking(replace(workload, units=units), schedule="split")
     return make_plan(local_topology(2), workload, even_lanes(workload, 1, 2, 2), "halves")
 
 

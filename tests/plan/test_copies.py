@@ -15,7 +15,7 @@ from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.lower.step import step_program
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import per_parameter
 from elaswave_fx.plan.replicas.deal_boxes import (
@@ -36,7 +36,7 @@ from tests.plan.samples import chain, even_lanes
 
 def planned(dp: int, pp: int, copies: int = 1, ranks_per_host: int = 2, units: int = 8) -> Plan:
     topology = local_topology(dp * pp, ranks_per_host)
-    plan = plan_uniform(chain(units, 24), topology, Parallel(dp, pp, copies=copies))
+    plan = plan_uniform(chain(units, 24), topology, dp, pp, copies)
     check_plan(plan)
     return plan
 
@@ -130,10 +130,10 @@ def test_copies_count_in_memory_like_what_is_owned() -> None:
 def test_a_refusal_counts_copies_and_names_them() -> None:
     limit = max(c.memory_bytes for c in planned(2, 1, copies=0).predicted.ranks.values())
     topology = local_topology(2, 1, limit)
-    plan_uniform(chain(8, 24), topology, Parallel(2, 1, copies=0))
+    plan_uniform(chain(8, 24), topology, 2, 1, 0)
     lean = replace(planned(2, 1).workload, state_bytes_per_element=100)
     with pytest.raises(ConfigError, match=r"parallel.pp=1: does not fit in memory: .* with copies.count=1, a rank has"):
-        plan_uniform(lean, topology, Parallel(2, 1))
+        plan_uniform(lean, topology, 2, 1)
 
 
 def test_layouts_are_owners_and_spans() -> None:
@@ -188,9 +188,9 @@ def test_boxes_are_those_of_the_program_and_shared_evenly(dp: int, pp: int, size
     shape = chain(len(sizes), 24)
     buckets = tuple(Bucket(f"u{i}", numel, (i,)) for i, numel in enumerate(sizes))
     workload = replace(shape, buckets=buckets, least_elements=least_elements(sum(sizes)))
-    plan = plan_uniform(workload, local_topology(dp * pp), Parallel(dp, pp))
+    plan = plan_uniform(workload, local_topology(dp * pp), dp, pp)
     check_plan(plan)
-    alone = plan_uniform(workload, local_topology(1), Parallel(1, 1))
+    alone = plan_uniform(workload, local_topology(1), 1, 1)
     assert [(b.bucket, b.span) for b in plan.boxes] == [(b.bucket, b.span) for b in alone.boxes]
     for stage in {tile.units for tile in plan.tiles}:
         ranks = [tile.rank for tile in plan.tiles if tile.units == stage]

@@ -13,24 +13,25 @@ from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.lanes.balance import near_cuts
 from elaswave_fx.plan.make.cuts_and_clocks import with_cuts_and_clocks
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, fits_memory, most_memory, plan_uniform
+from elaswave_fx.plan.make.planner import fits_memory, most_memory, plan_uniform
 from elaswave_fx.plan.next.replan import Copies, replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
 from elaswave_fx.plan.work.box import Span, numbered
 from elaswave_fx.plan.work.cost import UnitCost, Workload
 from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane, Stage
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.brute_force import all_borders
-from tests.plan.samples import chain
+from tests.plan.samples import asking, chain
 
 POINTS = (OperatingPoint(1200, 0.8, 180), OperatingPoint(1500, 1.0, 300), OperatingPoint(1800, 1.2, 480))
 
 
 def pipeline(units: int, pp: int, samples: int, speeds: tuple[float, ...] | None = None) -> Plan:
     topology = local_topology(pp, speeds=speeds)
-    return plan_uniform(chain(units, samples), topology, Parallel(1, pp, 1))
+    return plan_uniform(asking(chain(units, samples), micro_batch=1), topology, 1, pp)
 
 
 def clocked(plan: Plan, power: Power) -> Plan:
@@ -80,7 +81,7 @@ def test_a_cut_that_is_best_stays() -> None:
 
 
 def test_lanes_of_a_kind_are_cut_alike() -> None:
-    plan = plan_uniform(chain(7, 32), local_topology(8), Parallel(2, 4, 1))
+    plan = plan_uniform(asking(chain(7, 32), micro_batch=1), local_topology(8), 2, 4)
     found = with_cuts_and_clocks(plan, Power(POINTS, 2000.0, 60.0))
     check_plan(found)
     assert len({lane.borders for lane in found.lanes}) == len({lane.borders for lane in plan.lanes})
@@ -88,8 +89,8 @@ def test_lanes_of_a_kind_are_cut_alike() -> None:
 
 def test_a_rank_without_room_gets_no_unit_more() -> None:
     costs = tuple(UnitCost(1e-3, 2e-3, 0.0, 100, 0) for _ in range(6))
-    workload = Workload(costs, chain(6, 8).values, (), 8)
-    plan = plan_uniform(workload, local_topology(2, speeds=(1.0, 0.5), memory_bytes=420), Parallel(1, 2, 1))
+    workload = Workload(costs, chain(6, 8).values, (), PlanOptions(8, micro_batch=1))
+    plan = plan_uniform(workload, local_topology(2, speeds=(1.0, 0.5), memory_bytes=420), 1, 2)
     assert plan.lanes[0].borders == (0, 4, 6)
     found = with_cuts_and_clocks(plan, Power(POINTS, None, 60.0))
     assert found.lanes[0].borders == (0, 4, 6)
@@ -102,9 +103,9 @@ def test_after_a_loss_units_are_cut_for_clocks_too(seed: int) -> None:
     pp, units = rng.choice((2, 3)), rng.randint(3, 7)
     speeds = tuple(rng.choice((1.0, 1.0, 0.7)) for _ in range(pp + 1))
     power = Power(POINTS, rng.choice((None, 300.0 * pp, 270.0 * pp)), 60.0)
-    whole = plan_uniform(chain(units, 8), local_topology(pp + 1, speeds=speeds), Parallel(1, pp + 1, 1))
+    whole = plan_uniform(asking(chain(units, 8), micro_batch=1), local_topology(pp + 1, speeds=speeds), 1, pp + 1)
     topology = local_topology(pp + 1, speeds=speeds, memory_bytes=int(1.6 * most_memory(whole)))
-    before = with_cuts_and_clocks(plan_uniform(chain(units, 8), topology, Parallel(1, pp + 1, 1)), power)
+    before = with_cuts_and_clocks(plan_uniform(whole.workload, topology, 1, pp + 1), power)
     lost = rng.randrange(pp + 1)
     members = tuple(Rank(rank) for rank in range(pp + 1) if rank != lost)
     copies: Copies = dict.fromkeys((n for n, _ in numbered(before.boxes)), members)
@@ -129,8 +130,8 @@ def near_cuts_of(plan: Plan) -> Iterator[tuple[Lane, ...]]:
 
 def test_where_units_may_not_move_clocks_move_none() -> None:
     power = Power(POINTS, 900.0, 60.0)
-    workload = replace(chain(7, 16), axes=("dataflow", "frequency"))
-    plan = plan_uniform(workload, local_topology(4), Parallel(2, 2, 1))
+    workload = asking(chain(7, 16), axes=("dataflow", "frequency"), micro_batch=1)
+    plan = plan_uniform(workload, local_topology(4), 2, 2)
     before = replace(plan, topology=replace(plan.topology, power=power))
     members = (Rank(0), Rank(1), Rank(2))
     after = replan(before, members, dict.fromkeys((n for n, _ in numbered(before.boxes)), members), 1)

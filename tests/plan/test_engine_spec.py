@@ -14,13 +14,13 @@ from elaswave_fx.plan.lower.engine_spec import (
     engine_spec,
 )
 from elaswave_fx.plan.lower.step import step_program
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec, FoldSpec, UnitSpec, ValueSpec
 from tests.plan.samples import chain
 
 WORKLOAD = chain(units=4)
-PLAN = plan_uniform(WORKLOAD, local_topology(4), Parallel(2, 2))
+PLAN = plan_uniform(WORKLOAD, local_topology(4), 2, 2)
 
 
 def unit(index: int) -> UnitSpec:
@@ -66,7 +66,7 @@ def test_keys_follow_the_samples_or_are_a_stream_of_the_rank() -> None:
     specs = [engine_spec(JOB, PLAN, rank) for rank in PLAN.ranks]
     for spec in specs:
         starts = tuple(m.lo for m in spec.schedule.micro_batches)
-        assert spec.keys == EngineKeys(seed=3, per_step=WORKLOAD.global_batch, starts=starts)
+        assert spec.keys == EngineKeys(seed=3, per_step=WORKLOAD.options.global_batch, starts=starts)
     jobs = [replace(JOB, reshard_rng=False, seed=seed) for seed in (3, 4)]
     own = [(PLAN.tile(rank), engine_spec(job, PLAN, rank).keys) for job in jobs for rank in PLAN.ranks]
     for tile, keys in own:
@@ -94,7 +94,7 @@ def test_buffers_are_a_bucket_to_which_the_ranks_of_their_unit_contribute() -> N
         assert spec.updates == (EngineBufferUpdate("fold.mean", place, (("float32", (8,)),)),)
         runs = [(r, span.lo, span.hi) for r in PLAN.ranks if 1 in PLAN.tile(r).units for span in PLAN.tile(r).spans]
         assert spec.buckets[-1] == EngineBucket("unit1.buffers", 8, "float32", None, 0, tuple(runs))
-        assert len(runs) == 2 and sum(hi - lo for _, lo, hi in runs) == WORKLOAD.global_batch
+        assert len(runs) == 2 and sum(hi - lo for _, lo, hi in runs) == WORKLOAD.options.global_batch
         assert not any(bucket.group for bucket in spec.buckets[:-1])
 
 

@@ -7,11 +7,15 @@ from dataclasses import replace
 from elaswave_fx.plan.predict.exchange import ExchangeEstimate
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 
 ELEMENTS, FAST, SLOW = 1_000_000, Link(0.0, 1e8), Link(0.0, 1e6)
 WORKLOAD = Workload(
-    tuple(UnitCost(0.01, 0.02) for _ in range(4)), (), tuple(Bucket(f"b{u}", ELEMENTS, (u,)) for u in range(4)), 8
+    tuple(UnitCost(0.01, 0.02) for _ in range(4)),
+    (),
+    tuple(Bucket(f"b{u}", ELEMENTS, (u,)) for u in range(4)),
+    PlanOptions(8),
 )
 BEFORE = {Rank(0): Span(0, 2), Rank(1): Span(2, 4), Rank(2): Span(0, 2), Rank(3): Span(2, 4)}
 AFTER = [(Rank(0), Span(0, 3)), (Rank(1), Span(3, 4)), (Rank(2), Span(0, 2)), (Rank(3), Span(2, 4))]

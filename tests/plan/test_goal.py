@@ -10,7 +10,7 @@ import pytest
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.next.goal import WORTH, goal, successor
 from elaswave_fx.plan.next.objective import AtOnce, InBackground, OnTheWay
 from elaswave_fx.plan.next.rank_news import RankNews
@@ -20,8 +20,10 @@ from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.ownership import UNEVEN
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Link, Rank, local_topology
+from tests.plan.samples import asking
 from tests.plan.test_ownership import deviation_of
 
 ELEMENTS = 2_000_000
@@ -37,11 +39,11 @@ def job(
         tuple(UnitCost(10e-3, 20e-3, param_bytes=4 * elements, saved_bytes=100_000) for _ in range(units)),
         tuple(Value(f"h{unit}", unit, (unit + 1,), 1000) for unit in range(units - 1)),
         tuple(Bucket(f"b{unit}", elements, (unit,)) for unit in range(units)),
-        samples * dp,
+        PlanOptions(samples * dp, micro_batch=1),
         least_elements=elements // 8,
     )
     topology = replace(local_topology(dp * pp), within_host=link, between_hosts=link)
-    plan = plan_uniform(workload, topology, Parallel(dp, pp, 1))
+    plan = plan_uniform(workload, topology, dp, pp)
     if room is None:
         return plan
     memory = int(room * most_memory(plan))
@@ -50,7 +52,7 @@ def job(
 
 
 def with_goals(plan: Plan, goals: str) -> Plan:
-    return replace(plan, workload=replace(plan.workload, goals=goals))
+    return replace(plan, workload=asking(plan.workload, goals=goals))
 
 
 def change(plan: Plan, *members: int) -> Plan:

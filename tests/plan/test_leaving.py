@@ -17,6 +17,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
+from tests.plan.samples import asking
 from tests.plan.test_goal import job
 
 LAYOUTS = [(2, 2), (3, 2), (2, 3), (4, 1), (1, 3)]
@@ -70,7 +71,7 @@ def test_every_rank_can_leave_with_all_copies_made_elsewhere_before(layout: tupl
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rank_leaves_by_every_policy(policy: str) -> None:
     plan = job(3, 2, 6, 4, room=4.0)
-    plan = replace(plan, workload=replace(plan.workload, policy=policy))
+    plan = replace(plan, workload=asking(plan.workload, policy=policy))
     *_, last = follow(plan, told(2))
     assert last.ranks == (0, 1, 3, 4, 5)
     assert last.workload.skipped == (4 if policy == "smaller_batch" else 0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.next.loss_kinds import loss_kind
 from elaswave_fx.plan.next.replan import Copies, replan, replan_like
 from elaswave_fx.plan.plan import Plan
@@ -33,7 +33,7 @@ def kinds(plan: Plan) -> dict[Hashable, list[Rank]]:
 
 
 def test_equal_lanes_have_a_kind_for_each_of_their_stages() -> None:
-    plan = plan_uniform(chain(8, 16), local_topology(16), Parallel(4, 4))
+    plan = plan_uniform(chain(8, 16), local_topology(16), 4, 4)
     assert list(kinds(plan).values()) == [[stage, 4 + stage, 8 + stage, 12 + stage] for stage in range(4)]
     slow = replace(plan.topology, members=(replace(plan.topology.members[0], speed=0.5), *plan.topology.members[1:]))
     assert [Rank(0)] in kinds(replace(plan, topology=slow)).values()
@@ -45,11 +45,12 @@ def plain_job(rng: random.Random) -> tuple[Plan, int]:
     """Alike lanes, with a bound on memory in every second case."""
     dp, pp, copies = rng.randint(2, 4), rng.randint(1, 4), rng.randint(1, 2)
     units = [rng.choice((1e-3, 1e-3, 2e-3)) for _ in range(rng.randint(pp, 12))]
-    workload, shape = chain(len(units), rng.randint(1, 3) * dp * pp, 1, units), Parallel(dp, pp, copies=copies)
-    plan = plan_uniform(workload, local_topology(dp * pp), shape)
+    workload = chain(len(units), rng.randint(1, 3) * dp * pp, 1, units)
+    plan = plan_uniform(workload, local_topology(dp * pp), dp, pp, copies)
     if rng.random() < 0.5:
         return plan, copies
-    return plan_uniform(workload, local_topology(dp * pp, memory_bytes=int(1.5 * most_memory(plan))), shape), copies
+    tight = local_topology(dp * pp, memory_bytes=int(1.5 * most_memory(plan)))
+    return plan_uniform(workload, tight, dp, pp, copies), copies
 
 
 def test_what_is_taken_for_one_is_taken_for_all_of_its_kind() -> None:
@@ -70,7 +71,7 @@ def test_what_is_taken_for_one_is_taken_for_all_of_its_kind() -> None:
 
 
 def test_what_does_not_fit_after_all_is_searched_for() -> None:
-    plan = plan_uniform(chain(8, 16), local_topology(8), Parallel(2, 4))
+    plan = plan_uniform(chain(8, 16), local_topology(8), 2, 4)
     _, choice = replan_like(plan, *after(plan, Rank(1)), 1, None)
     assert choice is not None
     impossible = choice._replace(ideas=frozenset({("nothing of that name", 1)}))
@@ -79,7 +80,7 @@ def test_what_does_not_fit_after_all_is_searched_for() -> None:
 
 
 def test_words_name_what_was_beaten() -> None:
-    plan = plan_uniform(chain(8, 16), local_topology(8), Parallel(2, 4))
+    plan = plan_uniform(chain(8, 16), local_topology(8), 2, 4)
     first, choice = replan_like(plan, *after(plan, Rank(1)), 1, None)
     other, _ = replan_like(plan, *after(plan, Rank(5)), 1, choice)
     assert choice is not None and choice.beaten in first.reason and choice.beaten in other.reason

@@ -14,6 +14,7 @@ from elaswave_fx.plan.replicas.deal_boxes import CopySources, bucket_sharers, re
 from elaswave_fx.plan.replicas.ownership import UNEVEN, largest_deviation
 from elaswave_fx.plan.work.box import Box, Span, numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 
 BOXES = 24
@@ -28,7 +29,7 @@ def job(units: int = 4) -> Workload:
         tuple(UnitCost(1e-3, 2e-3) for _ in range(units)),
         tuple(Value(f"h{unit}", unit, (unit + 1,), 64) for unit in range(units - 1)),
         tuple(Bucket(f"b{unit}", 32 * BOXES, (unit,)) for unit in range(units)),
-        48,
+        PlanOptions(48),
         least_elements=32,
     )
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elaswave_fx.plan.lanes.partition import crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 
 
 def all_borders(units: int, stages: int) -> list[tuple[int, ...]]:
@@ -60,4 +61,4 @@ def test_equal_units_are_spread_evenly() -> None:
 def test_bytes_across_a_border_count_while_the_value_is_still_needed() -> None:
     unit = UnitCost(1.0, 1.0)
     values = (Value("h", 0, (1, 3), 10), Value("mask", 1, (2,), 3, has_grad=False))
-    assert crossing_bytes(Workload((unit,) * 4, values, (), 4)) == (0, 20, 23, 20, 0)
+    assert crossing_bytes(Workload((unit,) * 4, values, (), PlanOptions(4))) == (0, 20, 23, 20, 0)

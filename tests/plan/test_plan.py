@@ -15,11 +15,12 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_lanes, plan_uniform
+from elaswave_fx.plan.make.planner import plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.replicas.deal_boxes import kept_elements
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane, Tile
 from elaswave_fx.plan.work.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
@@ -64,7 +65,7 @@ def test_the_hash_does_not_depend_on_the_process() -> None:
 
 
 def test_the_table_of_equal_tiles(golden: Golden) -> None:
-    golden("plan_2x2.txt", describe(plan_uniform(chain(6), local_topology(4), Parallel(2, 2))))
+    golden("plan_2x2.txt", describe(plan_uniform(chain(6), local_topology(4), 2, 2)))
 
 
 def test_the_table_of_wide_stages(golden: Golden) -> None:
@@ -101,20 +102,24 @@ UNIT = UnitCost(1.0, 1.0)
 )
 def test_a_workload_makes_sense(values: tuple[Value, ...], buckets: tuple[Bucket, ...], message: str) -> None:
     with pytest.raises(PlanError, match="^workload: " + message.replace("(0,)", r"\(0,\)")):
-        Workload((UNIT, UNIT), values, buckets, 4)
+        Workload((UNIT, UNIT), values, buckets, PlanOptions(4))
 
 
 def test_a_workload_has_units_and_samples() -> None:
     with pytest.raises(PlanError, match="no units"):
-        Workload((), (), (), 4)
+        Workload((), (), (), PlanOptions(4))
     with pytest.raises(PlanError, match="global_batch 0 and granule 1 must be positive"):
-        Workload((UNIT,), (), (), 0)
+        PlanOptions(0)
+    with pytest.raises(PlanError, match="global_batch 8 and granule 3 must be positive, and one a multiple of"):
+        PlanOptions(8, 3)
+    with pytest.raises(PlanError, match="micro_batch 1 is below granule 2"):
+        PlanOptions(8, 2, 1)
 
 
 @pytest.mark.parametrize("skipped", [-2, 1, 8])
 def test_a_step_skips_whole_granules_and_never_all(skipped: int) -> None:
-    work = Workload((UNIT,), (), (), 8, granule=2, skipped=2)
-    assert (work.samples, work.granules, work.global_batch) == (6, 3, 8)
+    work = Workload((UNIT,), (), (), PlanOptions(8, 2), skipped=2)
+    assert (work.samples, work.granules, work.options.global_batch) == (6, 3, 8)
     with pytest.raises(PlanError, match=f"workload: a step skips {skipped} of 8 samples; it skips whole granules of 2"):
         replace(work, skipped=skipped)
 
@@ -156,7 +161,7 @@ def test_the_update_is_part_of_the_step() -> None:
     elements = sum(bucket.numel for bucket in workload.buckets)
     assert plans[1].predicted.update_s >= 2 * 1e-3 * elements / 4 > plans[0].predicted.update_s / 2
     assert ", update " in describe(plans[0]) and ", update " not in describe(
-        plan_uniform(chain(6), local_topology(4), Parallel(2, 2))
+        plan_uniform(chain(6), local_topology(4), 2, 2)
     )
 
 

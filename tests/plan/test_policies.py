@@ -12,7 +12,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.lower.engine_spec import key_stream
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.policies import POLICIES
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
@@ -20,12 +20,12 @@ from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.tiling import Lane, joined
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain
+from tests.plan.samples import asking, chain
 
 
 def job(dp: int, pp: int, workload: Workload | None = None, **rules: object) -> Plan:
-    workload = replace(workload or chain(8, 24), **rules)  # type: ignore[arg-type]
-    return plan_uniform(workload, local_topology(dp * pp, 1), Parallel(dp, pp))
+    workload = asking(workload or chain(8, 24), **rules)
+    return plan_uniform(workload, local_topology(dp * pp, 1), dp, pp)
 
 
 def lose(plan: Plan, *lost: int) -> Plan:
@@ -48,7 +48,7 @@ def test_recycle_deals_micro_batches_to_peers(dp: int, pp: int, lost: tuple[int,
     before = job(dp, pp, policy="recycle")
     after = lose(before, *lost)
     assert keeps_units(before, after)
-    assert after.workload.policy == "recycle"
+    assert after.workload.options.policy == "recycle"
     back = replan(after, before.ranks, dict.fromkeys(range(len(before.boxes)), after.ranks), 1)
     assert back.ranks == before.ranks
 
@@ -100,7 +100,7 @@ def test_drop_replica_leaves_the_ranks_of_a_hurt_lane_without_work() -> None:
     after = lose(before, 3)
     assert [lane.ranks for lane in after.lanes] == [(0, 1), (4, 5)]
     assert after.ranks == (0, 1, 2, 4, 5) and not after.tile(Rank(2)).units
-    assert sum(tile.sample_count for tile in after.tiles) == 2 * after.workload.global_batch
+    assert sum(tile.sample_count for tile in after.tiles) == 2 * after.workload.options.global_batch
     chain_of_losses = lose(after, 0)
     assert [lane.ranks for lane in chain_of_losses.lanes] == [(4, 5)]
     assert chain_of_losses.ranks == (1, 2, 4, 5)
@@ -117,7 +117,7 @@ def test_a_smaller_batch_is_what_whole_lanes_had() -> None:
     after = lose(before, 0)
     assert [lane.ranks for lane in after.lanes] == [(2, 3), (4, 5)]
     assert [spans_of(lane) for lane in after.lanes] == [(Span(0, 9),), (Span(9, 17),)], "from the first sample on"
-    assert (after.workload.samples, after.workload.skipped, after.workload.global_batch) == (17, 9, 26)
+    assert (after.workload.samples, after.workload.skipped, after.workload.options.global_batch) == (17, 9, 26)
     assert keeps_units(before, after) and not after.tile(Rank(1)).units
     assert "8 units x 17 of 26 samples" in describe(after) and Plan.from_json(after.to_json()) == after
     for skipped, fault in ((0, "no tile"), (10, "a tile lies in the plane")):

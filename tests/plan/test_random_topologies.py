@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.work.topology import local_topology
 from tests.plan.campaign import KINDS, tiny_job, try_kind
+from tests.plan.samples import asking
 
 
 def test_the_checker_passes_every_plan() -> None:
@@ -29,6 +28,6 @@ def test_real_steps_have_the_bits_of_one_rank() -> None:
 def test_other_bits_are_seen(changes: dict[str, object]) -> None:
     """Those of sums that depend on who adds, and those of other samples."""
     job = tiny_job()
-    workload = replace(job.workload, **changes)  # type: ignore[arg-type]
+    workload = asking(job.workload, **changes)
     plan = plan_lanes(workload, local_topology(4), [(1, 1), (1, 1)])
     assert job.run(plan).digests != job.alone.digests

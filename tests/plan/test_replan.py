@@ -15,7 +15,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_lanes, plan_uniform
+from elaswave_fx.plan.make.planner import most_memory, plan_lanes, plan_uniform
 from elaswave_fx.plan.next.lane_candidates import lane_candidates
 from elaswave_fx.plan.next.lane_search import FEW_RANKS
 from elaswave_fx.plan.next.replan import replan, wants_move
@@ -25,7 +25,7 @@ from elaswave_fx.plan.work.box import Box, Span, numbered
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
-from tests.plan.samples import chain, two_towers, uneven_lanes, world
+from tests.plan.samples import asking, chain, two_towers, uneven_lanes, world
 
 Have = dict[int, tuple[Rank, ...]]
 
@@ -33,8 +33,8 @@ Have = dict[int, tuple[Rank, ...]]
 def uniform(
     dp: int, pp: int, workload: Workload | None = None, ranks_per_host: int = 1, micro_batch: int | None = None
 ) -> Plan:
-    workload = workload or chain(8, 24)
-    return plan_uniform(workload, local_topology(dp * pp, ranks_per_host), Parallel(dp, pp, micro_batch))
+    workload = asking(workload or chain(8, 24), micro_batch=micro_batch)
+    return plan_uniform(workload, local_topology(dp * pp, ranks_per_host), dp, pp)
 
 
 def caught_up(plan: Plan) -> Have:
@@ -123,7 +123,8 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
     topology = local_topology(dp * pp, draw(st.integers(1, 3)))
     speeds = draw(st.lists(st.sampled_from((1.0, 1.0, 0.5)), min_size=dp * pp, max_size=dp * pp))
     members = tuple(Member(m.rank, m.host, s) for m, s in zip(topology.members, speeds, strict=True))
-    plan = plan_uniform(workload, Topology(members), Parallel(dp, pp, draw(st.sampled_from((None, 2, 3))), copies))
+    workload = asking(workload, micro_batch=draw(st.sampled_from((None, 2, 3))))
+    plan = plan_uniform(workload, Topology(members), dp, pp, copies)
     return plan, list(draw(st.permutations(range(dp * pp)))), copies
 
 
@@ -182,7 +183,7 @@ def shaped(plan: Plan, *lost: int) -> dict[str, list[Plan]]:
     shaper, found = LaneShaper(plan.workload, topology, len(members) > FEW_RANKS), {}
     for candidate in lane_candidates(plan, topology):
         table = shaper.table(candidate.sketches, 0)
-        for size in shaper.sizes(candidate.sketches, plan.workload.micro_batch):
+        for size in shaper.sizes(candidate.sketches):
             lanes = shaper.shape(candidate.sketches, size, table)
             if lanes is not None:
                 after = make_plan(topology, plan.workload, lanes, candidate.name, copies=0)
@@ -250,7 +251,7 @@ def test_the_same_ranks_keep_their_tiles_exactly() -> None:
 def test_samples_follow_speed() -> None:
     topology = local_topology(4, 1)
     members = tuple(Member(m.rank, m.host, 0.5 if m.rank == 2 else 1.0) for m in topology.members)
-    before = plan_uniform(chain(4, 32), Topology(members), Parallel(4, 1))
+    before = plan_uniform(chain(4, 32), Topology(members), 4, 1)
     assert [t.sample_count for t in lose(before, 0).tiles] == [13, 6, 13]
 
 
@@ -285,7 +286,7 @@ def test_a_stage_without_ranks_is_cut_anew_and_its_holder_owns_it_at_once() -> N
 
 
 def test_ranks_stay_near_their_units() -> None:
-    after = lose(uniform(1, 4, replace(chain(8, 24), micro_batch=1)), 1)
+    after = lose(uniform(1, 4), 1)
     early, late = after.tile(Rank(0)).units, after.tile(Rank(3)).units
     assert early.lo <= after.tile(Rank(2)).units.lo <= late.lo
 
@@ -304,7 +305,7 @@ def orphaned() -> Plan:
     """1 x 3 without its middle rank, of which rank 0 alone keeps everything; its memory forbids 2 x 1, and leaves
     little for states that it sends."""
     workload = chain(9, 24)
-    before = plan_uniform(workload, local_topology(3, 1), Parallel(1, 3))
+    before = plan_uniform(workload, local_topology(3, 1), 1, 3)
     boxes = tuple(replace(b, holders=tuple(r for r in (Rank(0), Rank(2)) if r != b.owner)) for b in before.boxes)
     lean = plan_lanes(workload, local_topology(2, 1), [(1, 1)], copies=1)
     limit = most_memory(lean)

@@ -25,6 +25,7 @@ from elaswave_fx.plan.order.schedule import (
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, lane, two_towers, uneven_lanes, world
@@ -138,7 +139,7 @@ def test_orders_that_block_each_other_are_reported() -> None:
 
 def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
     """(n + p - 1) micro-batches of forward and backward when stages are equal and links are free."""
-    workload = Workload(chain(4).units, chain(4).values, (), 16)
+    workload = Workload(chain(4).units, chain(4).values, (), PlanOptions(16))
     kind = kind_of(even_lanes(workload, 1, 4, 2)[0])
     work = lane_work(ValueRoutes(workload), kind)
     schedule = find_schedule(work, first_bounds(ValueRoutes(workload), kind))
@@ -148,7 +149,9 @@ def test_the_makespan_of_equal_tiles_is_the_published_one() -> None:
 
 def test_pieces_take_their_time_on_the_link_of_their_hosts() -> None:
     """Two micro-batches forth and back between ranks on two hosts; a link passes one message on after the other."""
-    workload = Workload((UnitCost(1.0, 2.0), UnitCost(1.0, 2.0)), (Value("h", 0, (1,), 100, has_grad=True),), (), 2)
+    workload = Workload(
+        (UnitCost(1.0, 2.0), UnitCost(1.0, 2.0)), (Value("h", 0, (1,), 100, has_grad=True),), (), PlanOptions(2)
+    )
     (each,) = even_lanes(workload, 1, 2, 1)
     schedule = {Rank(0): (("F", 0), ("F", 1), ("B", 0), ("B", 1)), Rank(1): (("F", 0), ("B", 0), ("F", 1), ("B", 1))}
 

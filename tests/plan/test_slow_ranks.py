@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.next.replan import Copies
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain
+from tests.plan.samples import asking, chain
 
 
 def everybody(plan: Plan) -> Copies:
@@ -35,7 +35,7 @@ def settled(plan: Plan, speeds: dict[Rank, float]) -> tuple[Plan, str]:
 
 
 def test_a_slow_rank_gets_less_and_its_share_again() -> None:
-    plan = plan_uniform(chain(4, 64), local_topology(8), Parallel(8, 1, 1))
+    plan = plan_uniform(asking(chain(4, 64), micro_batch=1), local_topology(8), 8, 1)
     assert successor(plan, everybody(plan), 1, RankNews()) is None
     slow, why = settled(plan, {Rank(3): 0.5})
     assert samples(slow, 3) < samples(slow, 0) and slow.topology.member(Rank(3)).speed == 0.5
@@ -47,7 +47,7 @@ def test_a_slow_rank_gets_less_and_its_share_again() -> None:
 
 
 def test_a_rank_that_holds_everybody_up_computes_nothing() -> None:
-    plan = plan_uniform(chain(4, 16), local_topology(4), Parallel(4, 1, 1))
+    plan = plan_uniform(asking(chain(4, 16), micro_batch=1), local_topology(4), 4, 1)
     drained, why = settled(plan, {Rank(2): 0.02})
     assert not drained.tile(Rank(2)).units and {tile.rank for tile in drained.tiles} == {0, 1, 2, 3}
     assert "without rank 2, too slow" in why
@@ -55,5 +55,5 @@ def test_a_rank_that_holds_everybody_up_computes_nothing() -> None:
 
 
 def test_a_little_slower_is_not_worth_a_plan() -> None:
-    plan = plan_uniform(chain(4, 16), local_topology(4), Parallel(4, 1, 1))
+    plan = plan_uniform(asking(chain(4, 16), micro_batch=1), local_topology(4), 4, 1)
     assert successor(plan, everybody(plan), 1, RankNews({Rank(2): 0.98})) is None

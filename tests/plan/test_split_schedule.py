@@ -14,16 +14,17 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.lower.step import step_program
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, fits_memory, plan_uniform
+from elaswave_fx.plan.make.planner import fits_memory, plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.order.hops import ValueRoutes
 from elaswave_fx.plan.order.schedule import LaneKind, Work, lane_work, levels
 from elaswave_fx.plan.order.split_schedule import shortest_s
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain, even_lanes, uneven_lanes, world
+from tests.plan.samples import asking, chain, even_lanes, uneven_lanes, world
 
 
 def pipeline(
@@ -32,7 +33,7 @@ def pipeline(
     """A unit per stage; forward takes half of backward, weights `share` of that. 50 bytes are saved of a sample."""
     units = tuple(UnitCost(c, 2 * c, 0.0, 400, 50, held, share) for c in costs or [1e-3] * stages)
     values = tuple(Value(f"h{i}", i, (i + 1,), 1) for i in range(stages - 1))
-    return Workload(units, values, (), samples, schedule=schedule)
+    return Workload(units, values, (), PlanOptions(samples, schedule=schedule))
 
 
 def planned(workload: Workload, memory: int | None = None) -> Plan:
@@ -87,7 +88,7 @@ def test_any_lanes_have_orders_that_run_to_their_end(
 ) -> None:
     workload, lanes = found
     units = tuple(replace(unit, weights_share=share, held_bytes=held) for unit in workload.units)
-    workload = replace(workload, units=units, schedule="split")
+    workload = asking(replace(workload, units=units), schedule="split")
     plan = make_plan(local_topology(world(lanes)), workload, lanes, "random")
     check_plan(plan)
     if "1f1b:" not in plan.reason:
@@ -142,8 +143,7 @@ def test_one_stage_has_nothing_to_wait_for() -> None:
 )
 def test_later_plans_keep_to_the_schedule(schedule: str, kinds: str, alone: str) -> None:
     """After the loss every rank has a lane of its own: nothing is waited for."""
-    workload = pipeline(4, 16, "1f1b")
-    plan = plan_uniform(workload, local_topology(8), Parallel(2, 4, schedule=schedule))
+    plan = plan_uniform(pipeline(4, 16, schedule), local_topology(8), 2, 4)
     left = tuple(rank for rank in plan.ranks if rank != 3)
     have = {
         number: tuple(r for r in box.replica_ranks if r in left) or left[:1] for number, box in enumerate(plan.boxes)
@@ -152,12 +152,12 @@ def test_later_plans_keep_to_the_schedule(schedule: str, kinds: str, alone: str)
     for each, found in ((plan, kinds), (after, alone)):
         assert {kind for order in each.schedule.values() for kind, _ in order} == set(found)
         assert ("split backward:" in each.reason or "split backward (" in each.reason) == (found == "FIW")
-        assert each.workload.schedule == schedule
+        assert each.workload.options.schedule == schedule
     check_plan(after)
 
 
 def test_gradients_leave_after_the_first_half_and_buckets_after_the_last_second_one() -> None:
-    workload = replace(chain(4, 6), schedule="split")
+    workload = asking(chain(4, 6), schedule="split")
     units = tuple(replace(unit, weights_share=0.5, held_bytes=30) for unit in workload.units)
     plan = make_plan(local_topology(2), replace(workload, units=units), even_lanes(workload, 1, 2, 2), "split")
     check_plan(plan)
@@ -201,8 +201,8 @@ LOSSES = [(2, 0.5, 0), (2, 0.35, 1), (3, 0.5, 1), (3, 0.35, 0), (3, 0.3, 2), (4,
 def test_recycle_after_a_loss_is_nearly_as_short_as_can_be(size: int, share: float, lost: int) -> None:
     """Of all orders of work in which ranks run the micro-batches that they were dealt, on 2 x 2, 3 x 3 and 4 x 4."""
     pytest.importorskip("ortools", reason="CP-SAT finds the optimum")
-    workload = replace(pipeline(size, size * size, "auto", share), policy="recycle")
-    before = plan_uniform(workload, local_topology(size**2, 1), Parallel(size, size, 1, schedule="auto"))
+    workload = asking(pipeline(size, size * size, "auto", share), policy="recycle", micro_batch=1)
+    before = plan_uniform(workload, local_topology(size**2, 1), size, size)
     left = tuple(rank for rank in before.ranks if rank != lost)
     after = replan(before, left, dict.fromkeys(range(len(before.boxes)), left), 1)
     check_plan(after)

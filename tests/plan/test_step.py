@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.lower.step import StepProgram, eval_program, step_program, tag
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.order.hops import Hop
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, local_topology
-from tests.plan.samples import chain, even_lanes, uneven_lanes, wide_lane, world
+from tests.plan.samples import asking, chain, even_lanes, uneven_lanes, wide_lane, world
 
 
 def text(program: StepProgram) -> str:
@@ -37,19 +38,19 @@ def only(program: StepProgram, *opcodes: str) -> list[tuple[str | int, ...]]:
 
 
 def test_buckets_are_reduced_as_soon_as_they_are_done_where_no_gradient_leaves() -> None:
-    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(0))
+    program = step_program(plan_uniform(chain(4), local_topology(4), 2, 2), Rank(0))
     codes = [i[0] for i in only(program, "BACKWARD", "REDUCE")]
     assert codes[-5:] == ["BACKWARD", "REDUCE", "BACKWARD", "REDUCE", "REDUCE"]
 
 
 def test_no_bucket_is_reduced_before_the_last_gradient_has_left() -> None:
-    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(1))
+    program = step_program(plan_uniform(chain(4), local_topology(4), 2, 2), Rank(1))
     codes = [i[0] for i in only(program, "BACKWARD", "REDUCE", "SEND")]
     assert codes[-8:] == ["BACKWARD", "BACKWARD", "SEND", "SEND", "SEND", "REDUCE", "REDUCE", "REDUCE"]
 
 
 def test_buckets_are_updated_in_order_of_use() -> None:
-    program = step_program(plan_uniform(chain(4), local_topology(4), Parallel(2, 2)), Rank(1))
+    program = step_program(plan_uniform(chain(4), local_topology(4), 2, 2), Rank(1))
     assert only(program, "REDUCE") == [("REDUCE", 3), ("REDUCE", 4), ("REDUCE", 2)]
     assert program.instructions[-1] == ("SNAPSHOT",)
     assert only(program, "VOTE", "UPDATE", "GATHER") == [
@@ -63,7 +64,7 @@ def test_buckets_are_updated_in_order_of_use() -> None:
 
 
 def test_one_rank_only_computes() -> None:
-    plan = plan_uniform(chain(2, 4), local_topology(1), Parallel(1, 1, 2))
+    plan = plan_uniform(asking(chain(2, 4), micro_batch=2), local_topology(1), 1, 1)
     assert [i[0] for i in step_program(plan, Rank(0)).instructions[:8]] == ["FORWARD"] * 2 + ["BACKWARD"] * 2 + [
         "FORWARD"
     ] * 2 + ["BACKWARD", "REDUCE"]
@@ -72,7 +73,7 @@ def test_one_rank_only_computes() -> None:
 
 def test_a_value_is_passed_on_from_user_to_user_and_its_gradient_back() -> None:
     unit = UnitCost(1e-3, 1e-3)
-    workload = Workload((unit,) * 4, (Value("skip", 0, (1, 3), 8),), (Bucket("b", 4, (0,)),), 2)
+    workload = Workload((unit,) * 4, (Value("skip", 0, (1, 3), 8),), (Bucket("b", 4, (0,)),), PlanOptions(2))
     plan = make_plan(local_topology(4), workload, even_lanes(workload, 1, 4, 2), "skip")
     assert [(h.source, h.target) for h in plan.hops] == [(0, 1), (1, 3)]
     transfers = [[(i[0], i[3], i[7]) for i in only(step_program(plan, Rank(r)), "RECV", "SEND")] for r in range(4)]

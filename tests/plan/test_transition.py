@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import CopyTask, Handover, Transition
@@ -21,7 +21,7 @@ from tests.plan.samples import chain, lane
 
 
 def uniform(dp: int, pp: int) -> Plan:
-    return plan_uniform(chain(8, 24), local_topology(dp * pp, 1), Parallel(dp, pp))
+    return plan_uniform(chain(8, 24), local_topology(dp * pp, 1), dp, pp)
 
 
 def lose(plan: Plan, *lost: int) -> Plan:

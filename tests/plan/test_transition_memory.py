@@ -31,6 +31,7 @@ from elaswave_fx.plan.predict.transition_memory import (
 from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
 from elaswave_fx.plan.work.cost import Bucket
 from elaswave_fx.plan.work.topology import Rank
+from tests.plan.samples import asking
 from tests.plan.test_goal import change, job
 from tests.plan.test_wishes import shape
 
@@ -235,7 +236,7 @@ def test_a_wish_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_it_
     assert list(carried_out(tight, wish)) == []
     why = why_nothing_follows(tight, wish, 1)
     assert why.startswith("parallel.dp=4 parallel.pp=1: a copy of box ") and why.endswith(": 100 bytes short")
-    at_once = replace(tight, workload=replace(tight.workload, goals="blocking"))
+    at_once = replace(tight, workload=asking(tight.workload, goals="blocking"))
     assert shape(next(carried_out(at_once, wish))) == (1, 1, 1, 1), "no copies are made where goals are blocking"
 
 

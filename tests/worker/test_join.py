@@ -22,6 +22,7 @@ from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_newco
 from elaswave_fx.launch.place import here
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.checkpoints import check_reach
@@ -142,7 +143,7 @@ def test_the_checkpoint_that_the_job_began_with_is_needed(tmp_path: Path) -> Non
 
 def test_from_outside_a_plan_is_that_of_the_others(tmp_path: Path) -> None:
     artifact = build(small_config("gpt_stdlib"), tmp_path).artifact
-    plan = plan_lanes(make_workload(artifact, 8, 2), local_topology(2, 1), uniform(2, 1), 1)
+    plan = plan_lanes(make_workload(artifact, PlanOptions(8, micro_batch=1), 2), local_topology(2, 1), uniform(2, 1))
     seen = plan_outside(plan, Rank(1))
     assert seen.ranks == plan.ranks and not seen.tile(Rank(1)).units
     assert not any(1 in (*box.holders, *box.readers) for box in seen.boxes)

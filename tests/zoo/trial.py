@@ -20,6 +20,7 @@ from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages
 from elaswave_fx.plan.plan import Plan
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed
@@ -56,8 +57,8 @@ class Trial:
     def losses(self, stages: int, micro_batch: int) -> list[float]:
         """The mean of each step, computed by so many ranks in a row."""
         topology = local_topology(stages, stages, 1 << 30)
-        assign = AssignStages(dp=1, pp=stages, micro_batch=micro_batch, copies=0)
-        plan = assign.apply(self.artifact, topology, SAMPLES, state_tensors=0)
+        assign = AssignStages(PlanOptions(SAMPLES, self.artifact.granule, micro_batch), dp=1, pp=stages, copies=0)
+        plan = assign.apply(self.artifact, topology, state_tensors=0)
         return by_rank(plan, partial(self._steps, plan))[plan.ranks[0]]
 
     def _steps(self, plan: Plan, rank: Rank, endpoint: _native.Endpoint | None) -> list[float]:

@@ -24,7 +24,7 @@ BENCHES = {
     "join": "one more rank in a job of emulated ranks: all stops together against a step, and how long it takes",
     "switch": "a running job is given six layouts, one after the other: the pause, against checkpoint and restart",
     "migration": "a planned change of lanes over slow links between hosts: what it stalls, in the background or not",
-    "planner": "processor time of plans by kinds, with every rank's part, and after one loss, against what was wanted",
+    "planner": "processor time of plans with every rank's part, at first and after one loss, against a target",
     "shards": "bytes and messages of random changes: a rank's boxes as runs of neighbours, against boxes dealt in turn",
     "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
 }

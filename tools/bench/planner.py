@@ -1,10 +1,9 @@
-"""planner: processor time of plans by kinds, of plans with every rank's part derived, and of plans after one loss.
+"""planner: processor time of plans with every rank's part derived, at first and after one loss.
 
 One workload: 50 units that cost the same, one value from each to the next, a bucket each, four boxes a bucket; eight
 samples a stage. There is no peer: what was wanted stands in its place. The independent checker is not timed, nor JSON,
 nor the making of the workload and the topology.
 
-    plan_compact and its boxes                                        "by kinds"
     plan_uniform, then tile, hops and both programs of every rank     "every part"
     replan without one rank, then the same                            "after a loss"
 """
@@ -13,20 +12,16 @@ from __future__ import annotations
 
 import gc
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
 from elaswave_fx.plan.lower.step import eval_program, step_program
-from elaswave_fx.plan.make.compact import CompactPlan, Fleet, plan_compact
-from elaswave_fx.plan.make.planner import Parallel, most_memory, plan_uniform
+from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tools.bench.results import Entry, Options, Outcome, p95
 
@@ -35,13 +30,9 @@ UNITS, BOXES_A_BUCKET, ELEMENTS = 50, 4, 300_000
 SAMPLES_A_STAGE = 8
 """So many samples has a lane for each of its stages."""
 
-COMPACT = {(4, 4): 10.0, (2_048, 50): 1_000.0, (20_480, 50): 10_000.0}
-"""Lanes and stages -> the milliseconds wanted, by kinds."""
-
 DERIVED = {(4, 4): 20.0, (16, 16): 300.0}
-"""The same with every part derived, at first and after a loss."""
+"""Lanes and stages -> the target in milliseconds, at first and after a loss."""
 
-MEMORY_WANTED_MIB = 1e9 / 2**20
 ROOM = 1.6
 """Memory of a rank where it is bounded, in what the rank that needs most has: too little for all units on each."""
 
@@ -49,20 +40,9 @@ LOST = Rank(5)
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
-    """Medians of processor time in this process; memory of a fresh one."""
+    """Medians of processor time in this process."""
     repeats = options.repeats or REPEATS
     entries: list[Entry] = []
-    for (lanes, stages), wanted in list(COMPACT.items())[: 1 if options.tiny else None]:
-        progress(f"{lanes * stages:,} ranks by kinds")
-        work = workload(lanes, stages)
-        entries.append(
-            _entry(f"{lanes * stages:,} ranks by kinds", partial(by_kinds, work, lanes, stages), wanted, repeats)
-        )
-    progress("memory")
-    lanes, stages = (4, 4) if options.tiny else max(COMPACT)
-    peak = _peak_of_a_process(lanes, stages)
-    name = f"{lanes * stages:,} ranks by kinds, memory at its peak"
-    entries.append(Entry(name, MEMORY_WANTED_MIB / peak, peak, MEMORY_WANTED_MIB, "MiB", 1, target=1.0))
     for (lanes, stages), wanted in list(DERIVED.items())[: 1 if options.tiny else None]:
         progress(f"{lanes * stages} ranks, every part")
         entries += _derived(lanes, stages, wanted, repeats)
@@ -85,16 +65,9 @@ def workload(lanes: int, stages: int) -> Workload:
         units=(UnitCost(1e-3, 2e-3, 1e-5, 4 * ELEMENTS, 50),) * UNITS,
         values=tuple(Value(f"h{i}", i, (i + 1,), 100) for i in range(UNITS - 1)),
         buckets=tuple(Bucket(f"u{i}", ELEMENTS, (i,)) for i in range(UNITS)),
-        global_batch=SAMPLES_A_STAGE * lanes * stages,
+        options=PlanOptions(SAMPLES_A_STAGE * lanes * stages),
         least_elements=ELEMENTS // BOXES_A_BUCKET,
     )
-
-
-def by_kinds(work: Workload, lanes: int, stages: int) -> CompactPlan:
-    """The plan with owners and holders of its boxes."""
-    plan = plan_compact(work, Fleet(lanes * stages), Parallel(lanes, stages))
-    assert len(plan.boxes) == UNITS * BOXES_A_BUCKET
-    return plan
 
 
 def every_part(plan: Plan) -> Plan:
@@ -118,14 +91,14 @@ def after_a_loss(plan: Plan) -> Plan:
 
 def _derived(lanes: int, stages: int, wanted: float, repeats: int) -> list[Entry]:
     """At first, and after a loss with and without a bound on memory."""
-    work, parallel, ranks = workload(lanes, stages), Parallel(lanes, stages), lanes * stages
+    work, ranks = workload(lanes, stages), lanes * stages
     free = local_topology(ranks)
-    plan = plan_uniform(work, free, parallel)
+    plan = plan_uniform(work, free, lanes, stages)
     tight = local_topology(ranks, memory_bytes=int(ROOM * most_memory(plan)))
-    bounded = plan_uniform(work, tight, parallel)
+    bounded = plan_uniform(work, tight, lanes, stages)
     sides = {
-        f"{ranks} ranks, every part": lambda: every_part(plan_uniform(work, free, parallel)),
-        f"{ranks} ranks, every part, bounded": lambda: every_part(plan_uniform(work, tight, parallel)),
+        f"{ranks} ranks, every part": lambda: every_part(plan_uniform(work, free, lanes, stages)),
+        f"{ranks} ranks, every part, bounded": lambda: every_part(plan_uniform(work, tight, lanes, stages)),
         f"{ranks} ranks, after a loss": lambda: after_a_loss(plan),
         f"{ranks} ranks, after a loss, bounded": lambda: after_a_loss(bounded),
     }
@@ -143,22 +116,3 @@ def _entry(name: str, action: Callable[[], object], wanted: float, repeats: int)
         taken.append(1e3 * (time.process_time() - start))
     ours = statistics.median(taken)
     return Entry(name, wanted / ours, ours, wanted, "ms", repeats, p95(taken), target=1.0)
-
-
-def _peak_of_a_process(lanes: int, stages: int) -> float:
-    """MiB of a fresh process that plans by kinds, interpreter and imports included."""
-    command = [sys.executable, "-m", __name__, str(lanes), str(stages)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Plan once, and say what memory that took: `VmHWM` begins anew with each program, unlike `ru_maxrss`."""
-    lanes, stages = map(int, arguments)
-    by_kinds(workload(lanes, stages), lanes, stages)
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) / 1024)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -84,7 +84,7 @@ class Phase:
     @property
     def whole_batch_ms(self) -> float:
         """As long as the samples of the whole batch take at the rate of the step."""
-        return self.step_ms * self.plan.workload.global_batch / self.plan.workload.samples
+        return self.step_ms * self.plan.workload.options.global_batch / self.plan.workload.samples
 
 
 Phases = tuple[Phase, ...]
@@ -175,7 +175,7 @@ def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator
         for lost, phase in enumerate(phases):
             if lost or name == "ours":
                 over, work = phase.step_ms / phase.predicted_ms, phase.plan.workload
-                of_batch = f" for {work.samples} of {work.global_batch} samples" if work.skipped else ""
+                of_batch = f" for {work.samples} of {work.options.global_batch} samples" if work.skipped else ""
                 took = f"{phase.step_ms:.0f} ms{of_batch}, {over:.3f} of predicted"
                 yield f"  {lost} lost, {name}: {took}; {phase.plan.reason}"
         if len(phases) <= len(case.lost):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.make.planner import Parallel, plan_uniform
+from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.next.replan import Copies, replan
@@ -25,6 +25,7 @@ from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.deal_boxes import choose_holders
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tools.bench.results import Entry, Options, Outcome, paired
 
@@ -56,7 +57,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         progress(f"job {job + 1}")
         seed = SEED + job
         dp, pp = random.Random(seed).choice(LAYOUTS)
-        plan = plan_uniform(workload(dp, pp), local_topology(dp * pp), Parallel(dp, pp))
+        plan = plan_uniform(workload(dp, pp), local_topology(dp * pp), dp, pp)
         found["runs"] += changes(plan, random.Random(seed))
         found["in turn"] += changes(in_turn(plan), random.Random(seed))
     return Outcome(list(_entries(found["runs"], found["in turn"])), _NOTES)
@@ -75,7 +76,7 @@ def workload(dp: int, pp: int) -> Workload:
         units=(UnitCost(1e-3, 2e-3, 1e-5, 4 * ELEMENTS, 50),) * UNITS,
         values=tuple(Value(f"h{i}", i, (i + 1,), 100) for i in range(UNITS - 1)),
         buckets=tuple(Bucket(f"u{i}", ELEMENTS, (i,)) for i in range(UNITS)),
-        global_batch=2 * dp * pp * 4,
+        options=PlanOptions(2 * dp * pp * 4),
         least_elements=ELEMENTS // BOXES_A_BUCKET,
     )
 

@@ -45,7 +45,7 @@ def staggered_step_s(plan: Plan) -> float:
 def _schedules(plan: Plan) -> Iterator[Schedule]:
     """The plan's own, and where halves are allowed those that fit the memory of all ranks."""
     yield {int(rank): order for rank, order in plan.schedule.items() if order}
-    if plan.workload.schedule == "1f1b":
+    if plan.workload.options.schedule == "1f1b":
         return
     times, kept = LaneTimes(plan.workload, plan.topology), kept_elements(plan.boxes)
     first: dict[Place, tuple[Action, ...]] = {}

@@ -18,6 +18,7 @@ from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
+from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Link, Rank, emulated_host, local_topology
 
 BATCH = 12
@@ -50,7 +51,7 @@ def workload(units: int) -> Workload:
         tuple(UnitCost(0.1, 0.2, param_bytes=192) for _ in range(units)),
         tuple(Value(f"h{unit}", unit, (unit + 1,), 64) for unit in range(units - 1)),
         tuple(Bucket(f"b{unit}", 48, (unit,)) for unit in range(units)),
-        BATCH,
+        PlanOptions(BATCH),
     )
 
 

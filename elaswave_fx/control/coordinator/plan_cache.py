@@ -197,7 +197,7 @@ def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
 def _most_ranks(plan: Plan) -> int:
     """A granule of a unit each. Where no samples may go to other ranks, none can go to those who come."""
     work = plan.workload
-    takes_more = work.policy != "elaswave" or "dataflow" in work.axes
+    takes_more = work.options.policy != "elaswave" or "dataflow" in work.options.axes
     return len(work.units) * work.granules if takes_more else len(plan.ranks)
 
 

@@ -22,7 +22,7 @@ from elaswave_fx.plan.work.topology import Rank
 
 def samples_of_step(plan: Plan) -> int:
     """The width of the plane: the batch without the samples at its end that a step skips."""
-    return plan.workload.global_batch - plan.workload.skipped
+    return plan.workload.options.global_batch - plan.workload.skipped
 
 
 def lane_tiles(plan: Plan) -> list[Tile]:

@@ -176,7 +176,7 @@ def _cover_faults(whole: Span, spans: Sequence[Span]) -> Iterator[tuple[Span, in
 
 
 def _micro_batches(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
-    granule, single = plan.workload.granule, plan.workload.batch_coupled or plan.workload.exact
+    granule, single = plan.workload.options.granule, plan.workload.batch_coupled or plan.workload.options.exact
     for tile in tiles:
         position = 0
         for index, piece in enumerate(tile.micro_batches):
@@ -356,7 +356,7 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
         )
         for bucket in work.buckets:
             if set(bucket.users) & set(units):
-                need += (8 if work.exact else 4) * bucket.numel
+                need += (8 if work.options.exact else 4) * bucket.numel
         for value in work.values:
             if value.producer < tile.units.lo and set(value.consumers) & set(units):
                 need += value.bytes_per_sample * (largest if value.sample_axis is not None else 1)

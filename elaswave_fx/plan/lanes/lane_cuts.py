@@ -34,7 +34,7 @@ ALL_TASKS = 512
 def lane_kind(workload: Workload, part: Part, size: int) -> LaneKind:
     """Of the lanes of a part, with micro-batches of at most `size` samples."""
     sketch = part.run.sketch
-    sizes = piece_sizes(part.granules, size, workload.granule, sketch.width)
+    sizes = piece_sizes(part.granules, size, workload.options.granule, sketch.width)
     return LaneKind(
         tuple(
             StageKind(Span(lo, hi), deal(len(sizes), members), tuple(member.speed for member in members))
@@ -60,7 +60,7 @@ class LaneCuts:
         # Where every unit reads what the one before it makes, every stage waits for the one before it.
         handed_on = {v.producer for v in workload.values if v.has_grad and v.consumers[0] == v.producer + 1}
         self._is_chain = len(handed_on) == len(units) - 1
-        self._is_whole = workload.schedule == "1f1b"
+        self._is_whole = workload.options.schedule == "1f1b"
         self._known: dict[tuple[object, ...], tuple[tuple[int, ...], float]] = {}
         self._floors: dict[tuple[object, ...], float] = {}
 
@@ -76,7 +76,7 @@ class LaneCuts:
     def _search(self, part: Part, size: int, table: MemoryTable) -> Timed:
         sketch, own_s = part.run.sketch, self._seconds(part, size, table)
         best = Timed(part, own_s)
-        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
+        sizes = piece_sizes(part.granules, size, self._workload.options.granule, sketch.width)
         if sketch.borders is not None or 2 * len(sketch.stages) * len(sizes) > ALL_TASKS:
             return best
         deals = [deal(len(sizes), members) for members in sketch.stages]
@@ -158,7 +158,7 @@ class LaneCuts:
         take less time, where they make one more micro-batch."""
         strength = sum(run.sketch.strengths)
         work_s = sum(2 * u.fixed_s / size + u.forward_s + u.backward_s for u in self._workload.units)
-        granule_s = work_s * self._workload.granule / strength
+        granule_s = work_s * self._workload.options.granule / strength
         granules = most if granule_s * most <= limit_s else int(limit_s / granule_s * (1 + ROUNDING))
         while granules >= run.sketch.width and self._floor_s(run, granules, size) > limit_s:
             granules -= 1
@@ -177,7 +177,7 @@ class LaneCuts:
         that of a stage before it, w what a micro-batch is of it, and v_j the speed of the fastest rank there. The sum
         of these over all stages, each with a weight such that every x has the factor 1 or more, says that the limit
         times the sum of weights is no less than the work of the whole program."""
-        sizes = piece_sizes(granules, size, self._workload.granule, sketch.width)
+        sizes = piece_sizes(granules, size, self._workload.options.granule, sketch.width)
         if sketch.borders is not None:
             return self._least_s(sketch, sketch.borders, sizes, [deal(len(sizes), each) for each in sketch.stages])
         samples, small = sum(sizes), sizes[-1]

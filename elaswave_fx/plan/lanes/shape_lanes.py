@@ -49,7 +49,7 @@ class LaneShaper:
         # Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
         whole = sum(u.forward_s + u.backward_s for u in workload.units)
         forward = sum(u.forward_s for u in workload.units)
-        self._waits = 1.0 if workload.schedule == "1f1b" or not whole else forward / whole
+        self._waits = 1.0 if workload.options.schedule == "1f1b" or not whole else forward / whole
         speeds = [member.speed for member in topology.members]
         self._strength = sum(speeds), max(speeds)
         self._costs: dict[int, tuple[float, ...]] = {}
@@ -68,18 +68,18 @@ class LaneShaper:
             self._tables[shape] = MemoryTable(self._sums, *shape)
         return self._tables[shape]
 
-    def sizes(self, sketches: Sketches | Outline, most: int | None) -> Iterator[int]:
+    def sizes(self, sketches: Sketches | Outline) -> Iterator[int]:
         """Micro-batches to try with these lanes, in samples, largest first."""
         outline = Outline.of(sketches)
         across = -(-self._workload.granules // outline.across)
-        return micro_batch_sizes(self._workload, across, outline.deepest, most)
+        return micro_batch_sizes(self._workload, across, outline.deepest)
 
     # --- Bounds, from the cheapest on
 
     def bound_s(self, outline: Outline, size: int) -> float:
         """About the fewest seconds of any lanes of all ranks with such an outline: at most what `least_s` says."""
         strength, fastest = self._strength
-        per_micro_batch = size / self._workload.granule
+        per_micro_batch = size / self._workload.options.granule
         idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
         return (self._workload.granules + idle) * self._through_s(size) / per_micro_batch / strength
 
@@ -104,7 +104,7 @@ class LaneShaper:
         if len(sketch.stages) > 1:
             fastest = max(member.speed for stage in sketch.stages for member in stage)
             fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
-        return micro_batch_s * self._workload.granule / size / strength, fill_s
+        return micro_batch_s * self._workload.options.granule / size / strength, fill_s
 
     def least_cut_s(self, cut: Cut) -> float:
         """The same of lanes whose cuts are known, and stay: no stage ends before the stages in front of it have taken a
@@ -128,7 +128,7 @@ class LaneShaper:
         if self.cuts.tries_all:
             granules = self._workload.granules
             return sum(r.count * self.cuts.most_granules(r, size, limit_s, granules) for r in runs) >= granules
-        if self._workload.schedule != "1f1b":
+        if self._workload.options.schedule != "1f1b":
             return True
         most: list[int] = []
         for run, own, (share, _) in zip(runs, borders, shares, strict=True):
@@ -150,7 +150,7 @@ class LaneShaper:
         """No more than `seconds`, about: whole micro-batches are dealt to the ranks of a stage, and the one that has
         most work has the smallest of them."""
         sketch, stages = part.run.sketch, itertools.pairwise(part.borders)
-        sizes = piece_sizes(part.granules, size, self._workload.granule, sketch.width)
+        sizes = piece_sizes(part.granules, size, self._workload.options.granule, sketch.width)
         small, large = min(sizes), max(sizes)
         smallest = sizes.count(small)
         before_s = latest_s = 0.0
@@ -164,9 +164,9 @@ class LaneShaper:
 
     def _latest_stage(self, sketch: Sketch, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
         """Of the stage of a lane that ends last, at least: seconds of a granule, and seconds before the first one."""
-        whole = share * self._workload.granule // size
+        whole = share * self._workload.options.granule // size
         part = whole / (whole + 1)
-        costs, per_micro_batch = self.costs(size), max(1, size // self._workload.granule)
+        costs, per_micro_batch = self.costs(size), max(1, size // self._workload.options.granule)
         before_s = latest_s = 0.0
         found = (1.0, 0.0)
         for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
@@ -239,13 +239,13 @@ class LaneShaper:
                 for granules, count in ((share + 1, more), (share, run.count - more))
                 if count
             ]
-        amounts = sorted({max(1, size // self._workload.granule), 1}, reverse=True)
+        amounts = sorted({max(1, size // self._workload.options.granule), 1}, reverse=True)
         return balanced(found, amounts, _LanesOfSize(self, size, table, self.cuts.tries_all))
 
     def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
         """Of these sketches, as the parts say."""
         each = [part for part in parts for _ in range(part.count)]
-        samples = consecutive([part.granules * self._workload.granule for part in each])
+        samples = consecutive([part.granules * self._workload.options.granule for part in each])
         return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(sketches, each, samples, strict=True))
 
     def kind(self, part: Part, size: int) -> LaneKind:
@@ -311,7 +311,7 @@ class LaneShaper:
     def _paces(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[float, float]]:
         """By run: seconds of a granule through the slowest stage, and those that a lane fills and drains for."""
         costs = self.costs(size)
-        per_micro_batch = max(1, size // self._workload.granule)
+        per_micro_batch = max(1, size // self._workload.options.granule)
         found = []
         for run, cut in zip(runs, borders, strict=True):
             sketch = run.sketch
@@ -342,7 +342,7 @@ class LaneShaper:
     def may_be_cut_better(self, part: Part, size: int, seconds: float = math.inf) -> bool:
         """Whether other cuts are tried of a lane of the part, which takes so long."""
         sketch = part.run.sketch
-        pieces = len(piece_sizes(part.granules, size, self._workload.granule, sketch.width))
+        pieces = len(piece_sizes(part.granules, size, self._workload.options.granule, sketch.width))
         if sketch.borders is not None or 2 * len(sketch.stages) * pieces > FEW_TASKS:
             return False
         pace_s, fill_s = self._perfectly_cut(sketch, size)
@@ -352,7 +352,7 @@ class LaneShaper:
         """Whether units cut as in `other` have room in the ranks of every stage; and, where backward passes may be
         split, which hides what it costs to fill a lane, whether the slowest stage is no slower."""
         sketch = other.run.sketch
-        if self._workload.schedule != "1f1b":
+        if self._workload.options.schedule != "1f1b":
             slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
             if slowest > before * (1 + ROUNDING):
                 return False
@@ -360,7 +360,7 @@ class LaneShaper:
 
     def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
         """Of its members, for these samples."""
-        pieces = split_micro_batches(samples, size, self._workload.granule, sketch.width)
+        pieces = split_micro_batches(samples, size, self._workload.options.granule, sketch.width)
         stages = tuple(
             Stage(Span(lo, hi), tuple(m.rank for m in members), deal(len(pieces), members))
             for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True)
@@ -414,22 +414,23 @@ def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
     return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
 
 
-def micro_batch_sizes(workload: Workload, granules: int, depth: int, most: int | None) -> Iterator[int]:
+def micro_batch_sizes(workload: Workload, granules: int, depth: int) -> Iterator[int]:
     """Micro-batches to try, in samples, largest first: the wanted one, then what less memory needs.
 
     `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
     """
     if workload.single_granules:
-        yield workload.granule
+        yield workload.options.granule
         return
     count = 1 if depth == 1 else min(granules, MICRO_BATCHES_PER_STAGE * depth)
-    largest = granules if most is None else max(1, most // workload.granule)
+    most = workload.options.micro_batch
+    largest = granules if most is None else most // workload.options.granule
     last = None
     while count <= granules:
         size = -(-granules // count)
         if size <= largest and size != last:
             last = size
-            yield size * workload.granule
+            yield size * workload.options.granule
         if size == 1:
             return
         count = max(count + 1, -(-granules // (size - 1)))

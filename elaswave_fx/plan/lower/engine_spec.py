@@ -162,9 +162,9 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
     return EngineSpec(
         rank=rank,
         keys=key_stream(job.seed, job.reshard_rng, plan, rank),
-        global_batch=plan.workload.global_batch,
+        global_batch=plan.workload.options.global_batch,
         granule=artifact.granule,
-        exact=plan.workload.exact,
+        exact=plan.workload.options.exact,
         record_dtype=job.record_dtype,
         copy_mode=job.copy_mode,
         world=plan.ranks,
@@ -184,7 +184,7 @@ def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
     call, where a rank with another number of samples is at another place of its stream."""
     tile = plan.tile(rank)
     if reshard:
-        return EngineKeys(seed, plan.workload.global_batch, tuple(m.lo for m in tile.micro_batches))
+        return EngineKeys(seed, plan.workload.options.global_batch, tuple(m.lo for m in tile.micro_batches))
     own = consecutive([len(m) for m in tile.micro_batches])
     return EngineKeys(_seed_of_rank(seed, rank), tile.sample_count, tuple(m.lo for m in own))
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.make.compact import CompactPlan
 from elaswave_fx.plan.order.hops import Hop
 from elaswave_fx.plan.order.schedule import Action
 from elaswave_fx.plan.plan import Plan
@@ -28,9 +27,6 @@ from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.topology import Rank
 
 Instruction = tuple[str | int, ...]
-
-Planned = Plan | CompactPlan
-"""What one rank's part can be derived of."""
 
 ACTIVATION, GRADIENT = 1, 2
 """Kinds of tags chosen here; 3 and above are the engine's own."""
@@ -54,7 +50,7 @@ class StepProgram:
     micro_batches: tuple[Span, ...]
 
 
-def step_program(plan: Planned, rank: Rank) -> StepProgram:
+def step_program(plan: Plan, rank: Rank) -> StepProgram:
     """The training step of a rank: its schedule, reductions as soon as they hold nobody up, vote, update, gather.
 
     Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
@@ -75,7 +71,7 @@ def step_program(plan: Planned, rank: Rank) -> StepProgram:
     return lowering.program(instructions)
 
 
-def eval_program(plan: Planned, rank: Rank) -> StepProgram:
+def eval_program(plan: Plan, rank: Rank) -> StepProgram:
     """The forward-only pass of a rank over the same tile and hops, micro-batches in the order of training."""
     lowering = _Lowering(plan, rank)
     forwards = [action for action in plan.order(rank) if action[0] == "F"]
@@ -94,7 +90,7 @@ def tag(kind: int, value: int, micro_batch: int) -> int:
 class _Lowering:
     """The instruction list of one rank, action by action."""
 
-    def __init__(self, plan: Planned, rank: Rank) -> None:
+    def __init__(self, plan: Plan, rank: Rank) -> None:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._values = plan.workload.values

@@ -102,12 +102,12 @@ def _costs_by_rank(
 
 def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
     """Which order of work was taken, and what it beat; nothing where there was no choice."""
-    if workload.schedule == "1f1b":
+    if workload.options.schedule == "1f1b":
         return ""
     slowest = max(runs, key=lambda run: run.seconds)
     if not any(run.is_split for run in runs):
         return f"1f1b: {slowest.refused}"
-    asked = " (parallel.schedule=split)" if workload.schedule == "split" else ""
+    asked = " (parallel.schedule=split)" if workload.options.schedule == "split" else ""
     whole_s = max(run.whole_s for run in runs)
     return f"split backward{asked}: {slowest.seconds * 1e3:.3g} ms against {whole_s * 1e3:.3g} ms with 1f1b"
 

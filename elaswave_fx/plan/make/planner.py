@@ -1,15 +1,14 @@
 """The planner: chooses a tiling of the work plane and says why.
 
-In: a workload, a topology, and the wanted shape. Out: a Plan whose `reason` says what was chosen and what it beat.
+In: a workload, a topology, and the shape to have. Out: a Plan whose `reason` says what was chosen and what it beat.
 
-    plan_uniform(workload, topology, Parallel(dp=2, pp=2))          what `parallel.dp` and `parallel.pp` ask for
-    plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))             lanes by the widths of their stages
+    plan_uniform(workload, topology, dp=2, pp=2)            what `parallel.dp` and `parallel.pp` ask for
+    plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))     lanes by the widths of their stages
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.lanes.partition import slowest_stage
@@ -23,48 +22,32 @@ from elaswave_fx.plan.work.tiling import Lane, consecutive, even_split
 from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, size_text
 
-
-@dataclass(frozen=True)
-class Parallel:
-    """The wanted shape; `micro_batch` is an upper bound in samples, None leaves it to the planner.
-
-    `copies`: how many ranks besides the owner keep each box. `schedule`: see `Workload`.
-    """
-
-    dp: int
-    pp: int
-    micro_batch: int | None = None
-    copies: int = 1
-    schedule: str = "1f1b"
-
-
 Widths = Sequence[Sequence[int]]
 """By lane, the ranks of each of its stages."""
 
 
-def plan_uniform(workload: Workload, topology: Topology, parallel: Parallel) -> Plan:
-    """dp lanes of pp stages of one rank each, rank = lane * pp + stage.
+def plan_uniform(workload: Workload, topology: Topology, dp: int, pp: int, copies: int = 1) -> Plan:
+    """dp lanes of pp stages of one rank each, rank = lane * pp + stage; `copies` ranks besides its owner keep each box.
 
-    ConfigError names the key that cannot work and the nearest valid value.
+    ConfigError names the key that the program or the memory does not allow, and the nearest valid value.
     """
-    refuse(workload, parallel)
-    if len(topology.members) != parallel.dp * parallel.pp:
-        raise PlanError(
-            f"planner: dp {parallel.dp} x pp {parallel.pp} needs {parallel.dp * parallel.pp} ranks; "
-            f"the topology has {len(topology.members)}"
+    if len(topology.members) != dp * pp:
+        raise PlanError(f"planner: dp {dp} x pp {pp} needs {dp * pp} ranks; the topology has {len(topology.members)}")
+    if pp > len(workload.units):
+        raise ConfigError(
+            f"parallel.pp={pp}: leaves a rank without units, the program has {len(workload.units)}; "
+            f"nearest valid: parallel.pp={len(workload.units)}"
         )
-    # Later plans of the job keep to the same bound and kind of schedule.
-    workload = replace(workload, micro_batch=parallel.micro_batch, schedule=parallel.schedule)
     try:
-        return plan_lanes(workload, topology, uniform(parallel.dp, parallel.pp), parallel.micro_batch, parallel.copies)
+        return plan_lanes(workload, topology, uniform(dp, pp), copies)
     except PlanError as error:
-        nearest = _nearest_depth_that_fits(workload, topology, parallel)
+        nearest = _nearest_depth_that_fits(workload, topology, dp, pp, copies)
         advice = (
-            f"nearest valid value: parallel.pp={nearest}"
+            f"nearest valid: parallel.pp={nearest}"
             if nearest
-            else f"no parallel.pp up to {len(workload.units)} fits at parallel.dp={parallel.dp}"
+            else f"no parallel.pp up to {len(workload.units)} fits at parallel.dp={dp}"
         )
-        raise ConfigError(f"parallel.pp={parallel.pp}: {error}; {advice}") from error
+        raise ConfigError(f"parallel.pp={pp}: {error}; {advice}") from error
 
 
 def uniform(dp: int, pp: int) -> Widths:
@@ -77,9 +60,7 @@ def are_uniform(lanes: Sequence[Lane], dp: int, pp: int) -> bool:
     return tuple(tuple(len(stage.ranks) for stage in lane.stages) for lane in lanes) == uniform(dp, pp)
 
 
-def plan_lanes(
-    workload: Workload, topology: Topology, widths: Widths, micro_batch: int | None = None, copies: int = 1
-) -> Plan:
+def plan_lanes(workload: Workload, topology: Topology, widths: Widths, copies: int = 1) -> Plan:
     """Lanes with cuts and shares of their own; ranks in order, lane by lane, stage by stage.
 
     PlanError if a lane has more ranks than its samples can be dealt to, or if the tiles do not fit the memory of their
@@ -93,11 +74,11 @@ def plan_lanes(
     shaper, sketches = LaneShaper(workload, topology), sketch(topology.members, widths)
     table = shaper.table(sketches, copies)
     tried: list[Plan] = []
-    for size in shaper.sizes(sketches, micro_batch):
+    for size in shaper.sizes(sketches):
         lanes = shaper.shape(sketches, size, table)
         if lanes is None:
             continue
-        reason = _reason(workload, sketches, lanes, unit_seconds(workload, size), micro_batch)
+        reason = _reason(workload, sketches, lanes, unit_seconds(workload, size))
         plan = make_plan(topology, workload, lanes, reason, copies, times=shaper.times)
         if fits_memory(plan):
             return plan
@@ -123,37 +104,6 @@ def shape_name(widths: Widths) -> str:
     return f"lanes of depths {listed(depths)}"
 
 
-def refuse(workload: Workload, parallel: Parallel) -> None:
-    """ConfigError if the shape leaves a rank without work or a micro-batch smaller than a granule."""
-    granule, batch = workload.granule, workload.global_batch
-    if batch % granule:
-        nearest = min((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: (abs(d - granule), d))
-        raise ConfigError(
-            f"parallel.granule={granule} does not divide global_batch={batch}; "
-            f"nearest valid value: parallel.granule={nearest}"
-        )
-    for key, wanted, most, what in (
-        (
-            "dp",
-            parallel.dp,
-            workload.granules,
-            f"samples: global_batch={batch} has {workload.granules} granules of {granule}",
-        ),
-        ("pp", parallel.pp, len(workload.units), f"units: the program has {len(workload.units)}"),
-    ):
-        if wanted < 1:
-            raise ConfigError(f"parallel.{key}={wanted} is below 1; nearest valid value: parallel.{key}=1")
-        if wanted > most:
-            raise ConfigError(
-                f"parallel.{key}={wanted} leaves a rank without {what}; nearest valid value: parallel.{key}={most}"
-            )
-    if parallel.micro_batch is not None and parallel.micro_batch < granule:
-        raise ConfigError(
-            f"parallel.micro_batch={parallel.micro_batch} is below parallel.granule={granule}, which is "
-            f"never split; nearest valid value: parallel.micro_batch={granule}"
-        )
-
-
 def most_memory(plan: Plan) -> int:
     """Bytes of the rank that needs most."""
     return max(cost.memory_bytes for cost in plan.predicted.ranks.values())
@@ -174,36 +124,30 @@ def _does_not_fit(
 ) -> str:
     """What the leanest plan tried needs, or the smallest micro-batch of an even partition, against what there is."""
     spans = consecutive(even_split(len(workload.units), depth))
-    need = max(table.total(units, workload.granule, depth - stage) for stage, units in enumerate(spans))
+    need = max(table.total(units, workload.options.granule, depth - stage) for stage, units in enumerate(spans))
     if tried:
         need = min(most_memory(plan) for plan in tried)
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     return (
         f"does not fit in memory: a stage needs about {size_text(need)} at micro-batches of one granule "
-        f"({workload.granule} samples) with copies.count={copies}, a rank has {size_text(have)}"
+        f"({workload.options.granule} samples) with copies.count={copies}, a rank has {size_text(have)}"
     )
 
 
-def _nearest_depth_that_fits(workload: Workload, topology: Topology, parallel: Parallel) -> int | None:
+def _nearest_depth_that_fits(workload: Workload, topology: Topology, dp: int, pp: int, copies: int) -> int | None:
     """The pp nearest to the wanted one at which a plan fits ranks as small as the smallest, None if there is none."""
     memory = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
-    for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - parallel.pp), d)):
-        ranks = local_topology(parallel.dp * depth, topology.ranks_per_host, memory)
+    for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - pp), d)):
+        ranks = local_topology(dp * depth, topology.ranks_per_host, memory)
         try:
-            plan_lanes(workload, ranks, uniform(parallel.dp, depth), parallel.micro_batch, parallel.copies)
+            plan_lanes(workload, ranks, uniform(dp, depth), copies)
         except PlanError:
             continue
         return depth
     return None
 
 
-def _reason(
-    workload: Workload,
-    sketches: Sketches,
-    lanes: Sequence[Lane],
-    costs: Sequence[float],
-    micro_batch: int | None,
-) -> str:
+def _reason(workload: Workload, sketches: Sketches, lanes: Sequence[Lane], costs: Sequence[float]) -> str:
     """What was chosen, what it beat and why."""
     depth = max(len(lane.stages) for lane in lanes)
     parts = [shape_name([[len(stage.ranks) for stage in lane.stages] for lane in lanes])]
@@ -213,10 +157,10 @@ def _reason(
         where = " | ".join(listed(cut[1:-1]) or "none" for cut in dict.fromkeys(lane.borders for lane in lanes))
         parts.append(f"units cut at {where}")
         parts.append(_against_even(costs, sketches[worst].strengths, lanes[worst].borders))
-    parts.append(_micro_batch_reason(workload, lanes, depth, micro_batch))
+    parts.append(_micro_batch_reason(workload, lanes, depth))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")
-    elif workload.exact:
+    elif workload.options.exact:
         parts.append("exact sums keep each micro-batch at one granule")
     return "; ".join(parts)
 
@@ -236,16 +180,16 @@ def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Seque
     return f"{text}, as fast as equal numbers of units (cut at {listed(even[1:-1])}) with no more bytes sent"
 
 
-def _micro_batch_reason(workload: Workload, lanes: Sequence[Lane], depth: int, micro_batch: int | None) -> str:
+def _micro_batch_reason(workload: Workload, lanes: Sequence[Lane], depth: int) -> str:
     """Number and size of a rank's micro-batches, and the bubble of 1F1B against running each tile at once."""
     counts = sorted({count for lane in lanes for stage in lane.stages for count in stage.deal})
     largest = max(len(m) for lane in lanes for m in lane.micro_batches)
     text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"
-    if micro_batch is not None:
-        text += f" (parallel.micro_batch={micro_batch})"
+    if workload.options.micro_batch is not None:
+        text += f" (parallel.micro_batch={workload.options.micro_batch})"
     if depth == 1:
         return text + (", the whole tile at once" if counts[-1] == 1 else ", the fewest allowed")
-    if workload.schedule != "1f1b":
+    if workload.options.schedule != "1f1b":
         return text
     bubble = (depth - 1) / (counts[0] + depth - 1)
     return text + f": about {bubble:.0%} idle in the pipeline against {(depth - 1) / depth:.0%} with one"

@@ -55,7 +55,7 @@ def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
 
 def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
     """What a goal is chosen by, from steps of `now_s`: its stall passes behind them, unless goals are blocking."""
-    if plan.workload.goals == "blocking":
+    if plan.workload.options.goals == "blocking":
         return AtOnce(topology.life_s)
     return InBackground(topology.life_s, now_s, copies_per_stall(plan))
 
@@ -77,7 +77,7 @@ def successor(plan: Plan, copies: Copies, count: int, news: RankNews | None = No
         given_up = plan.given_up if is_same else ()
         known = replace(known, topology=topology, is_asked=plan.is_asked and is_same, given_up=given_up)
         known = known if news.wish is None else _as_wished(known, news.wish, count)
-        may_look = known.workload.goals != "never" or (news.wish is not None and news.wish.is_best)
+        may_look = known.workload.options.goals != "never" or (news.wish is not None and news.wish.is_best)
         looks = may_look and not known.is_asked
         following = _successor(known, copies, count, looks)
         following = _with_trials(known, copies, count, news.trials) if following is None and looks else following
@@ -276,7 +276,7 @@ def _as_wished(plan: Plan, wish: Wish, count: int) -> Plan:
 
 def _without_room(plan: Plan, goal: Goal) -> Short | None:
     """A copy for which no rank would ever have room; none is made where goals are blocking."""
-    return None if plan.workload.goals == "blocking" else copy_without_room(goal, plan)
+    return None if plan.workload.options.goals == "blocking" else copy_without_room(goal, plan)
 
 
 def _have_shape(lanes: Sequence[Lane], wish: Wish) -> bool:

@@ -150,7 +150,7 @@ def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
         for stages, lane in zip(left, plan.lanes, strict=True)
     )
     if plan.lanes and set(alive) <= set(plan.ranks) and all(sketch.stages for sketch in sketches):
-        shares = tuple(count // plan.workload.granule for count in samples_of_lanes(plan))
+        shares = tuple(count // plan.workload.options.granule for count in samples_of_lanes(plan))
         yield Candidate("the hurt lanes are cut anew, with the samples that they had", sketches, shares)
 
 

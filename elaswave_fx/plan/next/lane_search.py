@@ -192,11 +192,11 @@ class LaneSearch:
     def with_clocks(self, found: Found, copies: int) -> Found:
         """The same with clocks, where there are any to choose from; and with lanes cut near where they are for nominal
         ones, where units may be moved."""
-        workload, power = self._plan.workload, self._plan.topology.power
+        options, power = self._plan.workload.options, self._plan.topology.power
         if power is None:
             return found
         plan = with_clocks(replace(found.plan, topology=replace(self._topology, power=power)))
-        if found.choice is None or workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes):
+        if found.choice is None or options.policy != "elaswave" or not {"dataflow", "graph"} <= set(options.axes):
             return replace(found, plan=plan)
         make = partial(self.fitting, copies=copies, goal=found.plan.goal)
         return replace(found, plan=cut_for_clocks(plan, make, self._stall_s))
@@ -277,7 +277,7 @@ class LaneSearch:
             if like is not None and all(candidate.name != name for name, _ in like.ideas):
                 continue
             outline = Outline.of(candidate.sketches)
-            sizes = [before, *self._shaper.sizes(outline, self._plan.workload.micro_batch)]
+            sizes = [before, *self._shaper.sizes(outline)]
             for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
                 if like is not None and (candidate.name, size) not in like.ideas:
                     continue

@@ -191,7 +191,7 @@ def _nearer(plan: Plan, goal: Goal, search: LaneSearch, copies: int) -> Found | 
     """Lanes as before, while ranks get copies of what they will compute with; then the goal's. None if neither fits.
     Lanes of a larger batch than that of the ranks that stay are not gone on with, and none where goals are blocking."""
     samples = sum(samples_of_lanes(plan))
-    goes_on = samples == plan.workload.samples and plan.workload.goals != "blocking"
+    goes_on = samples == plan.workload.samples and plan.workload.options.goals != "blocking"
     behind = search.fitting(plan.lanes, copies, goal) if goes_on else None
     if behind is not None and behind.goal is not None:
         return Found(behind, ("lanes as before",))
@@ -204,7 +204,7 @@ def _on_the_way_to(
 ) -> Found | None:
     """Other lanes, to be left for those that were found once copies have caught up, or to stay where there are to be no
     goals; None if that is not better, or goals are blocking. `like`: as for `replan_like`."""
-    if plan.workload.goals == "blocking":
+    if plan.workload.options.goals == "blocking":
         return None
     goal = Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
     objective = OnTheWay(goal.step_s, found.stall_s, found.stall_s * copies_per_stall(plan))
@@ -217,7 +217,7 @@ def _on_the_way_to(
     first = toward.best_lanes(copies) if known is None else toward.alike(copies, known)
     if first is None or objective.steps(first.plan.predicted.step_s, first.stall_s) <= objective.steps_without:
         return None
-    stays = plan.workload.goals == "never"
+    stays = plan.workload.options.goals == "never"
     interim = search.fitting(first.plan.lanes, copies, None if stays else goal)
     if interim is None or (interim.goal is None and not stays):
         return None
@@ -253,11 +253,11 @@ def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple
 def _too_few(plan: Plan, topology: Topology) -> str:
     """Why nothing fits, and what would."""
     count, workload = len(topology.members), plan.workload
-    is_bound = workload.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.axes)
+    is_bound = workload.options.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.options.axes)
     if is_bound and not any(True for _ in candidates(plan, topology)):
-        axes = f", planner.axes={listed(workload.axes)}" if workload.policy == "elaswave" else ""
-        why = POLICIES[workload.policy].no_answer
-        return f"replan: policy={workload.policy}{axes} has no answer to this loss: {why}"
+        axes = f", planner.axes={listed(workload.options.axes)}" if workload.options.policy == "elaswave" else ""
+        why = POLICIES[workload.options.policy].no_answer
+        return f"replan: policy={workload.options.policy}{axes} has no answer to this loss: {why}"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
     needs = [most_memory(p) for p in _without_copies(plan, unbounded)]
     if not needs:
@@ -286,7 +286,7 @@ def _without_copies(plan: Plan, topology: Topology) -> Iterator[Plan]:
     workload, shaper = plan.workload, LaneShaper(plan.workload, topology)
     for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
         table = shaper.table(candidate.sketches, 0)
-        for size in shaper.sizes(candidate.sketches, workload.micro_batch):
+        for size in shaper.sizes(candidate.sketches):
             lanes = shaper.shape(candidate.sketches, size, table)
             if lanes is not None:
                 yield make_plan(topology, workload, lanes, "", copies=0, times=shaper.times)

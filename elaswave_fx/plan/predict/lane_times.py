@@ -92,20 +92,20 @@ class LaneTimes:
     def of(self, lane: Lane, kept: Mapping[Rank, int]) -> LaneRun:
         """As the workload's `schedule` asks; `kept`: elements of state by rank."""
         kind = LaneKind.of(lane, self._topology)
-        if self._workload.schedule == "1f1b":
+        if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind)
         return self._run(kind, [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks])
 
     def about(self, kind: LaneKind, members: Sequence[Member], kept: int) -> LaneRun:
         """The same of ranks that keep about as many elements each."""
-        if self._workload.schedule == "1f1b":
+        if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind)
         return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
 
     def least_about(self, kind: LaneKind) -> float:
         """No more than the seconds of `about`, known without an order of halves: of each rank, when its first forward
         pass can begin, and all that it has to do."""
-        if self._workload.schedule == "1f1b":
+        if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind).seconds
         if kind not in self._least:
             self._least[kind] = self._find_least(kind, is_whole=False)
@@ -159,7 +159,7 @@ class LaneTimes:
         split = self._run_split(kind, rooms, whole)
         if split is None:
             return replace(whole, refused="no schedule of the split kind runs to its end")
-        if self._workload.schedule == "split":
+        if self._workload.options.schedule == "split":
             return split
         if not split.fits:
             return replace(whole, refused="the split backward does not fit in memory")

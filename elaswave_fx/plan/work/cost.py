@@ -2,7 +2,8 @@
 
 In: numbers from the passes (analytic or calibrated). Out: seconds and bytes of a run of units for some samples.
 
-    Workload(units=(UnitCost(...), ...), values=(Value("h0", producer=0, consumers=(1,), ...),), buckets=..., ...)
+    Workload(units=(UnitCost(...), ...), values=(Value("h0", producer=0, consumers=(1,), ...),), buckets=...,
+             options=PlanOptions(global_batch=16))
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.work.options import PlanOptions
 
 GRADIENT_BYTES = 4
 """Bytes per element of the fp32 gradient accumulator that every reader of a bucket holds in full."""
@@ -74,39 +76,26 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """A step as the planner sees it: `samples` times `units`, cut along samples only at granules.
+    """A step as the planner sees it: `samples` times `units`, what they cost, and what is asked of its plans.
 
-    Of the `global_batch` samples of a step the last `skipped` ones are computed by nobody (`policy=smaller_batch`).
-    Where the batch of a step begins among those of the run follows from `global_batch` alone.
+    Of the samples of a step the last `skipped` ones are computed by nobody (`policy=smaller_batch`). Where the batch of
+    a step begins among those of the run follows from `options.global_batch` alone.
     `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element.
-    `batch_coupled`: the model computes with the samples of a micro-batch together, and `exact`: the bits of the result
-    do not depend on the plan. With either, a micro-batch is one granule. `micro_batch`: the user's upper bound in
-    samples, if any.
+    `batch_coupled`: the model computes with the samples of a micro-batch together.
     `update_s`: seconds in which a rank updates one element that it owns or holds.
     `sample_tokens`: tokens of a sample, at most; 0: samples are no sequences.
-    `least_elements`: of the boxes that buckets are cut into (`copies.least_elements`).
-    `schedule`: the order of work that plans are to have, "1f1b", "split", or "auto" for the faster one that fits.
-    `policy`: by which changes of the topology are answered (`policies/`), `axes`: what ours may change then. `goals`:
-    how lanes are reached that begin with a stall: copies catch up before in the "background", parameters travel in the
-    stop ("blocking"), or "never", unless a user asks for them or ranks leave.
+    `least_elements`: of the boxes that buckets are cut into.
     """
 
     units: tuple[UnitCost, ...]
     values: tuple[Value, ...]
     buckets: tuple[Bucket, ...]
-    global_batch: int
-    granule: int = 1
+    options: PlanOptions
     batch_coupled: bool = False
     state_bytes_per_element: int = 16
     update_s: float = 0.0
     sample_tokens: int = 0
-    micro_batch: int | None = None
     least_elements: int = 1
-    exact: bool = False
-    schedule: str = "1f1b"
-    policy: str = "elaswave"
-    axes: tuple[str, ...] = ("dataflow", "graph", "frequency")
-    goals: str = "background"
     skipped: int = 0
 
     def __post_init__(self) -> None:
@@ -127,33 +116,32 @@ class Workload:
                     "users are ascending, distinct and at least one"
                 )
             _check_units(f"bucket {bucket.name}", bucket.users, len(self.units))
-        if self.global_batch < 1 or self.granule < 1:
-            raise PlanError(f"workload: global_batch {self.global_batch} and granule {self.granule} must be positive")
-        if not 0 <= self.skipped < self.global_batch or self.skipped % self.granule:
+        batch, granule = self.options.global_batch, self.options.granule
+        if not 0 <= self.skipped < batch or self.skipped % granule:
             raise PlanError(
-                f"workload: a step skips {self.skipped} of {self.global_batch} samples; it skips whole granules of "
-                f"{self.granule}, and never all"
+                f"workload: a step skips {self.skipped} of {batch} samples; it skips whole granules of {granule}, and "
+                "never all"
             )
 
     @property
     def samples(self) -> int:
         """How many samples of its batch a step computes: the width of the work plane."""
-        return self.global_batch - self.skipped
+        return self.options.global_batch - self.skipped
 
     @property
     def single_granules(self) -> bool:
         """Whether every micro-batch is exactly one granule."""
-        return self.batch_coupled or self.exact
+        return self.batch_coupled or self.options.exact
 
     @property
     def sum_bytes(self) -> int:
         """Of an element of a gradient while it is summed; exact sums are doubles."""
-        return 2 * GRADIENT_BYTES if self.exact else GRADIENT_BYTES
+        return 2 * GRADIENT_BYTES if self.options.exact else GRADIENT_BYTES
 
     @property
     def granules(self) -> int:
         """Granules that a step computes."""
-        return self.samples // self.granule
+        return self.samples // self.options.granule
 
 
 def _check_units(what: str, users: tuple[int, ...], count: int) -> None:

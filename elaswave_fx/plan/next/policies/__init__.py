@@ -43,9 +43,9 @@ POLICIES: Mapping[str, Policy] = {
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """Those of the plan's policy, for the ranks that stay."""
-    return POLICIES[plan.workload.policy].candidates(plan, topology.staying)
+    return POLICIES[plan.workload.options.policy].candidates(plan, topology.staying)
 
 
 def next_workload(plan: Plan, topology: Topology) -> Workload:
     """What a step of the ranks that stay is, by the plan's policy."""
-    return replace(plan.workload, skipped=POLICIES[plan.workload.policy].skipped(plan, topology.staying))
+    return replace(plan.workload, skipped=POLICIES[plan.workload.options.policy].skipped(plan, topology.staying))

@@ -15,6 +15,6 @@ from elaswave_fx.plan.work.topology import Topology
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """What the ranks that are left could do."""
-    axes = plan.workload.axes
+    axes = plan.workload.options.axes
     found = lane_candidates(plan, topology) if "dataflow" in axes else keep_samples(plan, topology)
     return (candidate for candidate in found if "graph" in axes or keeps_units(plan, candidate))

@@ -25,7 +25,7 @@ def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     whole = whole_lanes(plan, topology)
     if whole:
         samples = samples_of_lanes(plan)
-        shares = tuple(samples[place] // plan.workload.granule for place in whole)
+        shares = tuple(samples[place] // plan.workload.options.granule for place in whole)
         yield Candidate("the hurt lanes leave, with their samples", tuple(whole.values()), shares)
 
 
@@ -35,7 +35,7 @@ def skipped(plan: Plan, topology: Topology) -> int:
     if _has_newcomers(plan, topology) or not whole:
         return 0
     samples = samples_of_lanes(plan)
-    return plan.workload.global_batch - sum(samples[place] for place in whole)
+    return plan.workload.options.global_batch - sum(samples[place] for place in whole)
 
 
 def _has_newcomers(plan: Plan, topology: Topology) -> bool:
